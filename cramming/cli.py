@@ -1,0 +1,185 @@
+"""`cramming <verb> [overrides]`: one table of verbs, each a Hydra application on the one root configuration.
+
+The verb's module is imported only when the verb runs, so `cramming`, `--help` and a typing mistake answer at once. A
+user's mistake ends as one line on stderr and exit code 2, whether this code, Hydra or OmegaConf found it; anything else
+that escapes is a defect of ours and keeps its traceback.
+"""
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from cramming.config import RootConfig, UserError, build, config_folder
+
+
+class Verb(NamedTuple):
+    """Where a verb's `main(config)` lives, and what it does."""
+
+    module: str
+    summary: str
+
+
+VERBS = {
+    "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
+    "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
+    "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
+    "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
+    "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
+}
+PIPELINE = ("prepare", "pretrain", "glue", "report")
+
+
+def usage() -> str:
+    """The text of `cramming` alone."""
+    lines = ["usage: cramming <verb> [setting=value ...]", "", "verbs:"]
+    lines += [f"  {name:<10}{verb.summary}" for name, verb in VERBS.items()]
+    lines += [
+        "",
+        "`cramming <verb> --help` lists the groups of settings, `--cfg job` prints the settings in force,",
+        "`--multirun` runs one job per combination of values, e.g. `cramming pretrain -m name=a,b ...`.",
+        'Shell completion: eval "$(cramming completion bash)"',
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return
+    if arguments == ["--version"]:
+        from cramming import __version__
+
+        print(__version__)
+        return
+    if arguments[0] == "completion":
+        print(completion_script(arguments[1] if len(arguments) > 1 else "bash"))
+        return
+    if arguments[0] not in VERBS:
+        _fail(f"unknown verb {arguments[0]!r}; the verbs are: {', '.join(VERBS)}")
+    try:
+        run_verb(arguments[0], arguments[1:])
+    except KeyboardInterrupt:
+        _fail("interrupted", code=130)
+    except BrokenPipeError:  # `cramming ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _ENVIRONMENT_ERRORS:
+            raise
+        _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
+
+
+_ENVIRONMENT_ERRORS = (13, 28, 30, 122)  # EACCES, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
+
+
+def _fail(message: str, code: int = 2) -> None:
+    print(f"cramming: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def run_verb(verb: str, overrides: Sequence[str]) -> None:
+    """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    def job(config: DictConfig) -> Any:
+        try:
+            settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+        except OmegaConfBaseException as error:
+            raise UserError(_one_line(error)) from None
+        build(RootConfig, {key: v for key, v in settings.items() if not isinstance(v, dict)}, "")
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            # Each job in a process of its own: its budget clock counts from the start of its process.
+            return _run_or_exit([verb, *HydraConfig.get().overrides.task])
+        module, function = VERBS[verb].module.split(":")
+        if verb == "run":
+            return run_all(settings, list(overrides))
+        return getattr(importlib.import_module(module), function)(settings)
+
+    job.__module__ = "cramming.cli"
+    sys.argv = [f"cramming {verb}", *overrides]
+    try:
+        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_one_line(error)) from None
+
+
+def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
+    """The verb `run`: the pipeline, each verb a process of its own, so that the budget clock sees only the training."""
+    from cramming.record import refuse_finished_run
+
+    refuse_finished_run(settings)
+    for verb in PIPELINE:
+        _run_or_exit([verb, *overrides])
+
+
+def _run_or_exit(arguments: Sequence[str]) -> None:
+    """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0."""
+    code = _run_process([sys.executable, "-m", "cramming", *arguments])
+    if code != 0:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def _run_process(command: list[str]) -> int:
+    """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way."""
+    child = subprocess.Popen(command)
+    previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _one_line(error: Exception) -> str:
+    """Hydra's and OmegaConf's messages, without their inner stack and key dumps."""
+    text = str(error.__cause__ or error) if "Error merging override" in str(error) else str(error)
+    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https)", text)[0]
+    key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
+    words = " ".join(text.split())
+    words = re.sub(r" To append to your .*", "", words)
+    if key and key.group(1) not in words:
+        words = f"{key.group(1)}: {words}"
+    return words
+
+
+def completion_script(shell: str) -> str:
+    """A script for the shell's `eval`: completes the verb, then asks Hydra for the groups and settings."""
+    if shell not in ("bash", "zsh"):
+        _fail(f"completion knows bash and zsh, not {shell!r}")
+    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return prefix + _BASH_COMPLETION.format(verbs=" ".join([*VERBS, "completion"]))
+
+
+# Hydra's own script cannot serve: it would ask `cramming -sc query=bash`, which has no verb.
+_BASH_COMPLETION = """_cramming() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" choices="{verbs}"
+    if [ "$COMP_CWORD" -gt 1 ]; then
+        local -a words=($COMP_LINE)
+        word="${{COMP_LINE##* }}"
+        choices=$(COMP_LINE="cramming ${{COMP_LINE#* * }}" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
+    fi
+    COMPREPLY=($(compgen -o nospace -W "$choices" -- "$word"))
+}}
+COMP_WORDBREAKS=${{COMP_WORDBREAKS//=}}
+complete -o nospace -o default -F _cramming cramming"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The border between YAML and code.
+
+Hydra composes one root configuration from `conf/`. Each part of the program declares the section it reads as a frozen
+dataclass beside its code, and `build` turns the plain mapping into that dataclass, strictly: an unknown key, a missing
+key, a value of the wrong type or outside its choices ends with one line that names the full path and what would be
+accepted. Below the entry modules nobody sees a dictionary of settings or a DictConfig.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shutil
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """A mistake of the user's: one line that names the thing, its place and what to do. The CLI prints it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RootConfig:
+    """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""
+
+    name: str
+    seed: int
+    resume: bool
+    device: Literal["auto", "cpu", "cuda"]
+    division: Literal["closed", "open"]
+    runs: Path
+    corpora: Path
+    model_path: str | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed} is not between 0 and 2^63")
+
+
+def config_folder() -> Path:
+    """The folder of YAML files: `cramming/conf` in an installed wheel, `conf/` at the top of a checkout."""
+    here = Path(__file__).resolve().parent
+    installed = here / "conf"
+    return installed if installed.is_dir() else here.parent / "conf"
+
+
+def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
+    """Build the frozen dataclass `cls` from a plain mapping.
+
+    `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported field types: bool,
+    int, float, str, Path, Literal, Optional and unions, list, tuple, dict and nested dataclasses. A ValueError of the
+    dataclass's own `__post_init__` comes out as a UserError that begins with the path.
+    """
+    if not isinstance(node, Mapping):
+        raise UserError(f"{path}: expected a section of settings, found {node!r}")
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in node:
+        if key not in fields:
+            raise UserError(f"{_below(path, key)}: unknown setting; {path or 'the root'} has: {', '.join(sorted(fields))}")
+    values = {}
+    for name, field in fields.items():
+        if name in node:
+            values[name] = _convert(hints[name], node[name], _below(path, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{_below(path, name)}: missing setting ({_describe(hints[name])})")
+    try:
+        return cls(**values)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type, kind), value, path)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _convert_union(kind, args, value, path)
+    if origin is Literal:
+        # YAML reads `off` and `on` as booleans; 1 == True must not count as a match either.
+        if any(value == choice and type(value) is type(choice) for choice in args):
+            return value
+        raise UserError(f"{path}={value!r}: choose one of {', '.join(map(str, args))}")
+    if origin in (list, tuple):
+        return _convert_sequence(origin, args, value, path)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
+        return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    if kind is Any:
+        return value
+    return _convert_scalar(kind, value, path)
+
+
+def _convert_union(kind: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    choices = [a for a in args if a is not type(None)]
+    for choice in choices:
+        try:
+            return _convert(choice, value, path)
+        except UserError:
+            if len(choices) == 1:
+                raise
+    raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
+
+
+def _convert_sequence(origin: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"{path}={value!r}: expected a list, for example {path}=[a,b]")
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        if len(value) != len(args):
+            raise UserError(f"{path}={value!r}: expected {len(args)} values, found {len(value)}")
+        return tuple(_convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value)))
+    return origin(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+
+
+def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and number and float(value).is_integer():
+        return int(value)
+    if kind is float and number and math.isfinite(value):
+        return float(value)
+    if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
+        try:
+            return _convert_scalar(float, float(value), path)
+        except ValueError:
+            pass
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is str and number:  # a name such as `name=42`
+        return str(value)
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value).expanduser()
+    raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
+
+
+def _describe(kind: Any) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if a is type(None) else _describe(a) for a in args)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin in (list, tuple):
+        return "a list"
+    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def settings_hash(*nodes: Any) -> str:
+    """First 12 hex digits of the SHA-256 of the nodes' canonical JSON: names things made from settings."""
+    text = json.dumps(nodes, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
+    whole.
+
+    The temporary lies beside the target (same file system) and is synced to disk before the rename, so a power cut or a
+    `kill -9` leaves either version. On an error the temporary is removed and the target is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _remove(temporary)
+    try:
+        write(temporary)
+        for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        if temporary.is_dir() and path.is_dir():  # rename cannot replace a folder that is not empty
+            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

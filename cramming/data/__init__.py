@@ -1,0 +1,1 @@
+"""From a corpus folder to batches: shards (the on-disk format), masking, batches."""

@@ -1,0 +1,192 @@
+"""Packed batches: a pure function from a sample index to tensors.
+
+The corpus is one flat stream of tokens. A sample is a window of `sequence_length` tokens of it; sample i of epoch e is
+window permutation_e(i), where the permutation is a keyed bijection computed per index, so that neither memory nor
+start-up time grows with the corpus and any position can be resumed from one integer. Each epoch shifts all windows by
+another offset, so that cuts fall elsewhere. A batch is the rows of consecutive samples laid end to end.
+
+`packing: rows` lets a row be one sequence whatever documents it holds (the paper's choice; fastest). `packing:
+documents` ends a sequence at each document's end, with positions from zero and no attention across (NeoBERT, table 3:
+packing without such a mask costs 2.8 % of the GLUE score).
+
+Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M targets.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cramming.config import UserError
+from cramming.data.masking import IGNORE, Masker, hash64
+from cramming.data.shards import TokenStream
+from cramming.model.attention import Packing
+
+_PERMUTE, _OFFSET = 11, 12
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch on some device. `num_targets` counts the places whose target is not IGNORE."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    packing: Packing
+    target_positions_M: Tensor
+    target_ids_M: Tensor
+    num_targets: int
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on `device`; from pinned memory the copy does not block."""
+        if device.type == "cpu":
+            return self
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        packing = self.packing._replace(bounds_S=move(self.packing.bounds_S))
+        return Batch(
+            move(self.ids_T),
+            move(self.positions_T),
+            packing,
+            move(self.target_positions_M),
+            move(self.target_ids_M),
+            self.num_targets,
+        )
+
+
+def permute(index_N: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """A pseudo-random bijection of [0, size), evaluated at `index_N`.
+
+    A four-round Feistel network on the next even number of bits; results outside the range walk the cycle until they
+    fall inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"): fewer than 4 rounds on average.
+    """
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    values = index_N.astype(np.uint64)
+    outside = np.ones(values.shape, dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> np.uint64(half), values[outside] & mask
+        for round_ in range(4):
+            left, right = right, left ^ (hash64(seed, round_, right) & mask)
+        values[outside] = (left << np.uint64(half)) | right
+        outside = values >= np.uint64(size)
+    return values.astype(np.int64)
+
+
+class BatchSource:
+    """Batches of one split of a corpus. Sample indices run on through the epochs without end."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        masker: Masker,
+        sequence_length: int,
+        packing: Literal["rows", "documents"],
+        seed: int,
+    ):
+        if stream.num_tokens < 2 * sequence_length:
+            raise UserError(
+                f"the corpus split has {stream.num_tokens} tokens, fewer than two windows of train.sequence_length="
+                f"{sequence_length}; prepare more text or shorten the windows"
+            )
+        self.stream, self.masker = stream, masker
+        self.sequence_length, self.packing, self.seed = sequence_length, packing, seed
+        # One window less than fits, so that every offset leaves as many.
+        self.num_windows = stream.num_tokens // sequence_length - 1
+        self.max_segments = 1 + (
+            _most_starts_within(stream.document_starts, sequence_length) if packing == "documents" else 0
+        )
+
+    def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
+        """Start tokens [N] in the stream of the samples' windows."""
+        epochs_N, index_N = np.divmod(samples_N.astype(np.int64), self.num_windows)
+        starts_N = np.empty_like(index_N)
+        for epoch in np.unique(epochs_N):
+            here = epochs_N == epoch
+            key = int(hash64(self.seed, _PERMUTE, int(epoch)))
+            offset = int(hash64(self.seed, _OFFSET, int(epoch)) % np.uint64(self.sequence_length))
+            starts_N[here] = permute(index_N[here], self.num_windows, key) * self.sequence_length + offset
+        return starts_N
+
+    def batch(self, first_sample: int, rows: int) -> Batch:
+        """The batch of samples first_sample .. first_sample + rows - 1, on the CPU."""
+        length = self.sequence_length
+        samples_N = np.arange(first_sample, first_sample + rows)
+        starts_N = self.window_starts(samples_N)
+        masked = self.masker(self.stream.gather(starts_N, length), samples_N)
+        bounds_S = np.full(rows * self.max_segments + 1, rows * length, dtype=np.int32)
+        if self.packing == "rows":
+            bounds_S[:] = np.arange(0, (rows + 1) * length, length)
+            positions_T = np.tile(np.arange(length), rows)
+        else:
+            segments = self._segment_starts(starts_N)
+            bounds_S[: len(segments)] = segments
+            sizes = np.diff(np.append(segments, rows * length))
+            positions_T = np.arange(rows * length) - np.repeat(segments, sizes)
+        rows_are_sequences = self.packing == "rows"
+        return Batch(
+            torch.from_numpy(masked.ids_NL.reshape(-1)),
+            torch.from_numpy(positions_T),
+            Packing(torch.from_numpy(bounds_S), length if rows_are_sequences else None, length, length),
+            torch.from_numpy(masked.target_positions_M),
+            torch.from_numpy(masked.target_ids_M),
+            int((masked.target_ids_M != IGNORE).sum()),
+        )
+
+    def _segment_starts(self, starts_N: np.ndarray) -> np.ndarray:
+        """Ascending starts, in the batch's own coordinates, of rows and of the documents that begin inside them."""
+        documents, length = self.stream.document_starts, self.sequence_length
+        low_N = np.searchsorted(documents, starts_N, side="right")
+        high_N = np.searchsorted(documents, starts_N + length, side="left")
+        counts_N = high_N - low_N
+        row_D = np.repeat(np.arange(len(starts_N)), counts_N)
+        within_D = np.arange(len(row_D)) - np.repeat(np.cumsum(counts_N) - counts_N, counts_N)
+        inside_D = documents[low_N[row_D] + within_D] - starts_N[row_D] + row_D * length
+        return np.sort(np.concatenate([np.arange(len(starts_N)) * length, inside_D]))
+
+
+def _most_starts_within(document_starts: np.ndarray, length: int) -> int:
+    """The largest number of document starts in any window of `length` tokens."""
+    ends = np.searchsorted(document_starts, document_starts + length, side="left")
+    return int((ends - np.arange(len(document_starts))).max())
+
+
+def prefetch(make: Callable[[int], Batch], depth: int = 3) -> Generator[Batch]:
+    """make(0), make(1), ... computed ahead in one thread, at most `depth` waiting; close() ends it."""
+    waiting: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Batch | BaseException) -> None:
+        while not stop.is_set():
+            try:
+                waiting.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        index = 0
+        try:
+            while not stop.is_set():
+                put(make(index))
+                index += 1
+        except BaseException as error:  # delivered to the consumer, which raises it
+            put(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item = waiting.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join(timeout=10)

@@ -1,0 +1,370 @@
+"""The corpus folder: the one on-disk format between `prepare` and `pretrain`.
+
+    manifest.json                        written last; a folder without it is not a corpus
+    tokenizer.json                       a `tokenizers` file
+    train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
+    validation-00000.bin ...
+    tasks/                               only the embedded corpus: its fine-tuning tasks
+
+A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries. Every
+document is `[CLS] tokens [SEP]` and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
+start of its shard, of the documents that begin there. All shards of a split but the last hold the same number of
+tokens: the stream is cut where the shard is full, so a document may lie across shards and may even be longer than one.
+Sequence length is not part of the format: readers take windows of any length at any place.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from cramming.config import UserError, build, overwrite_atomically, settings_hash
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+TASKS = "tasks"
+SPLITS = ("train", "validation")
+INDEX_DTYPE = np.dtype("<u8")
+Split = Literal["train", "validation"]
+
+# Settings that say where or how fast, not what: they do not take part in a corpus's name.
+_NOT_CONTENT = {"data": {"corpus", "workers"}, "tokenizer": set[str]()}
+
+
+class SpecialIds(NamedTuple):
+    """Token ids of the five special tokens."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One finished shard: `file` and, beside it, the index of the same stem."""
+
+    file: str
+    tokens: int
+    documents: int  # that begin in this shard
+    sha256: str
+    index_sha256: str
+
+    @property
+    def index_file(self) -> str:
+        return str(Path(self.file).with_suffix(".idx"))
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """What the corpus's tokenizer is; `special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
+
+    kind: str
+    vocab_size: int
+    lowercase: bool
+    sha256: str
+    special: dict[str, str]
+    special_ids: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a corpus. It holds no date, so the same text and settings give the same manifest."""
+
+    format: int
+    name: str
+    suite_version: str
+    settings_hash: str
+    settings: dict[str, Any]
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerInfo
+    sources: list[dict[str, Any]]  # name, kind, license, and for files: path, bytes, mtime_ns, sha256
+    counts: dict[str, int]  # documents read, kept, unknown tokens ...
+    removed: dict[str, int]  # filter -> documents it removed
+    splits: dict[str, list[Shard]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, place: str) -> "Manifest":
+        """Parse; `place` names the file in messages. UserError: not JSON, another format version, wrong fields."""
+        try:
+            node = json.loads(text)
+            version = node["format"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{place}: not a corpus manifest; delete the folder, run `cramming prepare` again"
+            ) from None
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{place}: corpus format {version}, this version reads {FORMAT_VERSION}; run `cramming prepare` again"
+            )
+        return build(cls, node, place)
+
+    def sha256(self) -> str:
+        """Fingerprint of the corpus's content: the manifest without the times of its source files."""
+        node = dataclasses.asdict(self)
+        for source in node["sources"]:
+            source.pop("mtime_ns", None)
+        return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of the two on-disk types that holds every id."""
+    return np.dtype("<u2") if vocab_size <= 65_536 else np.dtype("<u4")
+
+
+def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a corpus contains: sections `data` and `tokenizer` without where and how fast."""
+    return {
+        section: {key: value for key, value in config[section].items() if key not in drop}
+        for section, drop in _NOT_CONTENT.items()
+    }
+
+
+def corpus_hash(config: Mapping[str, Any]) -> str:
+    """The hash that names a corpus: of its content settings and the format version."""
+    return settings_hash(FORMAT_VERSION, content_settings(config))
+
+
+def corpus_folder(config: Mapping[str, Any]) -> Path:
+    """Where the corpus of these settings lies: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
+    data, tokenizer = config["data"], config["tokenizer"]
+    if data.get("corpus"):
+        return Path(data["corpus"]).expanduser()
+    kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
+    return Path(config["corpora"]) / f"{data['name']}-{kind}-{corpus_hash(config)}"
+
+
+class ShardWriter:
+    """Writes one split of a corpus as a stream. A shard becomes visible whole, by renaming; memory is one append.
+
+    `finished` are the shards of an earlier, interrupted run: writing goes on behind them (see `resume_point`).
+    """
+
+    def __init__(
+        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
+    ) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.shards = list(finished)
+        self._part: BinaryIO | None = None
+
+    def append(self, tokens: np.ndarray, starts: np.ndarray) -> bool:
+        """Append `tokens` [n]; `starts` are the offsets in it where documents begin. True if a shard was finished."""
+        before = len(self.shards)
+        while len(tokens):
+            if self._part is None:
+                self._begin()
+            room = self.shard_tokens - self._tokens
+            inside = int(np.searchsorted(starts, room))
+            self._write(tokens[:room], starts[:inside])
+            tokens, starts = tokens[room:], starts[inside:] - room
+            if self._tokens == self.shard_tokens:
+                self.close()
+        return len(self.shards) > before
+
+    def _begin(self) -> None:
+        self._file = f"{self.split}-{len(self.shards):05d}.bin"
+        self._part = (self.folder / f"{self._file}.part").open("wb")
+        self._hash = hashlib.sha256()
+        self._tokens = 0
+        self._starts: list[np.ndarray] = []
+
+    def _write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        assert self._part is not None
+        self._starts.append(starts.astype(INDEX_DTYPE) + INDEX_DTYPE.type(self._tokens))
+        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
+        self._part.write(data)
+        self._hash.update(data)
+        self._tokens += len(tokens)
+
+    def close(self) -> None:
+        """Finish the shard that is being written, if any: sync it, then give it and its index their names."""
+        if self._part is None:
+            return
+        self._part.flush()
+        os.fsync(self._part.fileno())
+        self._part.close()
+        self._part = None
+        starts = np.concatenate(self._starts)
+        index_hash = hashlib.sha256(starts.tobytes()).hexdigest()
+        shard = Shard(self._file, self._tokens, len(starts), self._hash.hexdigest(), index_hash)
+        overwrite_atomically(self.folder / shard.index_file, starts.tofile)
+        (self.folder / f"{self._file}.part").rename(self.folder / self._file)
+        self.shards.append(shard)
+
+
+class ResumePoint(NamedTuple):
+    """Where an interrupted split goes on: leave out `documents` whole documents, then `tokens` of the next one."""
+
+    documents: int
+    tokens: int
+
+
+def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
+    """From the finished shards alone: the document that the last of them was cut in (or ended with) is done again."""
+    base = sum(shard.tokens for shard in shards)
+    documents = sum(shard.documents for shard in shards)
+    end = base
+    for shard in reversed(shards):
+        base -= shard.tokens
+        if shard.documents:
+            last_start = base + int(np.fromfile(folder / shard.index_file, INDEX_DTYPE)[-1])
+            return ResumePoint(documents - 1, end - last_start)
+    return ResumePoint(0, 0)
+
+
+class Corpus:
+    """A whole corpus folder, opened for reading; shards are memory-mapped, nothing is loaded."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.manifest_sha256 = manifest.sha256()
+        self.vocab_size = manifest.tokenizer.vocab_size
+        self.special_ids = SpecialIds(**manifest.tokenizer.special_ids)
+
+    @classmethod
+    def open(cls, folder: Path, *, verify: bool = False) -> "Corpus":
+        """Open and check: format version, file sizes, the tokenizer's fingerprint; `verify` also every shard's SHA-256.
+
+        UserError: no such folder, half-written, another format version, a file missing, cut short or altered.
+        """
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: no corpus here; make it with `cramming prepare` and the same data and tokenizer settings,"
+                " or name one with data.corpus=<folder>"
+            )
+        if not (folder / MANIFEST).is_file():
+            raise UserError(
+                f"{folder}: half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again,"
+                " it goes on where it stopped"
+            )
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        corpus = cls(folder, Manifest.from_json(text, str(folder / MANIFEST)))
+        corpus._check(verify)
+        return corpus
+
+    def _check(self, verify: bool) -> None:
+        _check_hash(self.folder / TOKENIZER, self.manifest.tokenizer.sha256)
+        for shard in (shard for split in SPLITS for shard in self.manifest.splits[split]):
+            itemsize = np.dtype(self.manifest.dtype).itemsize
+            _check_size(self.folder / shard.file, shard.tokens * itemsize)
+            _check_size(self.folder / shard.index_file, shard.documents * INDEX_DTYPE.itemsize)
+            if verify:
+                _check_hash(self.folder / shard.file, shard.sha256)
+                _check_hash(self.folder / shard.index_file, shard.index_sha256)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.folder / TOKENIZER
+
+    def stream(self, split: Split) -> "TokenStream":
+        """The tokens of one split as one flat stream."""
+        return TokenStream(self.folder, self.manifest.splits[split], np.dtype(self.manifest.dtype).newbyteorder("<"))
+
+    def describe(self) -> dict[str, Any]:
+        """What a run's record says about its corpus."""
+        manifest, train = self.manifest, self.manifest.splits["train"]
+        return {
+            "folder": str(self.folder),
+            "manifest_sha256": self.manifest_sha256,
+            "tokens": sum(shard.tokens for shard in train),
+            "validation_tokens": sum(shard.tokens for shard in manifest.splits["validation"]),
+            "documents": sum(shard.documents for shard in train),
+            "vocab_size": self.vocab_size,
+            "tokenizer": {key: getattr(manifest.tokenizer, key) for key in ("kind", "lowercase", "sha256")},
+            "sources": manifest.sources,
+            "settings": manifest.settings,
+            "removed": manifest.removed,
+        }
+
+
+class TokenStream:
+    """One flat stream of tokens over all shards of a split.
+
+    `num_tokens`, `num_documents`; `document_starts` int64 [num_documents], ascending stream offsets of each [CLS].
+    """
+
+    def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any]) -> None:
+        self.num_tokens = sum(shard.tokens for shard in shards)
+        self.num_documents = sum(shard.documents for shard in shards)
+        self._index_files = [folder / shard.index_file for shard in shards]
+        # np.asarray: fancy indexing of the memmap subclass itself is slower.
+        self._shards = [np.asarray(np.memmap(folder / shard.file, dtype=dtype, mode="r")) for shard in shards]
+        self._bases = np.cumsum([0] + [shard.tokens for shard in shards])
+        self._views: dict[int, list[np.ndarray]] = {}
+
+    @cached_property
+    def document_starts(self) -> np.ndarray:
+        parts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
+        return np.concatenate([part + base for part, base in zip(parts, self._bases)])
+
+    def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
+        """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
+        order_N = np.argsort(starts_N)  # by shard, and kind to the page cache
+        sorted_N = starts_N[order_N]
+        assert len(sorted_N) == 0 or (sorted_N[0] >= 0 and sorted_N[-1] + length <= self.num_tokens), (
+            f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
+        )
+        out_NL = np.empty((len(starts_N), length), dtype=np.int64)
+        edges = np.searchsorted(sorted_N, self._bases).tolist()
+        for shard, windows in enumerate(self._windows(length)):
+            first, last = edges[shard], edges[shard + 1]
+            whole = first + int(np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows)))
+            if whole > first:
+                out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
+            if last > whole:
+                out_NL[order_N[whole:last]] = self._gather_across(sorted_N[whole:last], length)
+        return out_NL
+
+    def _windows(self, length: int) -> list[np.ndarray]:
+        """For each shard a view [tokens - length + 1, length] of all windows that lie whole in it."""
+        if length not in self._views:
+            self._views[length] = [
+                sliding_window_view(shard, length) if len(shard) >= length else np.empty((0, length), shard.dtype)
+                for shard in self._shards
+            ]
+        return self._views[length]
+
+    def _gather_across(self, starts_N: np.ndarray, length: int) -> np.ndarray:
+        places_NL = starts_N[:, None] + np.arange(length)
+        shard_NL = np.searchsorted(self._bases, places_NL, side="right") - 1
+        out_NL = np.empty(places_NL.shape, dtype=np.int64)
+        for shard in np.unique(shard_NL):
+            here = shard_NL == shard
+            out_NL[here] = self._shards[shard][places_NL[here] - self._bases[shard]]
+        return out_NL
+
+
+def _check_size(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.is_file() else None
+    if found != size:
+        what = "missing" if found is None else f"{found} bytes instead of {size}"
+        raise UserError(f"{path}: {what}; the corpus is damaged: delete its folder and run `cramming prepare` again")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    if not path.is_file():
+        raise UserError(f"{path}: missing; the corpus is damaged: delete its folder and run `cramming prepare` again")
+    if file_sha256(path) != expected:
+        raise UserError(
+            f"{path}: its SHA-256 is not the manifest's; the file was altered: delete the folder and run"
+            " `cramming prepare` again"
+        )

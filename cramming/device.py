@@ -1,0 +1,86 @@
+"""What this process computes on: the device's name, peak rate and memory, the seeds, and the energy it used."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+
+from cramming.config import UserError
+from cramming.record import cpu_name
+
+# Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s, from the makers' data sheets. The longest matching
+# part of the device name counts. Model FLOP utilisation is only reported for devices of this table.
+PEAK_TFLOPS = {
+    "RTX 2080 Ti": 53.8,
+    "TITAN RTX": 65.2,
+    "T4": 65.0,
+    "V100": 125.0,
+    "RTX 3090": 71.0,
+    "RTX 4090": 165.2,
+    "RTX A4000": 76.7,
+    "RTX A5500": 136.5,
+    "RTX A6000": 154.8,
+    "A10G": 70.0,
+    "A100": 312.0,
+    "L4": 121.0,
+    "L40S": 362.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H200": 989.0,
+}
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as the record names it."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    peak_tflops: float | None
+    count: int = 1
+
+
+def select(requested: str) -> torch.device:
+    """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there."""
+    if requested not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device={requested}: choose one of auto, cpu, cuda")
+    if requested == "cuda" and not torch.cuda.is_available():
+        build = "this torch build has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
+        raise UserError(f"device=cuda: {build} (torch {torch.__version__}); use device=cpu or install a CUDA build")
+    use_cuda = requested == "cuda" or (requested == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+
+
+def describe(device: torch.device) -> DeviceInfo:
+    """Name, memory in bytes and peak rate of `device`."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        matches = [key for key in PEAK_TFLOPS if key.lower() in properties.name.lower()]
+        peak = PEAK_TFLOPS[max(matches, key=len)] if matches else None
+        return DeviceInfo("cuda", properties.name, properties.total_memory, peak)
+    return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch. Data order and masks do not depend on these states: they are pure functions."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory so far: allocated on the GPU, or the resident set of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

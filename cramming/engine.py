@@ -1,0 +1,121 @@
+"""One optimizer step: accumulate micro-batches, scale, clip, update; skip what is not finite.
+
+The loss of a step is the mean over all targets of all its micro-batches on all ranks, so that the result does not
+depend on how the batch was cut into micro-batches or spread over devices.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cramming.config import UserError
+from cramming.data.batches import Batch
+from cramming.device import synchronize
+from cramming.parallel.mesh import Mesh
+from cramming.precision import Precision
+
+MAX_SKIPPED_IN_A_ROW = 50
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm."""
+
+    loss: float
+    accuracy: float
+    grad_norm: float
+    skipped: bool
+
+
+class Engine:
+    """Owns the model and the optimizer during training."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        clip: float | None,
+        mesh: Mesh,
+        device: torch.device,
+    ):
+        self.model, self.optimizer, self.precision = model, optimizer, precision
+        self.clip, self.mesh, self.device = clip, mesh, device
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.update_seconds = 0.0  # of the last update, from the end of the backward pass to its synchronisation
+        self._skipped_in_a_row = 0
+
+    def step(
+        self, batches: Sequence[Batch], learning_rate: float, may_update: Callable[[], bool] = lambda: True
+    ) -> StepStats | None:
+        """One update from `batches`; None and untouched weights if `may_update()` says no after the backward pass."""
+        targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
+        loss_sum, correct = self._accumulate(batches, targets)
+        if not may_update():
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
+        began = time.monotonic()
+        norm = self._update(learning_rate)
+        synchronize(self.device)
+        self.update_seconds = time.monotonic() - began
+        loss, accuracy = self.mesh.sum(loss_sum) / targets, self.mesh.sum(correct) / targets
+        skipped = not math.isfinite(norm)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {loss:.3g}, optim.lr="
+                f"{learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or fp32"
+            )
+        return StepStats(loss, accuracy, norm, skipped)
+
+    def _accumulate(self, batches: Sequence[Batch], targets: float) -> tuple[float, float]:
+        losses, corrects = [], []
+        for batch in batches:
+            batch = batch.to(self.device)
+            with self.precision.autocast():
+                loss_sum, correct = self.model(
+                    batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+                )
+            self.precision.scaler.scale(loss_sum / targets).backward()
+            losses.append(loss_sum.detach())
+            corrects.append(correct)
+        self.mesh.sum_gradients(self.parameters)
+        return torch.stack(losses).sum().item(), torch.stack(corrects).sum().item()
+
+    def _update(self, learning_rate: float) -> float:
+        """Clip and apply; returns the gradient norm before clipping. A norm that is not finite applies nothing."""
+        scaler = self.precision.scaler
+        scaler.unscale_(self.optimizer)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        if self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        finite = bool(torch.isfinite(norm))
+        if self.precision.mode == "fp16":
+            scaler.step(self.optimizer)  # skips by itself, and halves the scale
+            scaler.update()
+        elif finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm.item()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
+        """Mean loss, accuracy and number of targets over `batches`; training state is untouched."""
+        self.model.eval()
+        loss_sum, correct, targets = 0.0, 0.0, 0
+        for batch in batches:
+            batch = batch.to(self.device)
+            with self.precision.autocast():
+                loss, right = self.model(
+                    batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+                )
+            loss_sum, correct, targets = loss_sum + loss.item(), correct + right.item(), targets + batch.num_targets
+        self.model.train()
+        return loss_sum / targets, correct / targets, targets

@@ -1,0 +1,200 @@
+"""Attention over packed tokens: the one place that knows whether rows are equal or ragged.
+
+Everything above works on `[T, D]`: the tokens of all sequences, end to end. Which token may see which is told by a
+`Packing`, and computed once per forward into one `Layout` per kind of layer (global, local), which all layers of that
+kind share. A kernel is a pair of functions: `prepare` makes the layout, `attend` runs one layer.
+
+    dense    the definition, with a [T, T] mask: for tests, never chosen by `auto`
+    sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
+             several documents
+    padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
+    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): CUDA, 16-bit, no dropout; windows cost nothing extra
+
+Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cramming.config import UserError
+
+
+class Packing(NamedTuple):
+    """Which tokens belong together.
+
+    `bounds_S` (int32, one more than sequences) holds 0, the end of each sequence, and T; it may end in repeats of T
+    (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
+    2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
+    sequences never cross a multiple of it: documents packed into rows.
+    """
+
+    bounds_S: Tensor
+    row_length: int | None
+    max_length: int
+    aligned_length: int | None = None
+
+
+class Layout(NamedTuple):
+    """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks that SDPA sees."""
+
+    kernel: str
+    bounds_S: Tensor
+    max_length: int
+    half_window: int | None
+    groups: tuple[tuple[int, int], ...] = ()
+    masks: tuple[Tensor | None, ...] = ()
+    gather_P: Tensor | None = None  # token of each padded place
+    scatter_T: Tensor | None = None  # padded place of each token
+
+
+def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
+    """For each token the index of its sequence, int64 [T]."""
+    tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
+    return torch.searchsorted(bounds_S, tokens_T, right=True) - 1
+
+
+def prepare(
+    kernel: str, packing: Packing, num_tokens: int, half_window: int | None, dtype: torch.dtype, dropout: float
+) -> Layout:
+    """The layout for all layers of one window. `dtype` is what queries will have, `dropout` the rate in force now."""
+    if kernel == "auto":
+        kernel = choose(packing, half_window, dtype, dropout)
+    elif kernel not in KERNELS:
+        raise UserError(f"attention kernel {kernel!r}: choose one of auto, {', '.join(KERNELS)}")
+    return KERNELS[kernel].prepare(packing, num_tokens, half_window)
+
+
+def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
+    """The kernel that `auto` stands for."""
+    equal = packing.row_length is not None
+    windowed = half_window is not None and half_window < packing.max_length - 1
+    flash = packing.bounds_S.is_cuda and dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
+    if flash and (windowed or not equal):
+        return "varlen"
+    return "sdpa" if equal or packing.aligned_length is not None else "padded"
+
+
+def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """Attention of every token to the tokens it may see, scaled by K^-0.5: [T, H, K]. `dropout` applies as given."""
+    return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)
+
+
+def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
+    """Boolean [L, L], true where |i - j| <= half_window; None where that is everywhere."""
+    if half_window is None or half_window >= length - 1:
+        return None
+    place = torch.arange(length, device=device)
+    return (place[:, None] - place[None, :]).abs() <= half_window
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a & b
+
+
+def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    ids_T = sequence_ids(packing.bounds_S, num_tokens)
+    mask = _both(ids_T[:, None] == ids_T[None, :], _band(num_tokens, half_window, ids_T.device))
+    return Layout("dense", packing.bounds_S, packing.max_length, half_window, masks=(mask,))
+
+
+def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+    (mask_TT,) = layout.masks
+    assert mask_TT is not None
+    scores_HTT = torch.einsum("thk,shk->hts", q_THK, k_THK) * q_THK.shape[-1] ** -0.5
+    weights_HTT = scores_HTT.float().masked_fill(~mask_TT, -torch.inf).softmax(-1)
+    return torch.einsum("hts,shk->thk", F.dropout(weights_HTT, dropout).to(v_THK.dtype), v_THK)
+
+
+def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    length = packing.row_length or packing.aligned_length
+    if length is None:
+        raise UserError("attention kernel 'sdpa' needs rows of equal length; use padded or varlen for ragged sequences")
+    assert num_tokens % length == 0, f"{num_tokens} tokens are not rows of {length}"
+    mask = _band(length, half_window, packing.bounds_S.device)
+    if packing.row_length is None:
+        ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
+        mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
+    groups = ((num_tokens // length, length),)
+    return Layout("sdpa", packing.bounds_S, packing.max_length, half_window, groups, (mask,))
+
+
+def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    device = packing.bounds_S.device
+    starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
+    groups, masks, gather = [], [], []
+    scatter_T = torch.empty(num_tokens, dtype=torch.long, device=device)
+    first = 0
+    for members in _group_by_length(lengths.tolist(), num_tokens):
+        chosen = torch.tensor(members, device=device)
+        longest = int(lengths[chosen].max())
+        place = torch.arange(longest, device=device)
+        tokens = starts[chosen, None] + place
+        valid = place < lengths[chosen, None]
+        scatter_T[tokens[valid]] = first + valid.flatten().nonzero().squeeze(1)
+        gather.append(torch.where(valid, tokens, starts[chosen, None]).flatten())
+        keys = None if bool(valid.all()) else valid[:, None, None, :]
+        masks.append(_both(keys, _band(longest, half_window, device)))
+        groups.append((len(members), longest))
+        first += len(members) * longest
+    gather_P = torch.cat(gather)
+    layout = (packing.bounds_S, packing.max_length, half_window, tuple(groups), tuple(masks))
+    return Layout("padded", *layout, gather_P, scatter_T)
+
+
+def _group_by_length(lengths: list[int], num_tokens: int) -> list[list[int]]:
+    """Non-empty sequences, all in one group if padding then at most doubles the tokens, else by powers of two."""
+    full = [i for i, length in enumerate(lengths) if length > 0]
+    if len(full) * max(lengths) <= 2 * num_tokens:
+        return [full]
+    buckets: dict[int, list[int]] = {}
+    for i in full:
+        buckets.setdefault((lengths[i] - 1).bit_length(), []).append(i)
+    return [buckets[size] for size in sorted(buckets)]
+
+
+def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+    heads, size = q_THK.shape[1:]
+    qkv = (q_THK, k_THK, v_THK)
+    if layout.gather_P is not None:
+        qkv = tuple(x.index_select(0, layout.gather_P) for x in qkv)
+    outputs, first = [], 0
+    for (rows, length), mask in zip(layout.groups, layout.masks):
+        last = first + rows * length
+        q, k, v = (x[first:last].view(rows, length, heads, size).transpose(1, 2) for x in qkv)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
+        first = last
+    out_PHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return out_PHK if layout.scatter_T is None else out_PHK.index_select(0, layout.scatter_T)
+
+
+def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    if not packing.bounds_S.is_cuda:
+        raise UserError("attention kernel 'varlen' runs on CUDA only; use kernel auto, sdpa or padded")
+    return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
+
+
+def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
+
+    assert dropout == 0.0, "the varlen kernel has no dropout; `auto` does not choose it when there is any"
+    side = -1 if layout.half_window is None else layout.half_window
+    bounds, longest = layout.bounds_S, layout.max_length
+    return varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
+
+
+class Kernel(NamedTuple):
+    prepare: Callable[[Packing, int, int | None], Layout]
+    attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+
+
+KERNELS: dict[str, Kernel] = {
+    "dense": Kernel(_dense_prepare, _dense_attend),
+    "sdpa": Kernel(_sdpa_prepare, _grouped_attend),
+    "padded": Kernel(_padded_prepare, _grouped_attend),
+    "varlen": Kernel(_varlen_prepare, _varlen_attend),
+}

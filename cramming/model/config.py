@@ -1,0 +1,152 @@
+"""What a model is made of, and what it costs.
+
+An encoder here is a point in a space of independent choices (norm order, norm, positions, MLP, biases, attention
+window, head); BERT, the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 2024) are three such
+points and therefore three YAML files in `conf/model/`, not three classes. `ModelConfig` names the choices; the
+functions below it count parameters and floating-point operations from the configuration alone, without building
+anything, so that a plan, a budget in exaFLOPs and a report never need the model.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Init = Literal["normal", "truncated", "depth_scaled", "small"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The `model` section. Every field is independent of the others unless said here."""
+
+    vocab_size: int | None = None  # rows of the embedding; null: the corpus's vocabulary, padded to a multiple of 64
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072  # input width of the MLP's second matrix (with `glu` the first has twice as many rows)
+    max_length: int = 512  # longest sequence; the size of the table for learned positions
+
+    norm_order: Literal["pre", "post"] = "post"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    embedding_norm: bool = True
+    final_norm: bool = False
+    first_attn_norm: bool = True  # false: no norm before the first layer's attention (ModernBERT: embedding_norm does it)
+
+    positions: Literal["learned", "scaled_sinusoidal", "rope", "none"] = "learned"
+    rope_theta_global: float = 160_000.0
+    rope_theta_local: float = 10_000.0
+    local_window: int | None = None  # tokens in all, as ModernBERT counts: a local layer sees |i - j| <= local_window // 2
+    global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
+    qk_norm: bool = False  # RMS norm of each head's queries and keys
+
+    mlp: Literal["plain", "glu"] = "plain"
+    activation: Activation = "gelu"
+    attention_bias: bool = True
+    mlp_bias: bool = True
+
+    head_transform: bool = True  # dense, activation and norm before the vocabulary projection
+    head_bias: bool = True  # bias of that dense layer
+    decoder_bias: bool = True
+    tie_embeddings: bool = True
+    token_types: int = 2  # rows of the token-type table; 0: none
+
+    dropout: float = 0.0  # after the embedding and after every attention and MLP output
+    attention_dropout: float = 0.0  # of attention probabilities
+    init: Init = "normal"
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        _require(self.vocab_size is None or self.vocab_size >= 1, f"vocab_size={self.vocab_size} must be at least 1")
+        _require(
+            self.hidden_size % self.num_heads == 0,
+            f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}",
+        )
+        _require(
+            self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
+            f"positions={self.positions} needs an even head size, not {self.head_size} (hidden_size / num_heads)",
+        )
+        _require(
+            self.local_window is None or self.local_window >= 2, f"local_window={self.local_window} must be 2 or more"
+        )
+        _require(not (self.norm == "rmsnorm" and self.norm_bias), "norm=rmsnorm has no bias: set norm_bias=false")
+        _require(self.token_types >= 0, f"token_types={self.token_types} must not be negative")
+        for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local"):
+            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
+        for name in ("dropout", "attention_dropout"):
+            _require(0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def half_window(self, layer: int) -> int | None:
+        """Tokens that layer `layer` sees to each side, or None for all of them."""
+        if self.local_window is None or layer % self.global_every == 0:
+            return None
+        return self.local_window // 2
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+class ParameterCount(NamedTuple):
+    total: int
+    without_embeddings: int  # without token, position and token-type tables (a tied decoder is one of them)
+
+
+def count_parameters(config: ModelConfig) -> ParameterCount:
+    """Parameters of `MaskedLM(config)`, each counted once (a tied decoder adds nothing)."""
+    vocab = _vocabulary(config)
+    width, inner = config.hidden_size, config.intermediate_size
+    norm = width * (2 if config.norm_bias else 1)
+    up = inner * (2 if config.mlp == "glu" else 1)
+    attention = 4 * width * width + (4 * width if config.attention_bias else 0)
+    attention += 2 * config.head_size if config.qk_norm else 0
+    mlp = width * up + inner * width + (up + width if config.mlp_bias else 0)
+    body = config.num_layers * (attention + mlp + 2 * norm)
+    body -= norm if not config.first_attn_norm else 0
+    body += norm * (config.embedding_norm + config.final_norm)
+    if config.head_transform:
+        body += width * width + (width if config.head_bias else 0) + norm
+    body += vocab if config.decoder_bias else 0
+    body += 0 if config.tie_embeddings else vocab * width
+    body += 1 if config.positions == "scaled_sinusoidal" else 0
+    tables = vocab + config.token_types + (config.max_length if config.positions == "learned" else 0)
+    return ParameterCount(body + tables * width, body)
+
+
+def flops_per_token(config: ModelConfig, sequence_length: int, targets_per_token: float) -> float:
+    """Floating-point operations of one forward and backward pass of `MaskedLM`, per input token.
+
+    With D hidden size, F intermediate size (G = 2F for a GLU, else F), V vocabulary, L sequence length, t targets per
+    token, a multiply-add counted as 2 and a backward pass as twice the forward:
+
+        3 * [ sum over layers of 2 (4 D^2 + D G + F D) + 4 D C_layer ]  +  3 * t * 2 (D^2 if head transform + D V)
+
+    C is the mean number of keys a query sees: L in a global layer; in a local one of half window W, what fits of
+    2 W + 1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents
+    packed into a row attend to less than is counted. Embedding lookups, norms, activations, softmax and the optimizer
+    are not counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is recomputation.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    up = inner * (2 if config.mlp == "glu" else 1)
+    matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width)
+    keys = sum(_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers))
+    head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
+    return 3.0 * (matrices + 4 * width * keys + targets_per_token * head)
+
+
+def _keys_per_query(half_window: int | None, length: int) -> float:
+    if half_window is None or half_window >= length - 1:
+        return float(length)
+    return (2 * half_window + 1) - half_window * (half_window + 1) / length
+
+
+def _vocabulary(config: ModelConfig) -> int:
+    assert config.vocab_size is not None, "vocab_size is filled in from the corpus before anything is counted or built"
+    return config.vocab_size

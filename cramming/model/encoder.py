@@ -1,0 +1,132 @@
+"""The encoder: embeddings, a for-loop over blocks, a final norm.
+
+Math only: no device, rank or precision is decided here. Checkpointing, compilation and sharding wrap `encoder.blocks`
+from outside; a block's forward takes the hidden states and what all blocks of its kind share (rotary tables and
+attention layout), so each block stands alone.
+
+Shapes: T tokens of all sequences end to end, D hidden size, H heads, K head size.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cramming.model import attention
+from cramming.model.attention import Layout, Packing
+from cramming.model.config import ModelConfig
+from cramming.model.layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, initialize, make_norm
+from cramming.model.layers import rope_tables
+
+
+class Embeddings(nn.Module):
+    """Token, position and token-type vectors, summed, then norm and dropout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "vocab_size is filled in from the corpus before the model is built"
+        width = config.hidden_size
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.positions: nn.Module | None = None
+        if config.positions == "learned":
+            self.positions = LearnedPositions(config.max_length, width)
+        elif config.positions == "scaled_sinusoidal":
+            self.positions = ScaledSinusoid(config.max_length, width)
+        self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None
+        self.norm = make_norm(config, config.embedding_norm)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
+        hidden_TD = self.tokens(ids_T)
+        if self.token_types is not None:
+            types = self.token_types.weight[0] if token_types_T is None else self.token_types(token_types_T)
+            hidden_TD = hidden_TD + types
+        if self.positions is not None:
+            hidden_TD = hidden_TD + self.positions(positions_T)
+        return self.dropout(self.norm(hidden_TD))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one matrix for queries, keys and values."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.head_size = config.num_heads, config.head_size
+        self.dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
+        q, k, v = self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
+        mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
+        return self.out(mixed_THK.flatten(1))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a residual; the norm before each (`pre`) or after each sum (`post`)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.half_window = config.half_window(layer)
+        self.pre = config.norm_order == "pre"
+        self.attn_norm = make_norm(config, layer > 0 or config.first_attn_norm)
+        self.attn = Attention(config)
+        self.mlp_norm = make_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
+        if self.pre:
+            hidden_TD = hidden_TD + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout))
+            return hidden_TD + self.dropout(self.mlp(self.mlp_norm(hidden_TD)))
+        hidden_TD = self.attn_norm(hidden_TD + self.dropout(self.attn(hidden_TD, rope, layout)))
+        return self.mlp_norm(hidden_TD + self.dropout(self.mlp(hidden_TD)))
+
+
+class Encoder(nn.Module):
+    """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto"."""
+
+    def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
+        super().__init__()
+        self.config = config
+        self.kernel = kernel
+        self.embeddings = Embeddings(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.final_norm = make_norm(config, config.final_norm)
+        initialize(self, config)
+
+    def forward(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`."""
+        hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
+        shared = {window: self._shared(window, positions_T, packing) for window in self._windows()}
+        for block in self.blocks:
+            rope, layout = shared[block.half_window]
+            hidden_TD = block(hidden_TD, rope, layout)
+        return self.final_norm(hidden_TD)
+
+    def _windows(self) -> list[int | None]:
+        return list(dict.fromkeys(self.config.half_window(layer) for layer in range(self.config.num_layers)))
+
+    def _shared(self, window: int | None, positions_T: Tensor, packing: Packing) -> tuple[Rope | None, Layout]:
+        """What all blocks with this window share: rotary tables and attention layout."""
+        config = self.config
+        rope = None
+        if config.positions == "rope":
+            theta = config.rope_theta_global if window is None else config.rope_theta_local
+            rope = rope_tables(positions_T, config.head_size, theta)
+        dropout = config.attention_dropout if self.training else 0.0
+        dtype = compute_dtype(self.embeddings.tokens.weight)
+        return rope, attention.prepare(self.kernel, packing, positions_T.shape[0], window, dtype, dropout)
+
+
+def compute_dtype(like: Tensor) -> torch.dtype:
+    """The type of matrix products with `like` here and now: autocast's where it is on, else the tensor's own."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -1,0 +1,200 @@
+"""What stands on the encoder: the masked-language-model head with its loss, and a sequence classifier.
+
+The vocabulary projection is the largest matrix product of a small model, so only target positions go through it, and
+its logits never exist as a whole: `linear_cross_entropy` walks over the targets in chunks and, when gradients are
+wanted, forms them from each chunk's logits at once (as Liger-Kernel does; Hsu et al. 2024). That keeps one chunk in
+memory and needs no second product to recompute it.
+
+Shapes: T tokens, M targets, D hidden size, V vocabulary, S sequences, C labels.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cramming.model.attention import Packing, sequence_ids
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder, compute_dtype
+from cramming.model.layers import ACTIVATIONS, initialize, make_norm
+
+IGNORE = -100
+# Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps fresh
+# pages for every block); on a GPU it should be large enough that launches cost nothing.
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """See `linear_cross_entropy`. The gradients are made in the forward pass; backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
+        bias = None if bias_V is None else bias_V.to(dtype)
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        correct = targets_M.new_zeros(())
+        grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
+        rows = max(1, CHUNK_ELEMENTS.get(hidden.device.type, 2**24) // weight.shape[0])
+        for first in range(0, hidden.shape[0], rows):
+            h, target = hidden[first : first + rows], targets_M[first : first + rows]
+            logits = F.linear(h, weight, bias)
+            probabilities = logits.softmax(-1, dtype=torch.float32)
+            counted, index = target != IGNORE, target.clamp(min=0)[:, None]
+            best = logits.argmax(-1, keepdim=True)
+            # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
+            lse = logits.gather(1, best).float() - probabilities.gather(1, best).log()
+            loss += ((lse - logits.gather(1, index).float()).squeeze(1) * counted).sum()
+            correct += ((best.squeeze(1) == target) & counted).sum()
+            if grads is not None:
+                grads.add(first, h, probabilities, index, counted)
+        if grads is not None:
+            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+            ctx.dtype = hidden_MD.dtype
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        for gradient in (d_hidden, d_weight, d_bias):
+            if gradient is not None:
+                gradient.mul_(d_loss)
+        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None
+
+
+class _Gradients:
+    """Sums of gradients over chunks, in fp32 whatever the products' type.
+
+    In fp16 most probabilities are subnormal: they are raised by 2^6 before the products and the sums lowered again.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.low_weight = weight
+        self.raised = 64.0 if weight.dtype == torch.float16 else 1.0
+        self.hidden = torch.empty_like(hidden, dtype=torch.float32)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor) -> None:
+        """Gradients of one chunk's summed loss. Uses `probabilities` up: d logits = probabilities - one-hot targets."""
+        d_logits = probabilities.mul_(counted[:, None])
+        d_logits.scatter_add_(1, index, -counted[:, None].float())
+        if self.bias is not None:
+            self.bias += d_logits.sum(0)
+        low = (d_logits * self.raised if self.raised != 1.0 else d_logits).to(h.dtype)
+        self.hidden[first : first + len(h)] = (low @ self.low_weight).float() / self.raised
+        if low.dtype == torch.float32:
+            self.weight.addmm_(low.t(), h)
+        else:
+            self.weight.add_(low.t() @ h, alpha=1.0 / self.raised)
+
+
+def linear_cross_entropy(
+    hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Sum over targets other than -100 of the cross entropy of `hidden @ weight.T + bias`, and the hits.
+
+    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar (targets whose logit is
+    the largest). Only a chunk of logits exists at a time. The backward pass can run once.
+    """
+    loss, correct = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype)
+    return loss, correct
+
+
+class MaskedLM(nn.Module):
+    """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists."""
+
+    def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config, kernel)
+        self.transform = HeadTransform(config) if config.head_transform else nn.Identity()
+        vocab = self.encoder.embeddings.tokens.num_embeddings
+        self.decoder_weight = None if config.tie_embeddings else nn.Parameter(torch.empty(vocab, config.hidden_size))
+        self.decoder_bias = nn.Parameter(torch.empty(vocab)) if config.decoder_bias else None
+        initialize(self, config, done=self.encoder)
+
+    def forward(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar)."""
+        hidden_MD = self._at_targets(ids_T, positions_T, packing, target_positions_M)
+        weight = self._decoder()
+        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight))
+
+    def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
+        """Scores over the vocabulary at the given tokens, [M, V]."""
+        hidden_MD = self._at_targets(ids_T, positions_T, packing, target_positions_M)
+        return F.linear(hidden_MD, self._decoder(), self.decoder_bias)
+
+    def _at_targets(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, targets_M: Tensor) -> Tensor:
+        return self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, targets_M))
+
+    def _decoder(self) -> Tensor:
+        return self.encoder.embeddings.tokens.weight if self.decoder_weight is None else self.decoder_weight
+
+
+class HeadTransform(nn.Module):
+    """Dense, activation, norm: what BERT and ModernBERT put before the decoder."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = make_norm(config)
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden_MD)))
+
+
+class SequenceClassifier(nn.Module):
+    """One vector per sequence (mean of its tokens, or its first), optionally dense and tanh, dropout, linear.
+
+    `pooler_size` is the width of the tanh layer, None for none; the crammed BERT has a mean and 1024, BERT its first
+    token and its hidden size. One label means regression: the loss is the caller's. New layers are initialised here,
+    the encoder stays as it is. Empty sequences give the logits of a zero vector.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        num_labels: int,
+        pooling: Literal["mean", "cls"] = "mean",
+        pooler_size: int | None = None,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = POOLINGS[pooling]
+        width = encoder.config.hidden_size
+        self.pooler = nn.Linear(width, pooler_size) if pooler_size else None
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(pooler_size or width, num_labels)
+        initialize(self, encoder.config, done=encoder)
+
+    def forward(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+    ) -> Tensor:
+        """Logits [S, C], one row per sequence of the packing."""
+        pooled_SD = self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), packing.bounds_S)
+        if self.pooler is not None:
+            pooled_SD = self.pooler(pooled_SD).tanh()
+        return self.classifier(self.dropout(pooled_SD))
+
+
+def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
+    sums_SD = hidden_TD.new_zeros((len(bounds_S) - 1, hidden_TD.shape[1]))
+    sums_SD = sums_SD.index_add(0, sequence_ids(bounds_S, len(hidden_TD)), hidden_TD)
+    return sums_SD / bounds_S.diff().clamp(min=1)[:, None]
+
+
+def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
+    firsts_SD = hidden_TD.index_select(0, bounds_S[:-1].long().clamp(max=len(hidden_TD) - 1))
+    return firsts_SD * (bounds_S.diff() > 0)[:, None]
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": _mean_pooling, "cls": _cls_pooling}

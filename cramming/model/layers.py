@@ -1,0 +1,159 @@
+"""The small parts: norms, activations, the MLP, position encodings, and the initialisation of every parameter.
+
+Parts hold parameters and arithmetic only. Position encodings are computed from the token positions in each forward
+(microseconds beside the rest) rather than kept in buffers: there is nothing to move, resize, or lose on the meta device.
+
+Shapes: T tokens, D hidden size, H heads, K head size.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cramming.model.config import ModelConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "layernorm": lambda c: nn.LayerNorm(c.hidden_size, eps=c.norm_eps, bias=c.norm_bias),
+    "rmsnorm": lambda c: nn.RMSNorm(c.hidden_size, eps=c.norm_eps),
+}
+
+Rope = tuple[Tensor, Tensor]
+
+
+def make_norm(config: ModelConfig, present: bool = True) -> nn.Module:
+    """The configured norm over D, or the identity where the configuration has none."""
+    return NORMS[config.norm](config) if present else nn.Identity()
+
+
+class MLP(nn.Module):
+    """D -> F -> D; with `glu` the first matrix makes activation and gate in one product (Shazeer 2020, GLU variants)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gated = config.mlp == "glu"
+        inner = config.intermediate_size
+        self.up = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=config.mlp_bias)
+        self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        inner = self.up(x_TD)
+        if self.gated:
+            value, gate = inner.chunk(2, dim=-1)
+            return self.down(self.activation(value) * gate)
+        return self.down(self.activation(inner))
+
+
+class LearnedPositions(nn.Embedding):
+    """A trained vector per position (Devlin et al. 2019)."""
+
+
+class ScaledSinusoid(nn.Module):
+    """The sinusoids of Vaswani et al. (2017, section 3.5) times one trained scalar (Hua et al. 2022, FLASH)."""
+
+    def __init__(self, max_length: int, width: int) -> None:
+        super().__init__()
+        self.max_length, self.width = max_length, width
+        self.scale = nn.Parameter(torch.empty(1))
+
+    def forward(self, positions_T: Tensor) -> Tensor:
+        places = torch.arange(self.max_length, device=positions_T.device, dtype=torch.float32)
+        angles = places[:, None] * _frequencies(self.width, 10_000.0, places.device)
+        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+        return (self.scale * table).index_select(0, positions_T)
+
+
+def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    return 1.0 / theta ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+
+
+def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
+    """Cosines and signed sines of rotary positions (Su et al. 2021), two fp32 [T, 1, K], in the half-split layout.
+
+    Rotation of (x1, x2) halves is (x1 cos - x2 sin, x2 cos + x1 sin): the minus lives in the table.
+    """
+    angles = positions_T.float()[:, None] * _frequencies(head_size, theta, positions_T.device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+
+
+def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
+    """Rotate queries or keys, in fp32 whatever their type."""
+    cos, sin = rope
+    return (x_THK * cos + x_THK.roll(x_THK.shape[-1] // 2, -1) * sin).to(x_THK.dtype)
+
+
+# Initialisation -------------------------------------------------------------------------------------------------------
+
+ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
+    "norm.weight": "one",
+    "bias": "zero",
+    "positions.scale": "scale",
+    "tokens.weight": "embedding",
+    "positions.weight": "embedding",
+    "token_types.weight": "embedding",
+    "qkv.weight": "inner",
+    "up.weight": "inner",
+    "out.weight": "residual",
+    "down.weight": "residual",
+    "dense.weight": "residual",
+    "decoder_weight": "residual",
+    "pooler.weight": "inner",
+    "classifier.weight": "classifier",
+}
+
+
+def _depth_scaled(config: ModelConfig, role: str) -> float:
+    """ModernBERT's "full megatron": what is added to the residual stream shrinks with depth (its appendix A)."""
+    scale = {"residual": (2 * config.num_layers) ** -0.5, "classifier": config.hidden_size**-0.5 / config.init_std}
+    return config.init_std * scale.get(role, 1.0)
+
+
+# scheme -> (standard deviation of a matrix by role, cut at this many deviations or None)
+INITS: dict[str, tuple[Callable[[ModelConfig, str], float], float | None]] = {
+    "normal": (lambda config, role: config.init_std, None),
+    "truncated": (lambda config, role: config.init_std, 2.0),
+    "depth_scaled": (_depth_scaled, 2.0),
+    "small": (lambda config, role: math.sqrt(2 / (5 * config.hidden_size)), None),  # Nguyen & Salazar 2019, section 2
+}
+
+
+def _role(name: str) -> str:
+    for ending, role in ROLES.items():
+        if name.endswith(ending):
+            return role
+    raise AssertionError(f"no initialisation is defined for parameter {name}")
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = None) -> None:
+    """Set every parameter of `module` by its role, from torch's global generator; an unknown name is an error.
+
+    `done` is a part that has been initialised already and stays as it is.
+    """
+    deviation, cut = INITS[config.init]
+    finished = set() if done is None else set(done.parameters())
+    for name, parameter in module.named_parameters():
+        if parameter in finished:
+            continue
+        role = _role(name)
+        if role in ("one", "zero"):
+            parameter.fill_(1.0 if role == "one" else 0.0)
+        elif role == "scale":
+            parameter.fill_(config.hidden_size**-0.5)
+        else:
+            std = deviation(config, role)
+            if cut is None:
+                nn.init.normal_(parameter, std=std)
+            else:
+                nn.init.trunc_normal_(parameter, std=std, a=-cut * std, b=cut * std)

@@ -1,0 +1,1 @@
+"""Several processes, and what is applied to the model from outside: checkpointing, compile, gradient exchange."""

@@ -1,0 +1,83 @@
+"""The processes of a run. This module alone reads RANK, WORLD_SIZE and LOCAL_RANK.
+
+Data parallel only: each rank computes its share of every step's samples, gradients are summed over ranks, and numbers
+that steer the run (progress, stop) come from rank 0, so that replicas cannot drift apart. Without torchrun a Mesh is
+one process and each of its methods is free.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """`backend: auto` is nccl on GPUs and gloo on CPUs."""
+
+    backend: Literal["auto", "nccl", "gloo"]
+
+
+class Mesh:
+    """This process's place among the run's processes."""
+
+    def __init__(self, config: ParallelConfig, device: torch.device):
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if self.world_size > 1:
+            if device.type == "cuda":
+                device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+                torch.cuda.set_device(device)
+            automatic = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(automatic if config.backend == "auto" else config.backend)
+        self.device = device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that reads the clock and writes files."""
+        return self.rank == 0
+
+    def sum(self, value: float) -> float:
+        """The sum of `value` over all ranks."""
+        if self.world_size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    def from_main(self, value: float) -> float:
+        """Rank 0's `value`, on every rank."""
+        if self.world_size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
+        dist.broadcast(tensor, src=0)
+        return tensor.item()
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sum the gradients over ranks, in place, as one flat bucket."""
+        if self.world_size == 1:
+            return
+        grads: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat)
+        for grad, part in zip(grads, flat.split([g.numel() for g in grads])):
+            grad.copy_(part.view_as(grad))
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.world_size > 1:
+            dist.destroy_process_group()
+
+    def _device(self) -> torch.device:
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+        )

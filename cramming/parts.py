@@ -1,0 +1,164 @@
+"""The parts of a training run, built from the configuration and checked before anything is written."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from cramming import checkpoint
+from cramming import device as devices
+from cramming.budget import BudgetClock, BudgetConfig, Work
+from cramming.config import UserError, build
+from cramming.data.batches import Batch, BatchSource
+from cramming.data.masking import Masker, ObjectiveConfig
+from cramming.data.shards import Corpus, corpus_folder
+from cramming.engine import Engine
+from cramming.model.config import ModelConfig, flops_per_token
+from cramming.model.heads import MaskedLM
+from cramming.optim import OptimConfig, build_optimizer
+from cramming.parallel.apply import MemoryConfig, apply
+from cramming.parallel.mesh import Mesh
+from cramming.precision import Precision, PrecisionConfig
+from cramming.record import MetricsLog, create_run_folder, environment, write_record_section
+from cramming.schedule import ScheduleConfig
+
+VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass."""
+
+    sequence_length: int
+    packing: Literal["rows", "documents"]
+    batch_size: int
+    micro_batch: int
+    log_every: int
+    validations: int
+    validation_sequences: int
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is below 1")
+        if self.validations < 0:
+            raise ValueError(f"validations={self.validations} is below 0")
+
+
+@dataclass
+class Parts:
+    """What the loop works with. `clock` and `metrics` are rank 0's alone."""
+
+    folder: Path
+    train: TrainConfig
+    schedule: ScheduleConfig
+    saving: checkpoint.CheckpointConfig
+    peak_learning_rate: float
+    corpus: Corpus
+    model_config: ModelConfig
+    flops_per_token: float
+    micro_batches: int
+    engine: Engine
+    mesh: Mesh
+    source: BatchSource
+    validation: list[Batch]
+    work: Work
+    clock: BudgetClock | None
+    metrics: MetricsLog | None
+
+    def save_checkpoint(self) -> None:
+        """Write the present state."""
+        engine = self.engine
+        checkpoint.save(self.folder / "checkpoints", engine.model, engine.optimizer, engine.precision.scaler, self.work)
+
+
+def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> Parts:
+    """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
+    config = build(TrainConfig, settings["train"], "train")
+    schedule = build(ScheduleConfig, settings["schedule"], "schedule")
+    optim = build(OptimConfig, settings["optim"], "optim")
+    objective = build(ObjectiveConfig, settings["objective"], "objective")
+    memory = build(MemoryConfig, settings["memory"], "memory")
+    budget = build(BudgetConfig, settings["budget"], "budget")
+    saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
+    precision = Precision(build(PrecisionConfig, settings["precision"], "precision"), device)
+    micro_batches = micro_batches_of(config, mesh.world_size)
+    corpus = Corpus.open(corpus_folder(settings))
+    model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
+    source = batch_source(corpus, "train", config, objective, settings["seed"])
+    held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
+    if mesh.is_main:
+        described = devices.describe(device)
+        create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
+        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
+    clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
+
+    devices.seed_everything(settings["seed"])
+    model = MaskedLM(model_config).to(device)
+    optimizer = build_optimizer(model, optim)
+    work = checkpoint.load_newest(folder / "checkpoints", model, optimizer, precision.scaler) or Work()
+    if clock:
+        clock.attach(work)
+    engine = Engine(apply(model, memory), optimizer, precision, optim.clip, mesh, device)
+    targets_per_token = objective.targets_per_row(config.sequence_length) / config.sequence_length
+    return Parts(
+        folder=folder,
+        train=config,
+        schedule=schedule,
+        saving=saving,
+        peak_learning_rate=optim.lr,
+        corpus=corpus,
+        model_config=model_config,
+        flops_per_token=flops_per_token(model_config, config.sequence_length, targets_per_token),
+        micro_batches=micro_batches,
+        engine=engine,
+        mesh=mesh,
+        source=source,
+        validation=validation_batches(held_out, config) if mesh.is_main else [],
+        work=work,
+        clock=clock,
+        metrics=MetricsLog(folder) if mesh.is_main else None,
+    )
+
+
+def micro_batches_of(config: TrainConfig, world_size: int) -> int:
+    """Micro-batches per process and full step; UserError if the batch cannot be cut so."""
+    per_pass = config.micro_batch * world_size
+    if config.batch_size % per_pass:
+        raise UserError(
+            f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
+            f" x {world_size} process(es) = {per_pass}"
+        )
+    return config.batch_size // per_pass
+
+
+def fit_to_corpus(model: ModelConfig, corpus: Corpus, sequence_length: int) -> ModelConfig:
+    """Fill in the vocabulary size (padded to a multiple of 64: whole tiles for matrix kernels) and check both sizes."""
+    padded = (corpus.vocab_size + 63) // 64 * 64
+    model = replace(model, vocab_size=model.vocab_size or padded)
+    assert model.vocab_size
+    if model.vocab_size < corpus.vocab_size:
+        raise UserError(
+            f"model.vocab_size={model.vocab_size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries;"
+            " leave model.vocab_size=null"
+        )
+    if sequence_length > model.max_length:
+        raise UserError(f"train.sequence_length={sequence_length} is above model.max_length={model.max_length}")
+    return model
+
+
+def batch_source(
+    corpus: Corpus, split: Literal["train", "validation"], config: TrainConfig, objective: ObjectiveConfig, seed: int
+) -> BatchSource:
+    """The batches of one split of the corpus."""
+    special = corpus.special_ids
+    masker = Masker(objective, corpus.vocab_size, special.mask, tuple(special), seed)
+    return BatchSource(corpus.stream(split), masker, config.sequence_length, config.packing, seed)
+
+
+def validation_batches(source: BatchSource, config: TrainConfig) -> list[Batch]:
+    """At most `validation_sequences` held-out windows, each once."""
+    rows = min(config.validation_sequences, source.num_windows)
+    size = min(config.micro_batch, rows)
+    return [source.batch(first, min(size, rows - first)) for first in range(0, rows, size)]

@@ -1,0 +1,268 @@
+"""The timed part: train a masked language model from scratch inside a budget.
+
+`main` builds the parts; `train` is the experiment, one loop without callbacks; `finish` writes what a report needs. The
+clock (cramming/budget.py) has been running since the operating system started this process.
+"""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from cramming import device as devices
+from cramming.budget import EndReason
+from cramming.config import UserError, build
+from cramming.data.batches import Batch, prefetch
+from cramming.engine import StepStats
+from cramming.model.config import count_parameters
+from cramming.model.export import save_pretrained
+from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parts import Parts, build_parts
+from cramming.progress import Progress, say
+from cramming.record import (
+    file_sha256,
+    load_metrics,
+    refuse_finished_run,
+    run_folder,
+    run_lock,
+    write_record_section,
+)
+from cramming.schedule import learning_rate_factor, micro_batches_per_step
+
+
+class StopRequest:
+    """Turns the first SIGTERM or Ctrl-C into an orderly end at the next step; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Pace:
+    """Predicts how long the next step takes: the slowest of the last eight, per micro-batch, and a tenth more."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=8)
+        self._updates: deque[float] = deque(maxlen=8)
+
+    def note(self, micro_batches: int, seconds: float, update_seconds: float) -> None:
+        """Record one finished step."""
+        self._recent.append(seconds / micro_batches)
+        self._updates.append(update_seconds)
+
+    def step_seconds(self, micro_batches: int) -> float:
+        """For the whole step; 0 before the first, which is simply tried."""
+        return 1.1 * micro_batches * max(self._recent, default=0.0)
+
+    def update_seconds(self) -> float:
+        """For the part after the backward pass; twice the slowest, since it decides whether a step may still count."""
+        return 2.0 * max(self._updates, default=0.05)
+
+
+def main(settings: dict[str, Any]) -> None:
+    """The verb `pretrain`."""
+    folder = run_folder(settings)
+    device = devices.select(settings["device"])
+    mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
+    if not mesh.is_main:
+        run(settings, folder, mesh, mesh.device)
+    elif refuse_finished_run(settings):
+        say(f"{folder}: already finished, nothing to do")
+    else:
+        with run_lock(folder):
+            run(settings, folder, mesh, mesh.device)
+    mesh.close()
+
+
+def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> None:
+    """Build, train, finish: one process's whole life."""
+    stop = StopRequest()
+    parts = build_parts(settings, folder, mesh, device)
+    announce(parts)
+    reason: EndReason = "failed"
+    try:
+        reason, totals = train(parts, stop)
+    finally:
+        if parts.clock:
+            parts.clock.close(reason)
+    if parts.work.steps == 0 and reason == "finished":
+        raise UserError(
+            f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
+        )
+    if mesh.is_main:
+        parts.save_checkpoint()
+        finish(parts, reason, totals)
+    mesh.barrier()
+    if reason == "stopped":
+        say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
+        raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
+
+
+def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]:
+    """The experiment. Returns why it ended and totals for the record."""
+    work, config, mesh, clock, engine = parts.work, parts.train, parts.mesh, parts.clock, parts.engine
+    batches = micro_batch_stream(parts)
+    pace, recent = Pace(), deque[StepStats](maxlen=config.log_every)
+    began = last_save = time.monotonic()
+    tokens_at_start, data_wait = work.tokens, 0.0
+    reason: EndReason = "finished"
+
+    def update_fits() -> bool:
+        """A step whose update would end after the deadline is thrown away before it touches the weights."""
+        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=pace.update_seconds()))))
+
+    with Progress("pretrain", total=100.0, unit="%") as bar:
+        while True:
+            progress = mesh.from_main(clock.progress() if clock else 0.0)
+            count = micro_batches_per_step(parts.schedule, progress, parts.micro_batches)
+            sequences = count * config.micro_batch * mesh.world_size
+            tokens = sequences * config.sequence_length
+            flops = tokens * parts.flops_per_token
+            fits = bool(clock and clock.has_room_for(seconds=pace.step_seconds(count), tokens=tokens, flops=flops))
+            if not mesh.from_main(fits):
+                break
+            if mesh.from_main(stop.signal is not None):
+                reason = "stopped"
+                break
+
+            step_began = time.monotonic()
+            step_batches = [next(batches) for _ in range(count)]
+            data_wait += time.monotonic() - step_began
+            learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
+            stats = engine.step(step_batches, learning_rate, update_fits)
+            if stats is None:
+                break
+            work.add_step(sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped)
+            if clock:
+                clock.step_synchronised()
+            pace.note(count, time.monotonic() - step_began, engine.update_seconds)
+            recent.append(stats)
+
+            reached = mesh.from_main(clock.progress() if clock else 0.0)
+            if mesh.is_main:
+                bar.update(100 * reached)
+                bar.note(f"step {work.steps}, loss {stats.loss:.3f}")
+            if mesh.is_main and work.steps % config.log_every == 0:
+                rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
+                log_step(parts, recent, reached, learning_rate, rate)
+            if mesh.is_main and int(progress * config.validations) < int(reached * config.validations):
+                validate(parts, reached)
+            if mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save):
+                parts.save_checkpoint()
+                last_save = time.monotonic()
+    batches.close()
+    seconds = time.monotonic() - began
+    rate = (work.tokens - tokens_at_start) / seconds
+    return reason, {"tokens_per_second": rate, "data_wait_share": data_wait / seconds}
+
+
+def micro_batch_stream(parts: Parts) -> Generator[Batch]:
+    """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
+    mesh, rows, first = parts.mesh, parts.train.micro_batch, parts.work.sequences
+    return prefetch(lambda k: parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows))
+
+
+def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_rate: float, rate: float) -> None:
+    """One row of metrics.jsonl: means over the steps since the last row, and the tokens per second of this process."""
+    assert parts.clock and parts.metrics
+    row = {
+        "step": parts.work.steps,
+        "progress": progress,
+        "seconds": parts.clock.elapsed_seconds(),
+        "tokens": parts.work.tokens,
+        "loss": sum(s.loss for s in recent) / len(recent),
+        "accuracy": sum(s.accuracy for s in recent) / len(recent),
+        "grad_norm": recent[-1].grad_norm,
+        "lr": learning_rate,
+        "tokens_per_second": rate,
+    }
+    parts.metrics.write(row)
+
+
+def validate(parts: Parts, progress: float) -> dict[str, float]:
+    """Loss on the held-out windows; logged, and on the clock while training goes on."""
+    assert parts.clock and parts.metrics
+    loss, accuracy, targets = parts.engine.evaluate(parts.validation)
+    row = {"step": parts.work.steps, "progress": progress, "tokens": parts.work.tokens}
+    row |= {"seconds": parts.clock.elapsed_seconds(), "validation_loss": loss, "validation_accuracy": accuracy}
+    parts.metrics.write(row)
+    say(f"step {parts.work.steps} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
+    return {"loss": loss, "accuracy": accuracy, "targets": targets}
+
+
+def announce(parts: Parts) -> None:
+    """Print the derived arithmetic before the long part begins."""
+    if not parts.clock:
+        return
+    model, config, budget = parts.model_config, parts.train, parts.clock.config
+    count = count_parameters(model)
+    targets = parts.source.masker.config.targets_per_row(config.sequence_length)
+    say(
+        f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
+        f" vocabulary {model.vocab_size}; {parts.flops_per_token / 1e6:.1f} MFLOP per token"
+    )
+    tokens = config.batch_size * config.sequence_length
+    say(
+        f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens}"
+        f" tokens = {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
+        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}"
+    )
+    say(
+        f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
+        f" {budget.unit}; started at step {parts.work.steps} with {parts.clock.elapsed_seconds():.1f} s on the clock"
+    )
+
+
+def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None:
+    """After the deadline: export the model and complete the record. None of this is on the clock."""
+    assert parts.clock and parts.metrics
+    validation: dict[str, float] | None = None
+    if reason == "finished":
+        validation = validate(parts, 1.0)
+        save_pretrained(parts.engine.model, parts.folder / "final", parts.corpus.folder / "tokenizer.json")
+    parts.metrics.close()
+    work, count, budget = parts.work, count_parameters(parts.model_config), parts.clock.summary()
+    info = devices.describe(parts.engine.device)
+    seconds = budget["spent_seconds"]
+    utilization = work.flops / seconds / (info.peak_tflops * 1e12) if info.peak_tflops and seconds else None
+    section: dict[str, Any] = {
+        "status": "finished" if reason == "finished" else "interrupted",
+        "init": "scratch",
+        "objective": parts.source.masker.config.name,
+        "devices": parts.mesh.world_size,
+        "parameters": count.total,
+        "parameters_without_embeddings": count.without_embeddings,
+        "budget": budget,
+        "steps": work.steps,
+        "tokens": work.tokens,
+        "sequences": work.sequences,
+        "exaflops": work.flops / 1e18,
+        "corpus_epochs": work.sequences / parts.source.num_windows,
+        "train_loss": next((r["loss"] for r in reversed(load_metrics(parts.folder)) if "loss" in r), None),
+        "validation": validation,
+        **totals,
+        "model_flops_utilization": utilization,
+        "precision": parts.engine.precision.mode,
+        "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
+        "skipped_steps": work.skipped_steps,
+        "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors") if validation else None,
+        "seed": parts.source.seed,
+        "forced": [],
+    }
+    write_record_section(parts.folder, pretrain=section)
+    if validation:
+        say(
+            f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {seconds:.1f} s"
+            f" ({totals['tokens_per_second']:.0f} tokens/s), validation loss {validation['loss']:.3f}; model in"
+            f" {parts.folder / 'final'}"
+        )

@@ -1,0 +1,109 @@
+"""What a person sees while long work goes on: a bar with rate and ETA on a terminal, plain lines in a log file."""
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+LOG_EVERY_SECONDS = 10.0
+_console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """Print one plain line (above a running bar, if there is one)."""
+    if _console.is_terminal:
+        _console.print(message, markup=False)
+    else:
+        print(message, flush=True)
+
+
+def format_count(value: float, unit: str) -> str:
+    """`12.3 MB` for unit B, `12.3k steps` else."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G" if unit == "B" else "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            number = f"{value / factor:.1f}{'' if unit == 'B' else prefix}"
+            return f"{number} {prefix}B" if unit == "B" else f"{number} {unit}".strip()
+    return f"{value:.0f} {unit}".strip()
+
+
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        done = format_count(task.completed, unit)
+        rate = f", {format_count(task.speed, unit)}/s" if task.speed else ""
+        return Text(f"{done}{rate}")
+
+
+class Progress:
+    """`with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
+
+    `total=None` means unknown: no ETA is shown. Without a terminal a line is printed at most every 10 seconds.
+    """
+
+    def __init__(self, title: str, total: float | None, unit: str = "") -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done = 0.0
+        self._note = ""
+        self._started = self._last_line = time.monotonic()
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> "Progress":
+        if _console.is_terminal:
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                _RateColumn(),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=_console,
+                refresh_per_second=4,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, unit=self.unit, note="")
+        return self
+
+    def advance(self, amount: float = 1.0) -> None:
+        """Count `amount` more units as done."""
+        self.update(self.done + amount)
+
+    def update(self, done: float) -> None:
+        """Set the number of units done so far."""
+        self.done = done
+        if self._bar:
+            self._bar.update(self._task, completed=done)
+        elif time.monotonic() - self._last_line >= LOG_EVERY_SECONDS:
+            self._print_line()
+
+    def note(self, text: str) -> None:
+        """Show a short text behind the bar (loss, current file)."""
+        self._note = text
+        if self._bar:
+            self._bar.update(self._task, note=text)
+
+    def _print_line(self) -> None:
+        now = time.monotonic()
+        self._last_line = now
+        elapsed = now - self._started
+        parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
+        if self.total:
+            left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
+            parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
+            parts.append(f"eta {left:.0f} s")
+        parts.append(f"{elapsed:.0f} s")
+        if self._note:
+            parts.append(self._note)
+        print(", ".join(parts), flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif kind is None and self.done:
+            self._print_line()

@@ -1,0 +1,271 @@
+"""The run folder, and `record.json`, the one document that the rules and the report read.
+
+    runs/<name>/
+        config.yaml        the resolved configuration of the first start
+        environment.json   versions, device, git commit
+        git.diff           the uncommitted changes, if any
+        budget.jsonl       the clock's journal (cramming/budget.py): the truth about time
+        metrics.jsonl      one line per logged step and per validation
+        checkpoints/       what a resume needs
+        final/             the model, in a stock format where one exists
+        glue/<init>/       fine-tuning results and predictions
+        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue
+
+A record is made of sections that the verbs write one after the other, each atomically. A number that is missing or not
+finite is stored as null: JSON has no NaN, and nobody downstream may mistake a substitute for a measurement.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from cramming import __version__
+from cramming.config import UserError, overwrite_atomically
+
+FORMAT_VERSION = 1
+RULES_VERSION = "1"
+
+
+def run_folder(settings: Mapping[str, Any]) -> Path:
+    """`<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
+    name = str(settings["name"])
+    if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
+        raise UserError(
+            f"name={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {settings['runs']})"
+        )
+    return Path(settings["runs"]).expanduser() / name
+
+
+def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
+    """UserError when a run of this name exists and `resume` is not set; True when it is set and the run is finished."""
+    folder = run_folder(settings)
+    if not (folder / "record.json").exists():
+        return False
+    status = load_record(folder).get("pretrain", {}).get("status")
+    if status == "finished" and not settings["resume"]:
+        raise UserError(f"name={settings['name']}: {folder} already has a finished run; give another name=...")
+    if status in ("running", "interrupted") and not settings["resume"]:
+        raise UserError(
+            f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
+        )
+    return status == "finished"
+
+
+# Sections and keys that a resume may change: where things lie and what happens after the training.
+_FREE_TO_CHANGE = {"resume", "runs", "corpora", "checkpoint", "eval", "report", "experiment", "model_path", "division"}
+
+
+def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """UserError naming the first setting in which a resumed run differs from its first start."""
+    before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
+    for key in sorted(before.keys() | now.keys()):
+        if key.split(".")[0] not in _FREE_TO_CHANGE and before.get(key) != now.get(key):
+            raise UserError(
+                f"{key}={now.get(key)}: the run in {folder} was started with {key}={before.get(key)};"
+                " resume with the same settings, or start under another name"
+            )
+
+
+def _leaves(node: Any, path: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` -> `{"a.b": 1}`; lists count as leaves."""
+    if isinstance(node, Mapping):
+        return {k: v for key, child in node.items() for k, v in _leaves(child, f"{path}.{key}".lstrip(".")).items()}
+    return {path: list(node) if isinstance(node, tuple) else node}
+
+
+def load_record(folder: Path) -> dict[str, Any]:
+    """The record of a run folder; UserError if it is missing, broken or of another format version."""
+    path = folder / "record.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such record; is {folder} a run folder?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error}); restore it or remove the run folder") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT_VERSION:
+        found = record.get("format") if isinstance(record, dict) else type(record).__name__
+        raise UserError(f"{path}: record format {found}, this version reads {FORMAT_VERSION}")
+    return record
+
+
+def write_record_section(folder: Path, **sections: Any) -> None:
+    """Merge `sections` into the record, atomically; a mapping is merged one level deep (glue: one key per init)."""
+    path = folder / "record.json"
+    record = load_record(folder) if path.exists() else _new_record(folder.name)
+    for key, value in sections.items():
+        old = record.get(key)
+        record[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+    text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False, default=str)
+    overwrite_atomically(path, lambda temporary: _write_text(temporary, text + "\n"))
+
+
+def _new_record(name: str) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {
+        "format": FORMAT_VERSION,
+        "name": name,
+        "created": now,
+        "suite_version": __version__,
+        "rules_version": RULES_VERSION,
+    }
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def finite(value: Any) -> Any:
+    """The same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def load_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl`; a last line cut short by a crash is left out.
+
+    After a crash the resumed process logs the same steps again: the later row of a step is the one that counts.
+    """
+    path = folder / "metrics.jsonl"
+    rows: dict[tuple[int, bool], dict[str, Any]] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            rows[row["step"], "validation_loss" in row] = row
+    return [rows[key] for key in sorted(rows)]
+
+
+class MetricsLog:
+    """Appends rows to `metrics.jsonl`; each line reaches the file system at once, so a crash loses at most one."""
+
+    def __init__(self, folder: Path):
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row."""
+        self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def create_run_folder(
+    folder: Path, settings: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Write what is known at the start: config.yaml, environment.json, git.diff and the record's first sections.
+
+    A resumed run keeps what its first start wrote, and must have the same settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if resume and (folder / "record.json").exists():
+        refuse_changed_settings(folder, settings)
+        return
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
+    overwrite_atomically(folder / "config.yaml", lambda p: _write_text(p, text))
+    overwrite_atomically(folder / "environment.json", lambda p: _write_text(p, json.dumps(environment, indent=1)))
+    diff = _git("diff", "HEAD")
+    if diff:
+        overwrite_atomically(folder / "git.diff", lambda p: _write_text(p, diff + "\n"))
+    write_record_section(
+        folder, config=dict(settings), environment=environment, division_requested=settings["division"]
+    )
+
+
+def environment(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
+    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
+    versions: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "device": dict(device),
+        "git": git_state(),
+    }
+
+
+def git_state() -> dict[str, Any]:
+    """Commit of the checkout the code runs from and the hash of its uncommitted diff; nulls in an installed wheel."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "dirty": None, "diff_sha256": None}
+    diff = _git("diff", "HEAD") or ""
+    dirty = bool(_git("status", "--porcelain"))
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
+    source = Path(__file__).resolve().parent.parent
+    if not (source / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or sys.platform
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """One writer per run folder: a second process on the same name is refused. The kernel frees it with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as handle:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{folder}: another process is working on this run; wait for it or give another name"
+                ) from None
+        yield

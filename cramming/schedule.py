@@ -1,0 +1,96 @@
+"""Schedules as pure functions of progress: the share of the budget already spent, from 0 to 1.
+
+A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
+replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
+does, in whatever unit the budget is.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Shape of the learning rate, and the ramp of the batch size, over the budget.
+
+    `warmup` and `decay` are shares of the budget; `final` is the learning rate at the end as a share of the peak;
+    `start` is the share of the peak at progress 0. The batch grows linearly from `batch_start` of train.batch_size to
+    all of it at progress `batch_ramp` (0: no ramp).
+    """
+
+    name: Literal["constant", "linear", "cosine", "triangle", "wsd"]
+    warmup: float
+    decay: float
+    decay_shape: Literal["linear", "sqrt"]
+    start: float
+    final: float
+    batch_start: float
+    batch_ramp: float
+
+    def __post_init__(self) -> None:
+        for field in ("warmup", "decay", "start", "final", "batch_ramp"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"{field}={getattr(self, field)} is not between 0 and 1")
+        if not 0 < self.batch_start <= 1:
+            raise ValueError(f"batch_start={self.batch_start} is not a share above 0 and at most 1")
+        if self.name == "wsd" and self.warmup + self.decay > 1:
+            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
+
+
+def learning_rate_factor(config: ScheduleConfig, progress: float) -> float:
+    """The learning rate at `progress` as a share of its peak."""
+    progress = min(max(progress, 0.0), 1.0)
+    if progress < config.warmup and config.name != "triangle":
+        return config.start + (1 - config.start) * progress / config.warmup
+    return max(0.0, SHAPES[config.name](config, progress))  # rounding may give -1e-16 at the end
+
+
+def _constant(config: ScheduleConfig, progress: float) -> float:
+    return 1.0
+
+
+def _after_warmup(config: ScheduleConfig, progress: float) -> float:
+    return (progress - config.warmup) / max(1 - config.warmup, 1e-12)
+
+
+def _linear(config: ScheduleConfig, progress: float) -> float:
+    return 1 + (config.final - 1) * _after_warmup(config, progress)
+
+
+def _cosine(config: ScheduleConfig, progress: float) -> float:
+    return config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * _after_warmup(config, progress)))
+
+
+def _triangle(config: ScheduleConfig, progress: float) -> float:
+    """Rises from `start` until the last `decay` share, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
+    peak = 1 - config.decay
+    if progress < peak:
+        return config.start + (1 - config.start) * progress / peak
+    return 1 + (config.final - 1) * (progress - peak) / max(config.decay, 1e-12)
+
+
+def _warmup_stable_decay(config: ScheduleConfig, progress: float) -> float:
+    """Flat, then falling over the last `decay` share, linearly or as 1 - sqrt (Hägele et al. 2024)."""
+    done = (progress - (1 - config.decay)) / max(config.decay, 1e-12)
+    if done <= 0:
+        return 1.0
+    return 1 + (config.final - 1) * (done if config.decay_shape == "linear" else math.sqrt(done))
+
+
+SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "triangle": _triangle,
+    "wsd": _warmup_stable_decay,
+}
+
+
+def micro_batches_per_step(config: ScheduleConfig, progress: float, full: int) -> int:
+    """Micro-batches to accumulate at `progress`, where the full batch has `full` of them; at least one."""
+    if config.batch_ramp == 0 or progress >= config.batch_ramp:
+        return full
+    share = config.batch_start + (1 - config.batch_start) * progress / config.batch_ramp
+    return max(1, min(full, round(share * full)))

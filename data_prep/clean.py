@@ -1,0 +1,81 @@
+"""Normalisation and the few filters: what is surely not text goes, everything else stays and is counted.
+
+Normalisation makes equal text equal: one Unicode form, no control or invisible characters, single spaces, no blank
+lines. A line that is already clean, which is nearly every line, is recognised by two C-level tests and left alone.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+# C0 and C1 controls that are not whitespace; soft hyphen, zero-width and directional marks, byte-order mark; lone
+# surrogates, which JSON escapes can smuggle in.
+_CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
+_INVISIBLE = re.compile(f"[{_CONTROLS}\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff]")
+_UNICODE_FORMS: dict[str, Callable[[str], str]] = {
+    "NFC": partial(unicodedata.normalize, "NFC"),
+    "NFKC": partial(unicodedata.normalize, "NFKC"),
+    "none": str,
+}
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """Section `data.clean`."""
+
+    unicode: Literal["NFC", "NFKC", "none"] = "NFC"
+    min_characters: int = 20
+    max_characters: int = 4_000_000  # a longer document is cut into parts at whitespace, so that memory stays bounded
+
+    def __post_init__(self) -> None:
+        if self.min_characters < 1 or self.max_characters < 1000:
+            raise ValueError("min_characters must be at least 1 and max_characters at least 1000")
+
+
+def normalize(text: str, config: CleanConfig) -> str:
+    """The text in its normal form; lines are kept, blank lines are not."""
+    unify = _UNICODE_FORMS[config.unicode]
+    if not text.isascii():
+        text = unify(text)
+    return "\n".join(filter(None, (_clean_line(line, unify) for line in text.split("\n"))))
+
+
+def _clean_line(line: str, unify: Callable[[str], str]) -> str:
+    if line.isprintable() and "  " not in line:  # printable: no control characters, no space but U+0020
+        return line.strip()
+    # Once more: what was removed may have stood between a letter and its accent.
+    return unify(" ".join(_INVISIBLE.sub("", line).split()))
+
+
+# Each filter says whether a normalised text must go; the manifest counts the removed documents by name.
+FILTERS: dict[str, Callable[[str, CleanConfig], bool]] = {
+    "too_short": lambda text, config: len(text) < config.min_characters,
+    "no_letters": lambda text, config: _LETTER.search(text) is None,
+}
+
+
+def reason_to_remove(text: str, config: CleanConfig) -> str | None:
+    """The name of the first filter that removes this normalised text, or None."""
+    return next((name for name, removes in FILTERS.items() if removes(text, config)), None)
+
+
+def split_at_whitespace(text: str, limit: int) -> list[str]:
+    """Cut into parts of at most `limit` characters, in front of whitespace if there is any in the part's second half.
+
+    Joined, the parts are the text again. Whitespace stays in front of the word after it, as byte-level BPE wants it.
+    """
+    if len(text) <= limit:
+        return [text]
+    parts, start = [], 0
+    while len(text) - start > limit:
+        low, high = start + limit // 2, start + limit
+        cut = max(text.rfind(" ", low, high + 1), text.rfind("\n", low, high + 1))
+        cut = cut if cut > 0 else high
+        parts.append(text[start:cut])
+        start = cut
+    parts.append(text[start:])
+    return parts

@@ -1,0 +1,267 @@
+"""Reading local files as streams: plain or compressed text, and the record formats.
+
+Every reader is a generator that holds about one block in memory, whatever the file's size, and every complaint names
+the file and the place in it: a byte offset and line for text that is not UTF-8, a line for a bad record.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cramming.config import UserError
+
+BLOCK_BYTES = 1 << 20
+LONGEST_TEXT_LINE = 1 << 24  # a longer line of plain text is handed on in parts
+LONGEST_RECORD = 1 << 29  # a longer line of a record file cannot be meant
+
+
+def _open_zstandard(handle: BinaryIO) -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True)
+
+
+COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+    ".zst": _open_zstandard,
+}
+SUFFIXES = {
+    ".txt": "txt",
+    ".text": "txt",
+    ".md": "txt",
+    "": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+
+
+def format_of(path: Path) -> str:
+    """The format of a file by its name, without the suffix of a compression. UserError for a suffix not known."""
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    suffix = name.suffix.lower()
+    # `wiki_core.00.xz`: a numbered part, not a format.
+    if suffix[1:].isdigit():
+        suffix = ""
+    if suffix not in SUFFIXES:
+        known = " ".join(filter(None, SUFFIXES))
+        raise UserError(
+            f"{path}: format not known from its name ({known}, each also with {' '.join(COMPRESSIONS)});"
+            " set data.format=txt|jsonl|csv|tsv|parquet"
+        )
+    return SUFFIXES[suffix]
+
+
+class OpenFile:
+    """A file being read: `position` counts the bytes of the file itself, before decompression, for the progress bar."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.raw: BinaryIO = path.open("rb")
+
+    @property
+    def position(self) -> int:
+        return 0 if self.raw.closed else self.raw.tell()
+
+    @contextmanager
+    def decompressed(self) -> Iterator[BinaryIO]:
+        """The file's content. A damaged or cut-off archive becomes a UserError that names the file."""
+        opener = COMPRESSIONS.get(self.path.suffix.lower(), lambda handle: handle)
+        errors: tuple[type[BaseException], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
+        if self.path.suffix.lower() == ".zst":
+            import zstandard
+
+            errors = (*errors, zstandard.ZstdError)
+        try:
+            yield opener(self.raw)
+        except errors as error:
+            raise UserError(f"{self.path}: cannot be read as {self.path.suffix or 'a file'}: {error}") from None
+        finally:
+            self.raw.close()
+
+
+def read_lines(file: OpenFile, longest: int = LONGEST_TEXT_LINE) -> Iterator[str]:
+    """Lines without their ends. A line above `longest` bytes comes in parts, cut at a space where there is one.
+
+    UserError: an empty file, a NUL byte in its first block (binary data or UTF-16), bytes that are not UTF-8.
+    """
+    offset, line, rest = 0, 1, b""
+    with file.decompressed() as handle:
+        while block := handle.read(BLOCK_BYTES):
+            if offset == 0 and not rest:
+                _refuse_binary(file.path, block)
+                block = block.removeprefix(b"\xef\xbb\xbf")
+            block = rest + block
+            end = block.rfind(b"\n") + 1 or (_cut(block) if len(block) > longest else 0)
+            block, rest = block[:end], block[end:]
+            yield from _decode(file.path, block, offset, line)
+            offset += len(block)
+            line += block.count(b"\n")
+    if offset == 0 and not rest:
+        raise UserError(f"{file.path}: empty file")
+    yield from _decode(file.path, rest, offset, line)
+
+
+def _refuse_binary(path: Path, block: bytes) -> None:
+    place = block.find(b"\0")
+    if place >= 0:
+        raise UserError(f"{path}: binary file (a NUL byte at offset {place}); text must be UTF-8")
+
+
+def _cut(block: bytes) -> int:
+    """Where to cut one overlong line: behind its last space, else at the last character's first byte."""
+    end = block.rfind(b" ") + 1
+    if end:
+        return end
+    end = len(block) - 1
+    while end > 1 and block[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def _decode(path: Path, block: bytes, offset: int, line: int) -> Iterator[str]:
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += block.count(b"\n", 0, error.start)
+        raise UserError(
+            f"{path}: not UTF-8 at byte {offset + error.start} (line {line}); convert it, for example"
+            f" `iconv -f latin1 -t utf-8 {path.name}`"
+        ) from None
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return (item.removesuffix("\r") for item in lines)
+
+
+def _read_jsonl(file: OpenFile, field: str) -> Iterator[str]:
+    for number, line in enumerate(read_lines(file, LONGEST_RECORD), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file.path}:{number}: not a JSON object on one line ({error})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{file.path}:{number}: expected a JSON object, found {type(record).__name__}")
+        if field not in record:
+            raise missing_field(f"{file.path}:{number}", field, record)
+        yield text_value(f"{file.path}:{number}", field, record[field])
+
+
+def _read_delimited(delimiter: str, quoting: Any) -> Callable[[OpenFile, str], Iterator[str]]:
+    def read(file: OpenFile, field: str) -> Iterator[str]:
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        lines = (line + "\n" for line in read_lines(file, LONGEST_RECORD))
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        try:
+            header = next(rows)
+            if field not in header:
+                raise missing_field(str(file.path), field, header)
+            column = header.index(field)
+            for row in rows:
+                if len(row) != len(header) and row:
+                    raise UserError(f"{file.path}:{rows.line_num}: {len(row)} columns, the header has {len(header)}")
+                if row:
+                    yield row[column]
+        except csv.Error as error:
+            raise UserError(f"{file.path}:{rows.line_num}: {error}") from None
+
+    return read
+
+
+def _read_parquet(file: OpenFile, field: str) -> Iterator[str]:
+    import pyarrow
+    from pyarrow import parquet
+
+    with file.decompressed() as handle, tempfile.TemporaryFile() as spool:
+        seekable: Any = handle
+        if handle is not file.raw:  # parquet needs to seek: unpack to an anonymous file that vanishes by itself
+            shutil.copyfileobj(handle, spool)
+            seekable = spool
+        try:
+            table = parquet.ParquetFile(seekable)
+            if field not in table.schema_arrow.names:
+                raise missing_field(str(file.path), field, table.schema_arrow.names)
+            row = 0
+            for batch in table.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    row += 1
+                    yield text_value(f"{file.path} row {row}", field, value)
+        except pyarrow.ArrowException as error:
+            raise UserError(f"{file.path}: not a readable parquet file: {str(error).splitlines()[0]}") from None
+
+
+def missing_field(place: str, field: str, present: Any) -> UserError:
+    return UserError(f"{place}: no field {field!r}; there are: {', '.join(map(str, present))} (set data.text_field)")
+
+
+def text_value(place: str, field: str, value: Any) -> str:
+    """A record's text; null counts as empty text, which the filters remove and count."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{place}: field {field!r} holds {type(value).__name__}, expected text (set data.text_field)")
+    return value
+
+
+RECORD_READERS: dict[str, Callable[[OpenFile, str], Iterator[str]]] = {
+    "jsonl": _read_jsonl,
+    "csv": _read_delimited(",", csv.QUOTE_MINIMAL),
+    "tsv": _read_delimited("\t", csv.QUOTE_NONE),
+    "parquet": _read_parquet,
+}
+
+
+def _by_line(lines: Iterator[str], longest: int) -> Iterator[str]:
+    return (line for line in lines if line.strip())
+
+
+def _by_block(lines: Iterator[str], longest: int) -> Iterator[str]:
+    block, size = io.StringIO(), 0
+    for line in lines:
+        if line.strip() and size < longest:
+            size += block.write(line) + block.write("\n")
+            continue
+        if size:
+            yield block.getvalue()
+        block, size = io.StringIO(), 0
+        if line.strip():
+            size = block.write(line) + block.write("\n")
+    if size:
+        yield block.getvalue()
+
+
+def _by_file(lines: Iterator[str], longest: int) -> Iterator[str]:
+    block, size = io.StringIO(), 0
+    for line in lines:
+        size += block.write(line) + block.write("\n")
+        if size >= longest:
+            yield block.getvalue()
+            block, size = io.StringIO(), 0
+    if size:
+        yield block.getvalue()
+
+
+# How a plain text file is cut into documents. Each yields parts of at most about `longest` characters.
+TEXT_DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[str]]] = {
+    "line": _by_line,
+    "block": _by_block,
+    "file": _by_file,
+}

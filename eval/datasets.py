@@ -1,0 +1,245 @@
+"""Readers of GLUE: the official TSV folders, the same layouts written for the embedded suite, and the hub.
+
+The official files are tab-separated without any quoting, UTF-8, one example per line; CoLA's training and dev files
+have no header. Every reader is strict: a file that is not what it should be ends with one line naming the file, the
+line and what was expected, because a silently misread column still trains and still gives a number. A folder may hold
+only some of the tasks, and a training file may be a sample of the official one: that is allowed and marked
+(`TaskData.subset`).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cramming.config import UserError
+from eval.hub import prepare_hub
+from eval.tasks import TASKS, Source, Task, find_tasks
+
+HUB_DATASET = "nyu-mll/glue"
+ID_COLUMNS = ("index", "id")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of one file: texts as one list per text column, and labels (class numbers or scores) where it has them.
+
+    `ids` are the official example numbers of a test set. `skipped` counts known broken rows that were left out.
+    """
+
+    source: Source
+    texts: tuple[list[str], ...]
+    labels: np.ndarray | None
+    ids: list[int] | None = None
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts[0])
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the content, so that a stored result is never taken for one on other data."""
+        digest = hashlib.sha256()
+        for column in self.texts:
+            digest.update("\x1e".join(column).encode())
+        digest.update(b"" if self.labels is None else self.labels.tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All that is there of one task: training set, labelled sets to score, test sets to predict; and what is absent."""
+
+    task: Task
+    train: Split
+    scored: tuple[Split, ...]
+    blind: tuple[Split, ...] = ()
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def subset(self) -> bool:
+        """Whether the training set is smaller than the official one."""
+        return len(self.train) < self.task.train.examples
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything a result depends on."""
+        splits = (self.train, *self.scored, *self.blind)
+        return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in splits).encode()).hexdigest()
+
+
+def tasks_in_folder(folder: Path, wanted: Sequence[str] | None) -> tuple[list[Task], dict[str, str]]:
+    """The tasks to run on `folder`, and for each of the others why not.
+
+    With `wanted` exactly those, present or not (reading an absent one is then an error); else those with a folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"eval.data_dir={folder}: no such folder; it should hold {_folder_names()}")
+    if wanted is not None:
+        tasks = find_tasks(list(wanted))
+        reason = "not in eval.tasks"
+    else:
+        tasks = [task for task in TASKS.values() if (folder / task.train.folder).is_dir()]
+        reason = f"no such task folder in {folder}"
+    if not tasks:
+        raise UserError(f"eval.data_dir={folder}: no GLUE task found; expected one or more of {_folder_names()}")
+    return tasks, {task.name: reason for task in TASKS.values() if task not in tasks}
+
+
+def _folder_names() -> str:
+    return ", ".join(f"{task.train.folder}/" for task in TASKS.values())
+
+
+def read_task(folder: Path, task: Task) -> TaskData:
+    """Read one task from its official TSV files in `folder`.
+
+    The training file and at least one labelled dev file must be there; of MNLI's two dev sets one may be missing, test
+    files and the diagnostic set are optional. UserError names a missing file, or the file and line of what is wrong.
+    """
+    needed = ", ".join([task.train.file, *(s.file for s in task.scored)])
+    train_path = folder / task.train.folder / task.train.file
+    if not train_path.is_file():
+        raise UserError(f"{train_path}: no such file; {task.title} needs {needed}")
+    scored, absent = [], {}
+    for source in task.scored:
+        path = folder / source.folder / source.file
+        if path.is_file():
+            scored.append(read_tsv(path, task, source, labelled=True))
+        else:
+            absent[source.entry] = f"{source.folder}/{source.file} is not in the data folder"
+    if not scored:
+        first = task.scored[0]
+        raise UserError(f"{folder / first.folder / first.file}: no such file; {task.title} needs {needed}")
+    train = read_tsv(train_path, task, task.train, labelled=True)
+    blind = [
+        read_tsv(path, task, source, labelled=False)
+        for source in task.blind
+        if (path := folder / source.folder / source.file).is_file()
+    ]
+    return TaskData(task, train, tuple(scored), tuple(blind), absent)
+
+
+def read_tsv(path: Path, task: Task, source: Source, labelled: bool) -> Split:
+    """Read one official TSV file; UserError with file and line where it is not as the layout says."""
+    lines = _decode(path).split("\n")
+    if lines[-1] == "":  # the newline at the end of the last line
+        lines.pop()
+    columns, first = _header(path, lines, task, labelled)
+    text_at = [columns.index(name) for name in task.text]
+    label_at = columns.index(task.label) if labelled else -1
+    id_at = next((columns.index(name) for name in ID_COLUMNS if name in columns), None)
+    texts: tuple[list[str], ...] = tuple([] for _ in text_at)
+    labels: list[float] = []
+    ids: list[int] = []
+    skipped = 0
+    for number, line in enumerate(lines[first:], start=first + 1):
+        fields = line.rstrip("\r").split("\t")
+        if len(fields) != len(columns):
+            skipped += 1
+            if source is not task.train or skipped > task.broken_rows or number == len(lines):
+                raise UserError(_wrong_count(path, number, len(fields), columns, last=number == len(lines)))
+            continue
+        for column, position in zip(texts, text_at):
+            column.append(fields[position])
+        if labelled:
+            labels.append(_label(task, fields[label_at], path, number))
+        elif id_at is not None:
+            ids.append(_next_id(ids, fields[id_at], path, number))
+    if not texts[0]:
+        raise UserError(f"{path}: no examples in this file; {task.title} needs rows with {', '.join(columns)}")
+    kind = np.float32 if task.regression else np.int64
+    return Split(source, texts, np.array(labels, kind) if labelled else None, ids or None, skipped)
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        found = content[error.start : error.start + 1].hex()
+        raise UserError(f"{path}:{line}: not UTF-8 (byte 0x{found}); save the file as UTF-8") from None
+
+
+def _header(path: Path, lines: list[str], task: Task, labelled: bool) -> tuple[list[str], int]:
+    """Column names, and the index of the first line with an example."""
+    if not lines:
+        raise UserError(f"{path}: the file is empty; {task.title} needs tab-separated rows")
+    found = lines[0].rstrip("\r").split("\t")
+    if task.headerless and labelled:
+        if len(found) != len(task.headerless):
+            raise UserError(_wrong_count(path, 1, len(found), list(task.headerless), last=False))
+        return list(task.headerless), 0
+    expected = [*task.text, task.label] if labelled else list(task.text)
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise UserError(
+            f"{path}:1: expected a header with the columns {', '.join(expected)}; "
+            f"{', '.join(missing)} not in the header found: {', '.join(found)[:200]}"
+        )
+    return found, 1
+
+
+def _wrong_count(path: Path, line: int, found: int, columns: list[str], last: bool) -> str:
+    hint = "; is the file cut short?" if last and found < len(columns) else ""
+    return f"{path}:{line}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), found {found}{hint}"
+
+
+def _label(task: Task, text: str, path: Path, line: int) -> float:
+    if task.score_range:
+        low, high = task.score_range
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise UserError(f"{path}:{line}: {task.label} {text!r} is not a number from {low:g} to {high:g}")
+        return value
+    try:
+        return task.labels.index(text)
+    except ValueError:
+        raise UserError(f"{path}:{line}: {task.label} {text!r} is not one of {', '.join(task.labels)}") from None
+
+
+def _next_id(ids: list[int], text: str, path: Path, line: int) -> int:
+    """The example number; test files must be in the official order, for the answers are handed in by position."""
+    if not text.isdecimal():
+        raise UserError(f"{path}:{line}: example number {text!r} is not a whole number")
+    if ids and int(text) <= ids[-1]:
+        raise UserError(f"{path}:{line}: example number {text} follows {ids[-1]}; test files keep the official order")
+    return int(text)
+
+
+def read_hub_task(task: Task) -> TaskData:
+    """Read one task from the hub's `nyu-mll/glue`; UserError at once where there is no network and no cached copy."""
+    prepare_hub()
+    import datasets
+
+    def load(source: Source, labelled: bool) -> Split:
+        try:
+            rows = datasets.load_dataset(HUB_DATASET, source.hub_config, split=source.hub_split)
+        except (OSError, ValueError) as error:  # ConnectionError, LocalEntryNotFoundError, missing cache entry
+            reason = " ".join(str(error).split())[:150]
+            raise UserError(
+                f"eval=hub: cannot load {HUB_DATASET} ({source.hub_config}): {reason}; "
+                "without a network give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
+            ) from None
+        return _split_of_rows(rows, task, source, labelled)
+
+    blind = [load(source, labelled=False) for source in task.blind]
+    scored = [load(source, labelled=True) for source in task.scored]
+    return TaskData(task, load(task.train, labelled=True), tuple(scored), tuple(blind))
+
+
+def _split_of_rows(rows: Any, task: Task, source: Source, labelled: bool) -> Split:
+    texts = tuple(list(rows[name]) for name in task.hub_text)
+    labels = np.array(rows["label"], np.float32 if task.regression else np.int64) if labelled else None
+    if labels is not None and not task.regression and not np.isin(labels, range(task.outputs)).all():
+        raise UserError(
+            f"{HUB_DATASET} ({source.hub_config}, {source.hub_split}): labels outside 0..{task.outputs - 1}"
+        )
+    return Split(source, texts, labels, None if labelled else [int(i) for i in rows["idx"]])

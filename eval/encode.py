@@ -1,0 +1,132 @@
+"""Texts to token ids, once per task: every seed and epoch reads the same arrays.
+
+A model's folder says how its sequences look. Folders of this suite and stock BERT and ModernBERT folders get BERT's
+layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with the special tokens their tokenizer names; any other folder
+gets what its own tokenizer does (RoBERTa's `<s> a </s></s> b </s>`). Sequences above the maximum length lose tokens
+from the longer of the two texts. Sequences are stored end to end without padding: flat ids, and where each example
+begins.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cramming.config import UserError
+from eval.datasets import Split, TaskData
+
+BATCH = 4096
+
+Columns = tuple[list[str], ...]
+Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """N examples end to end: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
+
+    ids_T: np.ndarray
+    types_T: np.ndarray
+    starts_N: np.ndarray
+    labels_N: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.starts_N) - 1
+
+
+@dataclass(frozen=True)
+class EncodedTask:
+    """A task's splits as token ids, under the entries' names."""
+
+    train: Encoded
+    scored: dict[str, Encoded]
+    blind: dict[str, Encoded]
+
+
+def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
+    """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        return _bert_encoder(folder, max_length, vocab_size)
+    return _stock_encoder(folder, max_length, vocab_size)
+
+
+def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    _check_size(folder, tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
+    cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
+    )
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
+        found = tokenizer.encode_batch(inputs)
+        return [e.ids for e in found], [e.type_ids for e in found]
+
+    return encode
+
+
+def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
+    """The special token of a role and its id, as tokenizer_config.json names it, else BERT's name for it."""
+    config = folder / "tokenizer_config.json"
+    named = json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
+    text = named.get("content") if isinstance(named, dict) else named
+    text = text or f"[{role.removesuffix('_token').upper()}]"
+    number = to_id(text)
+    if number is None:
+        raise UserError(
+            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); the tokenizer does not fit the model"
+        )
+    return text, number
+
+
+def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
+    _check_size(folder, len(tokenizer), vocab_size)
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        found = tokenizer(*columns, truncation="longest_first", max_length=max_length, padding=False)
+        ids = found["input_ids"]
+        return ids, found.get("token_type_ids") or [[0] * len(sequence) for sequence in ids]
+
+    return encode
+
+
+def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
+    if entries > vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit"
+        )
+
+
+def encode_task(data: TaskData, encode: Encoder) -> EncodedTask:
+    """All splits of a task as ids."""
+    return EncodedTask(
+        encode_split(data.train, encode),
+        {split.source.entry: encode_split(split, encode) for split in data.scored},
+        {split.source.entry: encode_split(split, encode) for split in data.blind},
+    )
+
+
+def encode_split(split: Split, encode: Encoder) -> Encoded:
+    """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
+    ids, types, lengths = [], [], []
+    for first in range(0, len(split), BATCH):
+        batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
+        lengths += [len(sequence) for sequence in batch_ids]
+        ids.append(np.fromiter((i for sequence in batch_ids for i in sequence), np.int32))
+        types.append(np.fromiter((i for sequence in batch_types for i in sequence), np.uint8))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)

@@ -1,0 +1,245 @@
+"""One fine-tuning run: one task, one seed, one model; and its predictions.
+
+Every task, seed and initialisation gets the same `Hyperparameters` object. The weights after the last epoch are
+scored, never the best ones. Sequences are packed: a batch of examples is one run of tokens without padding, gathered
+from arrays that were tokenized once, so a step costs little beside the model itself. On a CPU the same seed gives the
+same numbers bit for bit, whatever else runs, as long as the number of threads per run is the same.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cramming.model.attention import Packing
+from cramming.model.heads import SequenceClassifier
+from cramming.precision import Precision, PrecisionConfig
+from cramming.schedule import ScheduleConfig, learning_rate_factor
+from eval.encode import Encoded, EncodedTask
+from eval.models import ModelSource, build_classifier
+from eval.tasks import Task
+
+EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The global set. `warmup` is a share of all steps; `dropout` also that of the classification head.
+
+    `pooling` takes the first token or the mean of a sequence; `pooler` puts a dense layer with tanh behind it.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    max_grad_norm: float | None
+    dropout: float
+    attention_dropout: float
+    pooling: Literal["cls", "mean"]
+    pooler: bool
+    max_length: int
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "learning_rate", "eps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup", "dropout", "attention_dropout", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        if self.weight_decay < 0 or (self.max_grad_norm is not None and self.max_grad_norm <= 0):
+            raise ValueError("weight_decay must not be negative, and max_grad_norm above 0 or null")
+        if self.max_length < 8:
+            raise ValueError(f"max_length={self.max_length} must be at least 8 tokens")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate after `progress` in [0, 1] of all steps."""
+        shape = ScheduleConfig(self.schedule, self.warmup, 0.0, "linear", 0.0, 0.0, 1.0, 0.0)
+        return self.learning_rate * learning_rate_factor(shape, progress)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite."""
+
+    scored: dict[str, np.ndarray]
+    blind: dict[str, np.ndarray]
+    train_loss: float
+    seconds: float
+
+
+class Batch(NamedTuple):
+    """Some examples, packed: what the model takes, and their labels."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    types_T: Tensor
+    packing: Packing
+    labels_S: Tensor | None
+
+
+class PackedSplit:
+    """A split's arrays as tensors, from which any choice of examples is packed into a batch."""
+
+    def __init__(self, encoded: Encoded, device: torch.device) -> None:
+        self.device = device
+        self.ids_T = torch.from_numpy(encoded.ids_T)
+        self.types_T = torch.from_numpy(encoded.types_T)
+        self.starts_N = torch.from_numpy(encoded.starts_N[:-1])
+        self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
+        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N)
+
+    def __len__(self) -> int:
+        return len(self.starts_N)
+
+    def batch(self, chosen_S: Tensor) -> Batch:
+        """The examples `chosen_S` (int64 [S]) end to end."""
+        lengths_S = self.lengths_N[chosen_S]
+        bounds_S = torch.zeros(len(chosen_S) + 1, dtype=torch.int64)
+        torch.cumsum(lengths_S, 0, out=bounds_S[1:])
+        total = int(bounds_S[-1])
+        firsts_T = bounds_S[:-1].repeat_interleave(lengths_S, output_size=total)
+        positions_T = torch.arange(total) - firsts_T
+        index_T = self.starts_N[chosen_S].repeat_interleave(lengths_S, output_size=total) + positions_T
+        packing = Packing(self._to(bounds_S.int()), None, int(lengths_S.max()))
+        labels_S = None if self.labels_N is None else self._to(self.labels_N[chosen_S])
+        ids_T, types_T = self.ids_T[index_T].long(), self.types_T[index_T].long()
+        return Batch(self._to(ids_T), self._to(positions_T), self._to(types_T), packing, labels_S)
+
+    def _to(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+
+def finetune(
+    task: Task,
+    data: EncodedTask,
+    source: ModelSource,
+    init: str,
+    seed: int,
+    hyper: Hyperparameters,
+    precision: Literal["fp32", "bf16", "fp16"],
+    device: torch.device,
+    on_examples: Callable[[int], None] = lambda count: None,
+) -> Predictions:
+    """Train on the task's training set and predict its other sets. `on_examples` hears of every trained example.
+
+    A loss that is not finite ends the training at once; the predictions are then NaN.
+    """
+    started = time.perf_counter()
+    torch.manual_seed(seed)
+    model = build_classifier(
+        source, init, task.outputs, hyper.dropout, hyper.attention_dropout, hyper.pooling, hyper.pooler
+    ).to(device)
+    number_format = Precision(PrecisionConfig(precision, tf32=True), device)
+    loss = train(model, task, PackedSplit(data.train, device), seed, hyper, number_format, on_examples)
+    failed = not np.isfinite(loss)
+    scored, blind = (
+        {
+            name: predict(model, task, PackedSplit(split, device), number_format, failed)
+            for name, split in splits.items()
+        }
+        for splits in (data.scored, data.blind)
+    )
+    return Predictions(scored, blind, loss, time.perf_counter() - started)
+
+
+def train(
+    model: SequenceClassifier,
+    task: Task,
+    split: PackedSplit,
+    seed: int,
+    hyper: Hyperparameters,
+    number_format: Precision,
+    on_examples: Callable[[int], None],
+) -> float:
+    """Train in place; the mean loss of the last epoch, NaN as soon as a step's loss is not finite."""
+    model.train()
+    optimizer = make_optimizer(model, hyper)
+    generator = torch.Generator().manual_seed(seed)
+    steps_per_epoch = -(-len(split) // hyper.batch_size)
+    total_steps = hyper.epochs * steps_per_epoch
+    for epoch in range(hyper.epochs):
+        losses = []
+        for step, chosen_S in enumerate(torch.randperm(len(split), generator=generator).split(hyper.batch_size)):
+            progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
+            for group in optimizer.param_groups:
+                group["lr"] = hyper.learning_rate_at(progress)
+            losses.append(_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format))
+            on_examples(len(chosen_S))
+        mean = torch.stack(losses).mean().item()
+        if not np.isfinite(mean):
+            return float("nan")
+    return mean
+
+
+def make_optimizer(model: nn.Module, hyper: Hyperparameters) -> torch.optim.AdamW:
+    """AdamW; weight decay only on matrices, not on biases and norms."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": hyper.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    betas = (hyper.beta1, hyper.beta2)
+    return torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True)
+
+
+def _step(
+    model: SequenceClassifier,
+    task: Task,
+    batch: Batch,
+    optimizer: torch.optim.AdamW,
+    hyper: Hyperparameters,
+    number_format: Precision,
+) -> Tensor:
+    with number_format.autocast():
+        logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T).float()
+    assert batch.labels_S is not None
+    if task.regression:
+        loss = F.mse_loss(logits_SC.squeeze(-1), batch.labels_S)
+    else:
+        loss = F.cross_entropy(logits_SC, batch.labels_S)
+    scaler = number_format.scaler
+    scaler.scale(loss).backward()
+    if hyper.max_grad_norm is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), hyper.max_grad_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+@torch.inference_mode()
+def predict(
+    model: SequenceClassifier, task: Task, split: PackedSplit, number_format: Precision, failed: bool = False
+) -> np.ndarray:
+    """Predictions in the split's order, float64 [N]: class numbers or scores; NaN where the output is not finite."""
+    found_N = torch.full((len(split),), float("nan"), dtype=torch.float64)
+    if failed:
+        return found_N.numpy()
+    model.eval()
+    for chosen_S in _by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
+        batch = split.batch(chosen_S)
+        with number_format.autocast():
+            logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+        logits_SC = logits_SC.double().cpu()
+        values_S = logits_SC.squeeze(-1) if task.regression else logits_SC.argmax(-1).double()
+        found_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
+    return found_N.numpy()
+
+
+def _by_length(lengths_N: Tensor, tokens: int) -> Iterator[Tensor]:
+    """Examples in order of length, in groups of about `tokens` tokens, so that a group needs next to no padding."""
+    order_N = lengths_N.argsort(stable=True)
+    ends_N = lengths_N[order_N].cumsum(0)
+    group_N = (ends_N - 1) // tokens
+    sizes = torch.unique_consecutive(group_N, return_counts=True)[1].tolist()
+    yield from order_N.split(sizes)

@@ -1,0 +1,250 @@
+"""`cramming glue`: fine-tune a model on every task and seed, and put the scores into the run's record.
+
+The model is `runs/<name>/final`, or any Hugging Face encoder by `model_path=<folder or hub name>`. The tasks are
+GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or those of the embedded corpus
+(`eval=embedded`). A run that was interrupted goes on at the first (task, seed) that was not finished.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from cramming.config import UserError, build, settings_hash
+from cramming.data.shards import corpus_folder
+from cramming.device import describe, select
+from cramming.precision import resolve
+from cramming.progress import Progress, say
+from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
+from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
+from eval.encode import encode_task, load_encoder
+from eval.finetune import Hyperparameters
+from eval.jobs import Job, choose_workers, run_jobs
+from eval.models import ModelSource, open_model
+from eval.results import Pieces, summarise, write_json
+from eval.tasks import TASKS, Task, find_tasks
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The `eval` section. `data_dir` is the folder of the official GLUE folders; `tasks` null means all that are there;
+    `workers` null means what cores and memory allow; `threads` is per run and, unlike `workers`, part of the result.
+    """
+
+    source: Literal["local", "hub", "embedded"]
+    data_dir: Path | None
+    tasks: tuple[str, ...] | None
+    init: tuple[Literal["pretrained", "random"], ...]
+    seeds: tuple[int, ...]
+    workers: int | None
+    threads: int
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    hyperparameters: Hyperparameters
+
+    def __post_init__(self) -> None:
+        for name in ("init", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"{name}={list(values)} must name at least one, and each once")
+        if self.threads < 1 or (self.workers is not None and self.workers < 1):
+            raise ValueError("threads and workers must be at least 1")
+        if self.source == "embedded" and self.data_dir is not None:
+            raise ValueError("data_dir is for real GLUE data; add eval=glue_sane")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The tasks to score, how to read one, and why the others are not scored."""
+
+    name: Literal["glue", "embedded"]
+    tasks: list[Task]
+    absent: dict[str, str]
+    read: Callable[[Task], TaskData]
+
+
+def main(config: dict[str, Any]) -> None:
+    """Score the run `name` (or `model_path`) as section `eval` says; UserError for whatever is missing or wrong."""
+    settings = build(EvalConfig, config["eval"], "eval")
+    device = select(config["device"])
+    folder = run_folder(config)
+    source = find_model(config, folder)
+    check_length(source, settings.hyperparameters.max_length)
+    suite = find_suite(settings, config)
+    data = [suite.read(task) for task in suite.tasks]
+    with run_lock(folder):
+        if config["model_path"]:
+            start_record(folder, config, device)
+        for init in settings.init:
+            section = score_model(folder / "glue" / init, source, init, suite, data, settings, device)
+            write_record_section(folder, glue={init: section})
+            show_averages(section)
+
+
+def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
+    """The model to score."""
+    if config["model_path"]:
+        return open_model(config["model_path"])
+    final = folder / "final"
+    if not final.is_dir():
+        raise UserError(
+            f"{final}: no trained model; run `cramming pretrain name={config['name']}` or give model_path=<folder>"
+        )
+    return open_model(final)
+
+
+def check_length(source: ModelSource, max_length: int) -> None:
+    """UserError where sequences would be longer than the model has positions for."""
+    if source.max_length is not None and max_length > source.max_length:
+        raise UserError(
+            f"eval.hyperparameters.max_length={max_length}: {source.label} has {source.max_length} positions; "
+            f"set it to {source.max_length} or less"
+        )
+
+
+def find_suite(settings: EvalConfig, config: dict[str, Any]) -> Suite:
+    """Where the tasks come from; a set `eval.data_dir` means local files."""
+    if settings.source == "hub" and settings.data_dir is None:
+        tasks = find_tasks(list(settings.tasks)) if settings.tasks is not None else list(TASKS.values())
+        absent = {name: "not in eval.tasks" for name, task in TASKS.items() if task not in tasks}
+        return Suite("glue", tasks, absent, read_hub_task)
+    if settings.source == "embedded":
+        folder = corpus_folder(config) / "tasks"
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: no embedded tasks; run `cramming prepare` with the same data settings first, "
+                "or score GLUE with eval=glue_sane eval.data_dir=<folder>"
+            )
+    elif settings.data_dir is None:
+        raise UserError(
+            "eval.data_dir is not set: give the folder with CoLA/, SST-2/, ..., or eval=hub or eval=embedded"
+        )
+    else:
+        folder = settings.data_dir
+    tasks, absent = tasks_in_folder(folder, settings.tasks)
+    name: Literal["glue", "embedded"] = "embedded" if settings.source == "embedded" else "glue"
+    return Suite(name, tasks, absent, lambda task: read_task(folder, task))
+
+
+def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
+    """A record for a model that this suite did not pretrain; UserError where the name belongs to one that it did."""
+    if (folder / "record.json").exists():
+        if "pretrain" in load_record(folder):
+            raise UserError(f"name={config['name']}: {folder} is a pretraining run; give another name for model_path")
+        return
+    create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
+
+
+def score_model(
+    folder: Path,
+    source: ModelSource,
+    init: str,
+    suite: Suite,
+    data: Sequence[TaskData],
+    settings: EvalConfig,
+    device: torch.device,
+) -> dict[str, Any]:
+    """All tasks and seeds from one initialisation; the record's section, after writing glue.json and timing.json."""
+    precision = resolve(settings.precision, device)
+    numerics = {"precision": precision, "threads_per_run": settings.threads}
+    store, seeds = Pieces(folder), settings.seeds
+    keys = {
+        (d.task.name, seed): piece_key(d, seed, init, source, settings.hyperparameters, numerics, device)
+        for d, seed in itertools.product(data, seeds)
+    }
+    by_name = {d.task.name: d for d in data}
+    pieces = {
+        (name, seed): piece
+        for (name, seed), key in keys.items()
+        if (piece := store.load(by_name[name].task, seed, key)) is not None
+    }
+    for (name, seed), piece in pieces.items():
+        show_piece(by_name[name].task, init, seed, piece, "stored")
+    todo = [run for run in keys if run not in pieces]
+    weight_bytes = sum(f.stat().st_size for f in source.folder.glob("*.safetensors"))
+    workers = choose_workers(settings.workers, settings.threads, len(todo), device, weight_bytes)
+    if workers > 1:  # the longest first, so that no process is alone with a long one at the end
+        todo.sort(key=lambda run: -len(by_name[run[0]].train))
+    total = settings.hyperparameters.epochs * sum(len(by_name[name].train) for name, _ in todo)
+    jobs = make_jobs(todo, by_name, source, init, settings, precision, device)
+    with Progress(f"fine-tune ({init})", total, "examples") as bar:
+        for job, found in run_jobs(jobs, workers, bar.advance):
+            run = (job.task, job.seed)
+            pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
+            show_piece(by_name[job.task].task, init, job.seed, pieces[run], f"{found.seconds:.0f} s")
+    model = {
+        "init": init,
+        "model": source.label,
+        "model_sha256": source.sha256 if init == "pretrained" else None,
+        "environment": {**environment(asdict(describe(device))), **numerics},
+    }
+    summary = summarise(model, suite.name, data, pieces, seeds, settings.hyperparameters, suite.absent)
+    write_json(folder / "glue.json", summary)
+    timing = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
+    write_json(folder / "timing.json", timing)
+    return with_seconds(summary, timing)
+
+
+def piece_key(
+    data: TaskData,
+    seed: int,
+    init: str,
+    source: ModelSource,
+    hyper: Hyperparameters,
+    numerics: dict[str, Any],
+    device: torch.device,
+) -> str:
+    """A hash of everything that the numbers of one run depend on."""
+    tokenizers = [f.read_text(encoding="utf-8") for f in sorted(source.folder.glob("*token*")) if f.suffix == ".json"]
+    config = (source.folder / "config.json").read_text(encoding="utf-8")
+    machine = [torch.__version__, device.type, describe(device).name]
+    return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), numerics, machine)
+
+
+def make_jobs(
+    runs: Sequence[tuple[str, int]],
+    data: dict[str, TaskData],
+    source: ModelSource,
+    init: str,
+    settings: EvalConfig,
+    precision: Literal["fp32", "bf16", "fp16"],
+    device: torch.device,
+) -> Iterator[Job]:
+    """The jobs of `runs` in order; a task is tokenized when its first job is asked for."""
+    hyper = settings.hyperparameters
+    for name, group in itertools.groupby(runs, key=lambda run: run[0]):
+        encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
+        encoded = encode_task(data[name], encode)
+        for _, seed in group:
+            yield Job(name, seed, init, encoded, source, hyper, precision, str(device), settings.threads)
+
+
+def with_seconds(summary: dict[str, Any], timing: dict[str, float]) -> dict[str, Any]:
+    """The summary with the fine-tuning seconds per entry (those of its task) and in all."""
+    tasks = {
+        name: {**entry, "seconds": sum(timing[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
+        for name, entry in summary["tasks"].items()
+    }
+    return {**summary, "tasks": tasks, "seconds": sum(timing.values())}
+
+
+def show_piece(task: Task, init: str, seed: int, piece: dict[str, Any], remark: str) -> None:
+    """One line per finished run."""
+    for entry, found in piece["entries"].items():
+        title = next(s.title for s in task.scored if s.entry == entry)
+        values = ", ".join(
+            f"{name} {'-' if value is None else f'{100 * value:.1f}'}" for name, value in found["metrics"].items()
+        )
+        remarks = "; ".join([remark, *found["problems"], *found["notes"]])
+        say(f"{title:<8} {init} seed {seed}: {values} ({remarks})")
+
+
+def show_averages(section: dict[str, Any]) -> None:
+    """The averages, or what they lack."""
+    for name, average in section["averages"].items():
+        if average["value"] is not None:
+            say(f"{name} {section['init']}: {average['value']:.2f}")
+        else:
+            say(f"{name} {section['init']}: not computed, missing {', '.join(average['missing'])}")

@@ -1,0 +1,133 @@
+"""Runs fine-tuning jobs, one after the other or in several processes.
+
+A small model leaves most of a many-core CPU idle, so on a CPU several (task, seed) runs work side by side, each with a
+fixed number of threads: sums are then formed in the same order however many processes there are, and the numbers do
+not depend on it. Workers are spawned, ignore Ctrl-C (the parent ends them) and watch their parent, so that none
+outlives it, not even after a `kill -9`.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.sharedctypes import Synchronized
+from typing import Literal
+
+import psutil
+import torch
+
+from cramming.config import UserError
+from eval.encode import EncodedTask
+from eval.finetune import Hyperparameters, Predictions, finetune
+from eval.models import ModelSource
+from eval.tasks import TASKS
+
+POLL_SECONDS = 0.5
+PROCESS_BYTES = 1.2e9  # Python, torch and a task's arrays
+WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, activations
+
+OnExamples = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fine-tuning run, complete: it can be sent to another process."""
+
+    task: str
+    seed: int
+    init: str
+    data: EncodedTask
+    source: ModelSource
+    hyper: Hyperparameters
+    precision: Literal["fp32", "bf16", "fp16"]
+    device: str
+    threads: int
+
+
+def choose_workers(wanted: int | None, threads: int, jobs: int, device: torch.device, weight_bytes: int) -> int:
+    """Processes to use: as wanted, else as many as cores and memory allow on a CPU, and one on a GPU."""
+    if wanted is None:
+        room = 0.7 * psutil.virtual_memory().available / (PROCESS_BYTES + WEIGHT_COPIES * weight_bytes)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        wanted = min(cores // threads, int(room)) if device.type == "cpu" else 1
+    return max(1, min(wanted, jobs))
+
+
+def run_jobs(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:
+    """Each job with its result, as they finish; `jobs` is read lazily. With one worker all happens in this process."""
+    return _run_here(jobs, on_examples) if workers == 1 else _run_in_pool(jobs, workers, on_examples)
+
+
+def _run_here(jobs: Iterable[Job], on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:
+    before = torch.get_num_threads()
+    try:
+        for job in jobs:
+            yield job, _run(job, on_examples)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(job: Job, on_examples: OnExamples) -> Predictions:
+    torch.set_num_threads(job.threads)
+    task, device = TASKS[job.task], torch.device(job.device)
+    return finetune(task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples)
+
+
+def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(counter,))
+    queue, waiting, counted = iter(jobs), dict[Future[Predictions], Job](), 0
+    try:
+        while True:
+            for job in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for the next
+                waiting[pool.submit(_run_in_worker, job)] = job
+            if not waiting:
+                return
+            done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            on_examples(counter.value - counted)
+            counted = counter.value
+            for future in done:
+                yield waiting.pop(future), future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller eval.workers"
+        ) from None
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_counter: "Synchronized[int]"
+
+
+def _begin_worker(counter: "Synchronized[int]") -> None:
+    global _counter
+    _counter = counter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for_any([parent.sentinel])
+    os._exit(1)
+
+
+def _run_in_worker(job: Job) -> Predictions:
+    return _run(job, _count)
+
+
+def _count(examples: int) -> None:
+    with _counter.get_lock():
+        _counter.value += examples

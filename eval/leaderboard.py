@@ -1,0 +1,275 @@
+"""From records to ranked tables: what the leaderboard says, before anybody thinks of Markdown or HTML.
+
+One row per run and initialisation. Rows on the full official data are ranked by the suite's first average; rows on
+marked subsets, or with an average that cannot be printed, stand in a group of their own and have no rank; invalid
+records come after them. Published rows of the same protocol hang beneath the GLUE table. A number that is missing stays
+a dash, and the reason stands below the table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from eval.reading import Run, at, entries, number
+from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
+from eval.render import DASH, Block, Cell, Group, Paragraph, Table
+from eval.rules import MIN_SEEDS
+from eval.standings import Entrant, Score, columns_of, gain_over
+from eval.tasks import AVERAGES, ENTRIES, TASKS
+
+SUBSET = "†"
+TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
+SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
+
+
+def table(rows: Sequence[Entrant], suite: str) -> Table:
+    """The suite's leaderboard."""
+    mine = [row for row in rows if row.suite == suite]
+    full = [r for r in mine if r.verdict.division != "invalid" and r.main is not None and not r.subset]
+    invalid = [r for r in mine if r.verdict.division == "invalid"]
+    partial = [r for r in mine if r not in full and r not in invalid]
+    best = {c: max((r.scores[c].value or 0.0 for r in full if c in r.scores), default=None) for c in columns_of(suite)}
+    ranks = {id(row): str(place) for place, row in enumerate((r for r in full if r.ranked), 1)}
+    groups = [
+        Group(
+            [_row(r, ranks.get(id(r), ""), best) for r in full],
+            "All tasks, all of their official data" if partial else "",
+        ),
+        Group(
+            [_row(r, "", {}) for r in partial], f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
+        ),
+        Group(
+            [_row(r, "", {}) for r in invalid],
+            "Not ranked: invalid records (a rule for both divisions is broken)",
+            "faint",
+        ),
+    ]
+    if suite == "glue":
+        groups.append(Group(list(_references()), f"Published results, same protocol ({PROTOCOL})", "faint"))
+    columns = ["#", "Model", "Division", *number_columns(suite)]
+    return Table(columns, [g for g in groups if g.rows], [*_notes(mine, suite)], left=3, kind="scores")
+
+
+def _row(row: Entrant, rank: str, best: Mapping[str, float | None]) -> list[Cell]:
+    model = Cell(row.run.label, _detail(row), "main", anchor(row.run))
+    return [Cell(rank), model, division_cell(row), *number_cells(row, best if row.ranked else {})]
+
+
+def number_columns(suite: str) -> list[str]:
+    """The titles of the suite's averages and entries, in the order of `number_cells`."""
+    return [*(TITLES[name] for name in AVERAGES[suite]), *(ENTRIES[entry][1].title for entry in columns_of(suite))]
+
+
+def number_cells(row: Entrant, best: Mapping[str, float | None] | None = None) -> list[Cell]:
+    """The row's averages, then its entries; a score equal to its column's in `best` is set off."""
+    mark = SUBSET if row.subset else ""
+    cells = [Cell(DASH if v is None else f"{v:.1f}{mark}", "", "main") for v in row.averages.values()]
+    for entry in columns_of(row.suite):
+        score = row.scores.get(entry, Score())
+        leads = score.value is not None and score.value == (best or {}).get(entry)
+        cells.append(score_cell(score, "best" if leads else ""))
+    return cells
+
+
+def score_cell(score: Score, tone: str = "") -> Cell:
+    """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
+    if score.value is None:
+        return Cell(DASH, "", "warn" if score.problem and score.problem != "no score on record" else "")
+    spread = "" if score.spread is None else f"±{score.spread:.1f}"
+    return Cell(f"{score.value:.1f}{SUBSET if score.subset else ''}", spread, tone)
+
+
+def division_cell(row: Entrant) -> Cell:
+    """The row's division with the rules it breaks; a random initialisation competes in none."""
+    if row.init == "random":
+        return Cell("baseline", "", "")
+    return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
+
+
+def _detail(row: Entrant) -> str:
+    what = {"pretrained": "pretrained", "random": "random initialisation"}.get(row.init, row.init)
+    seeds = len(entries(row.section.get("seeds")))
+    parts = [what, f"{seeds} seed{'s' if seeds != 1 else ''}"]
+    if row.init == "pretrained":
+        parts += [model_words(row.run.record), budget_words(row.run.record)]
+    return ", ".join(p for p in parts if p)
+
+
+def pretraining_table(runs: Sequence[Run]) -> Table:
+    """What each run spent and reached before fine-tuning."""
+    columns = [
+        "Model",
+        "Status",
+        "Parameters",
+        "Budget",
+        "Spent",
+        "Steps",
+        "Tokens",
+        "Tokens/s",
+        "FLOP use",
+        "Loss",
+        "Validation",
+    ]
+    rows = []
+    for run in runs:
+        share, seconds = (
+            number(run.record, "pretrain.model_flops_utilization"),
+            number(run.record, "pretrain.budget.spent_seconds"),
+        )
+        paths = ("steps", "tokens", "tokens_per_second")
+        counts = [Cell(_or_dash(number(run.record, f"pretrain.{path}"), compact)) for path in paths]
+        losses = [number(run.record, f"pretrain.{path}") for path in ("train_loss", "validation.loss")]
+        rows.append(
+            [
+                Cell(run.label, "", "main", anchor(run)),
+                Cell(str(at(run.record, "pretrain.status") or "unknown")),
+                Cell(_or_dash(number(run.record, "pretrain.parameters"), compact)),
+                Cell(budget_words(run.record) or DASH),
+                Cell(_or_dash(seconds, duration)),
+                *counts,
+                Cell(_or_dash(share, lambda v: f"{100 * v:.0f}%")),
+                *(Cell(_or_dash(loss, lambda v: f"{v:.3f}")) for loss in losses),
+            ]
+        )
+    return Table(columns, [Group(rows)], left=2)
+
+
+def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
+    return DASH if value is None else words(value)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.5 min` or `23.9 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def model_words(record: Mapping[str, Any]) -> str:
+    """Such as `12.3M parameters`; empty where it is not on record."""
+    parameters = number(record, "pretrain.parameters")
+    return "" if parameters is None else f"{compact(parameters)} parameters"
+
+
+def budget_words(record: Mapping[str, Any]) -> str:
+    """Such as `0.5 h on 1 AMD EPYC`; empty where there was no pretraining."""
+    limit, unit = number(record, "pretrain.budget.limit"), at(record, "pretrain.budget.unit")
+    if limit is None:
+        return ""
+    device = at(record, "environment.device.name") or at(record, "environment.device.kind")
+    if unit == "hours":
+        amount = f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
+    else:
+        amount = f"{compact(limit)} {unit}"
+    return f"{amount} on {device}" if device else amount
+
+
+def compact(value: float) -> str:
+    """12345678 -> 12.3M."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.4g}"
+
+
+def anchor(run: Run) -> str:
+    """The run's place in the page; folder names are unique."""
+    return "run-" + "".join(c if c.isalnum() else "-" for c in run.folder.name)
+
+
+def _references() -> Iterator[list[Cell]]:
+    for row in REFERENCES:
+        spread = "" if row.spread is None else f"±{row.spread:.1f}"
+        detail = "; ".join(part for part in (row.source, row.note) if part)
+        eight = DASH if row.avg8 is None else f"{row.avg8:.1f}"
+        tasks = [Cell(f"{row.scores[c]:.1f}" if c in row.scores else DASH) for c in columns_of("glue")]
+        yield [
+            Cell(""),
+            Cell(row.title, detail),
+            Cell("published"),
+            Cell(f"{row.avg9:.1f}", spread),
+            Cell(eight),
+            *tasks,
+        ]
+
+
+def _notes(rows: Sequence[Entrant], suite: str) -> Iterator[str]:
+    for name, average in AVERAGES[suite].items():
+        yield f"{TITLES[name]}: {average.definition}."
+    protocols = sorted({_protocol(row) for row in rows})
+    for protocol in protocols:
+        names = dict.fromkeys(row.run.label for row in rows if _protocol(row) == protocol)
+        who = "" if len(protocols) == 1 else f" ({', '.join(names)})"
+        yield f"Every score: {protocol}{who}. ± is the standard deviation over seeds."
+    if any(score.subset for row in rows for score in row.scores.values()):
+        yield f"{SUBSET} trained or scored on a part of the official data; not comparable with full-task numbers."
+    for row in rows:
+        gaps = _gaps(row)
+        if gaps:
+            yield f"{row.run.label}, {row.init}: {gaps}."
+    yield from _gains(rows)
+    if suite == "glue":
+        yield "Published avg-8 is computed here from the published task scores; second-hand numbers are marked so."
+
+
+def _protocol(row: Entrant) -> str:
+    count = len(entries(row.section.get("seeds")))
+    epochs = number(row.section, "hyperparameters.epochs")
+    length = "" if epochs is None else f", {epochs:g} epochs"
+    few = f" (fewer than the {MIN_SEEDS} of the closed division)" if count < MIN_SEEDS else ""
+    split, selection = row.section.get("split"), row.section.get("selection")
+    of_seeds = "one seed" if count == 1 else f"median of {count} seeds"
+    return f"{split} split, {of_seeds}{few}, {selection} scored{length}"
+
+
+def _gaps(row: Entrant) -> str:
+    absent = [ENTRIES[c][1].title for c in columns_of(row.suite) if row.scores.get(c, Score()).value is None]
+    dashed = [TITLES[name] for name, value in row.averages.items() if value is None]
+    if not dashed:
+        return ""
+    reasons = [(name, score.problem) for name, score in row.scores.items() if score.problem and score.value is None]
+    absent_tasks = at(row.section, "absent")
+    reasons += [(str(k), str(v)) for k, v in absent_tasks.items()] if isinstance(absent_tasks, Mapping) else []
+    why = "; ".join(f"{_title(name)}: {reason}" for name, reason in reasons if _counts(name, row.suite))
+    where = f"there is no score for {', '.join(absent) or 'some entry'}"
+    return f"{' and '.join(dashed)} not printed, because {where}" + (f" ({why})" if why else "")
+
+
+def _title(name: str) -> str:
+    return ENTRIES[name][1].title if name in ENTRIES else TASKS[name].title if name in TASKS else name
+
+
+def _counts(name: str, suite: str) -> bool:
+    """Whether an entry, or any entry of a task, is part of the suite's averages."""
+    inside = [s.entry for s in TASKS[name].scored] if name in TASKS else [name]
+    return any(entry in columns_of(suite) for entry in inside)
+
+
+def _gains(rows: Sequence[Entrant]) -> Iterator[str]:
+    for row in rows:
+        other = next((r for r in rows if r.run is row.run and r.init == "random"), None)
+        if row.init == "pretrained" and other:
+            gain, count = gain_over(row, other)
+            if gain is not None:
+                over = f"on average over the {count} entries that both rows have"
+                yield f"{row.run.label}: pretraining is worth {gain:+.1f} points {over}."
+
+
+def other_protocols() -> list[Block]:
+    """The table of published rows that must not be compared with ours."""
+    rows = [
+        [
+            Cell(r.title, "; ".join(p for p in (r.source, r.note) if p)),
+            Cell(r.parameters),
+            Cell(r.cost),
+            Cell(f"{r.avg8:.1f}"),
+        ]
+        + [Cell(f"{r.scores[e]:.1f}" if e in r.scores else DASH) for e in columns_of("glue") if e != "mnli_mismatched"]
+        for r in OTHER_PROTOCOLS
+    ]
+    names = [ENTRIES[e][1].title.replace("-m", "") for e in columns_of("glue") if e != "mnli_mismatched"]
+    return [
+        Paragraph(
+            "Tuned per task, trained on MNLI in between, or averaged otherwise: for orientation, never for ranking."
+        ),
+        Table(["Model", "Parameters", "Pretraining", "average of 8", *names], [Group(rows)], left=3),
+    ]

@@ -1,0 +1,169 @@
+"""Where the model to be scored comes from, and the classifier that is fine-tuned.
+
+A folder whose architecture this suite has (its own, stock BERT and ModernBERT) is loaded into the suite's encoder,
+which works on packed sequences. Every other Hugging Face encoder is wrapped by `StockEncoder`, which pads inside and
+has the same interface. Random initialisation means the same architecture with fresh weights from the fine-tuning seed.
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from cramming.model.export import load_encoder_config, load_masked_lm
+from torch import Tensor, nn
+
+from cramming.config import UserError, settings_hash
+from cramming.model.attention import Packing
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
+from cramming.model.heads import SequenceClassifier
+from cramming.record import file_sha256
+from eval.hub import prepare_hub
+
+OWN_TYPES = ("cramming", "bert", "modernbert")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model folder: `label` is what the user called it, `own` whether the suite's encoder can run it.
+
+    `sha256` is that of the weight file (of all their hashes where there are several).
+    """
+
+    folder: Path
+    label: str
+    own: bool
+    vocab_size: int
+    max_length: int | None
+    sha256: str
+
+
+def open_model(path: str | Path) -> ModelSource:
+    """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        folder = _download(str(path))
+    settings = folder / "config.json"
+    if not settings.is_file():
+        raise UserError(f"{folder}: no config.json; expected a Hugging Face model folder")
+    try:
+        config = json.loads(settings.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{settings}: not readable as JSON ({error})") from None
+    weights = next((found for p in WEIGHT_FILES if (found := sorted(folder.glob(p)))), None)
+    if not weights:
+        raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
+    hashes = [file_sha256(file) for file in weights]
+    sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
+    if config.get("model_type") in OWN_TYPES:
+        own = load_encoder_config(folder)
+        assert own.vocab_size is not None, folder
+        unlimited = own.positions in ("rope", "none")
+        return ModelSource(folder, str(path), True, own.vocab_size, None if unlimited else own.max_length, sha256)
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
+    return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256)
+
+
+def _download(name: str) -> Path:
+    """The hub's model of this name as a local folder; UserError at once where it cannot be had."""
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
+        raise UserError(f"model_path={name}: no such folder, and not a name on the hub")
+    online = prepare_hub()
+    from huggingface_hub import snapshot_download
+
+    texts = ["*.json", "*.txt", "*.model"]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*texts, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:150] if online else "no connection to the hub, and not in the cache"
+        raise UserError(f"model_path={name}: no such folder, and {reason}; give a local model folder") from None
+    return folder
+
+
+def build_classifier(
+    source: ModelSource,
+    init: str,
+    outputs: int,
+    dropout: float,
+    attention_dropout: float,
+    pooling: str,
+    pooler: bool,
+) -> SequenceClassifier:
+    """A classifier with `outputs` logits on the source's encoder, pretrained or random as `init` says.
+
+    New weights come from torch's global generator.
+    """
+    if source.own:
+        encoder = _own_encoder(source, init, dropout, attention_dropout)
+    else:
+        encoder = cast(Encoder, StockEncoder(source.folder, init, dropout, attention_dropout))
+    size = encoder.config.hidden_size if pooler else None
+    return SequenceClassifier(encoder, outputs, cast(Any, pooling), size, dropout)
+
+
+def _own_encoder(source: ModelSource, init: str, dropout: float, attention_dropout: float) -> Encoder:
+    config = replace(load_encoder_config(source.folder), dropout=dropout, attention_dropout=attention_dropout)
+    encoder = Encoder(config)
+    if init == "pretrained":
+        encoder.load_state_dict(_pretrained_state(source.folder))
+    return encoder
+
+
+@lru_cache(maxsize=1)
+def _pretrained_state(folder: Path) -> dict[str, Tensor]:
+    """The encoder's weights, read once per process."""
+    return load_masked_lm(folder).encoder.state_dict()
+
+
+class StockEncoder(nn.Module):
+    """Any `AutoModel` behind the interface of the suite's encoder: packed tokens in, packed hidden states out."""
+
+    DROPOUTS = ("hidden_dropout_prob", "dropout", "embd_pdrop", "hidden_dropout", "embedding_dropout", "mlp_dropout")
+    ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+
+    def __init__(self, folder: Path, init: str, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        from transformers import AutoConfig, AutoModel
+
+        try:
+            config = AutoConfig.from_pretrained(folder)
+            for names, rate in ((self.DROPOUTS, dropout), (self.ATTENTION_DROPOUTS, attention_dropout)):
+                for name in names:
+                    if isinstance(getattr(config, name, None), float | int):
+                        setattr(config, name, rate)
+            if init == "pretrained":
+                self.model = AutoModel.from_pretrained(folder, config=config, dtype=torch.float32)
+            else:
+                self.model = AutoModel.from_config(config, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{folder}: transformers cannot load it ({' '.join(str(error).split())[:200]})") from None
+        self.pad_id = config.pad_token_id or 0
+        self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
+        std = getattr(config, "initializer_range", None) or 0.02
+        self.config = ModelConfig(config.vocab_size, config.hidden_size, num_heads=1, init_std=std)
+
+    def forward(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, D]."""
+        lengths_S = packing.bounds_S.diff()
+        valid_SL = torch.arange(packing.max_length, device=ids_T.device) < lengths_S[:, None]
+        inputs = {"input_ids": _pad(ids_T, valid_SL, self.pad_id), "attention_mask": valid_SL.long()}
+        if self.takes_types and token_types_T is not None:
+            inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
+        return self.model(**inputs).last_hidden_state[valid_SL]
+
+
+def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:
+    return torch.full(valid_SL.shape, filler, dtype=torch.long, device=values_T.device).masked_scatter(
+        valid_SL, values_T.long()
+    )

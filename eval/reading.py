@@ -1,0 +1,137 @@
+"""Reading run folders for the rules and the report, without believing them.
+
+A record may come from another machine, an older version, an interrupted run or an editor. `load_runs` therefore never
+stops at one bad folder: it hands back each run with its record or with one line that says what is wrong. The accessors
+`at`, `number` and `entries` are total: a missing or misshapen part reads as None or as empty, never as an exception and
+never as a number that nobody measured.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cramming.budget import processes_of, read_journal
+from cramming.config import UserError
+from cramming.record import file_sha256, load_metrics, load_record
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `record` is empty when `problem` says why it could not be read."""
+
+    folder: Path
+    label: str  # what the report calls it: unique within one report
+    record: Record = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    problem: str | None = None
+
+
+def load_runs(runs: Path) -> list[Run]:
+    """Every run folder directly inside `runs`, by name; UserError where there is none."""
+    if not runs.is_dir():
+        raise UserError(f"runs={runs}: no such folder; pretrain something first, or give runs=<folder of run folders>")
+    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if is_run(folder)]
+    if not loaded:
+        raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
+    labels = [run.label for run in loaded]
+    return [
+        run if labels.count(run.label) == 1 else Run(run.folder, f"{run.label} ({run.folder.name})", *_rest(run))
+        for run in loaded
+    ]
+
+
+def _rest(run: Run) -> tuple[Record, list[dict[str, Any]], str | None]:
+    return run.record, run.metrics, run.problem
+
+
+RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds anything of a run; a run that died early has no record yet but is still to be listed."""
+    return folder.is_dir() and any((folder / name).exists() for name in RUN_FILES)
+
+
+def load_run(folder: Path) -> Run:
+    """Read one run folder; what is wrong with it ends in `problem`."""
+    try:
+        record = load_record(folder)
+    except UserError as error:
+        return Run(folder, folder.name, problem=str(error))
+    except OSError as error:
+        return Run(folder, folder.name, problem=f"{folder / 'record.json'}: {error.strerror}")
+    journal = folder / "budget.jsonl"
+    if journal.exists():
+        record = {**record, "journal": summarise_journal(journal)}
+    try:
+        metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
+    except (KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
+        metrics = []
+    return Run(folder, str(record.get("name") or folder.name), record, metrics)
+
+
+def summarise_journal(journal: Path) -> dict[str, Any]:
+    """What budget.jsonl says by itself, whatever the record claims; `problem` where it is damaged.
+
+    `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
+    is everything that was charged.
+    """
+    try:
+        events = read_journal(journal)
+    except UserError as error:
+        return {"problem": str(error)}
+    if not events:
+        return {"problem": f"{journal}: no event"}
+    processes = processes_of(events)
+    return {
+        "sha256": file_sha256(journal),
+        "processes": processes,
+        "steps": events[-1].get("steps"),
+        "last_step_seconds": events[-1].get("last_step_seconds"),
+        "total_seconds": sum(process["spent_seconds"] for process in processes),
+    }
+
+
+def at(record: Any, path: str) -> Any:
+    """The value at a dotted path, or None where any part of it is missing."""
+    for key in path.split("."):
+        record = record.get(key) if isinstance(record, Mapping) else None
+    return record
+
+
+def number(record: Any, path: str = "") -> float | None:
+    """The finite number at `path` (or `record` itself), else None."""
+    value = at(record, path) if path else record
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def mean_of(names: Iterable[str], scores: Mapping[str, float | None]) -> float | None:
+    """Mean of the named scores; None as soon as one is missing."""
+    values = [scores.get(name) for name in names]
+    present = [v for v in values if v is not None]
+    return sum(present) / len(present) if present and len(present) == len(values) else None
+
+
+def entries(value: Any) -> list[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def sections(record: Record) -> dict[str, Mapping[str, Any]]:
+    """The record's score sections by initialisation (`pretrained`, `random`)."""
+    glue = at(record, "glue")
+    return {str(k): v for k, v in glue.items() if isinstance(v, Mapping)} if isinstance(glue, Mapping) else {}
+
+
+def tasks_of(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All scored tasks as (`init/task`, its entry)."""
+    for init, section in sections(record).items():
+        tasks = section.get("tasks")
+        for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
+            yield f"{init}/{name}", task if isinstance(task, Mapping) else {}

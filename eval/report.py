@@ -1,0 +1,214 @@
+"""`cramming report`: the leaderboard over a folder of runs, and a page for each run.
+
+    <out>/leaderboard.html       everything on one page that needs no other file
+    <out>/leaderboard.md, .csv   the tables for a repository and for a spreadsheet
+    <out>/plots/*.png
+    <runs>/<name>/report/        report.md, report.html, plots, and submission.zip where all test predictions exist
+
+It only reads run folders, so it works on another machine, on runs still in progress and on records that came by mail.
+A run that cannot be read is listed with what is wrong; it hides no other run. Same records, same bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from cramming.config import UserError, build, overwrite_atomically
+from cramming.progress import say
+from cramming.record import RULES_VERSION
+from eval import leaderboard, plots, submission, summary
+from eval.reading import Run, at, entries, load_runs
+from eval.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
+from eval.rules import RULES, Verdict, judge
+from eval.standings import Entrant, bars, comma_separated, entrants
+from eval.tasks import AVERAGES
+
+TITLE = "Cramming leaderboard"
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Where the report goes."""
+
+    out: Path | None
+    each_run: bool
+
+
+def main(config: dict[str, Any]) -> None:
+    """Write the leaderboard of `config["runs"]`, and each run's own report; print the table and the page's path."""
+    settings = build(ReportConfig, config["report"], "report")
+    folder = Path(config["runs"]).expanduser()
+    out = settings.out or folder / "report"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"report.out={out}: is a file; give a folder")
+    runs = load_runs(folder)
+    rows = entrants(runs)
+    stories = []
+    for run in runs:
+        if not run.problem:
+            stories.append(_tell(run, [row for row in rows if row.run is run], settings.each_run))
+            if settings.each_run:
+                own = run.folder / "report"
+                _write(own, "report", run.label, stories[-1].blocks(own, "", 1))
+    _write(out, "leaderboard", TITLE, _board(runs, rows, stories, out))
+    _write_file(out / "leaderboard.csv", comma_separated(rows).encode())
+    _print(rows, runs)
+    say(f"report: {out / 'leaderboard.html'}")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn plot in both forms."""
+
+    title: str
+    png: bytes
+    svg: str
+
+    def place(self, out: Path, name: str) -> Figure:
+        """Write the PNG below `out` and hand back the block that shows it."""
+        path = out / "plots" / f"{name}.png"
+        _write_file(path, self.png)
+        return Figure(self.title, f"plots/{name}.png", self.svg)
+
+
+@dataclass(frozen=True)
+class Story:
+    """All there is to say about one run; drawn once, written into the run's own report and the leaderboard."""
+
+    run: Run
+    verdict: Verdict
+    rows: Sequence[Entrant]
+    picture: Picture | None
+    lines: Sequence[str]
+
+    def blocks(self, out: Path, prefix: str, level: int) -> list[Block]:
+        """The run's section, its plot written below `out`."""
+        figures = [self.picture.place(out, f"{prefix}training")] if self.picture else []
+        return summary.blocks(self.run, self.verdict, self.rows, figures, self.lines, level)
+
+
+def _tell(run: Run, rows: Sequence[Entrant], write: bool) -> Story:
+    drawn = plots.training([plots.Curve(run.label, run.metrics)])
+    name = leaderboard.anchor(run)
+    picture = Picture(f"Training of {run.label}", plots.png(drawn), plots.svg(drawn, name)) if drawn else None
+    return Story(run, judge(run.record), rows, picture, _submission_lines(run, write))
+
+
+def _submission_lines(run: Run, write: bool) -> list[str]:
+    """Write the run's submission.zip where all its test predictions are there, and say so; else say what is missing."""
+    seeds = entries(at(run.record, "glue.pretrained.seeds"))
+    predictions = run.folder / "glue" / "pretrained" / "predictions"
+    if at(run.record, "glue.pretrained.suite") != "glue" or not seeds or not predictions.is_dir():
+        return []
+    found, missing = submission.collect(predictions, seeds[0])
+    if missing:
+        return [f"No submission to the GLUE server, because these are missing: {', '.join(missing)}."]
+    if write:
+        try:
+            archive = submission.archive(found)
+        except ValueError as error:
+            return [f"No submission to the GLUE server: {error}."]
+        path = run.folder / "report" / "submission.zip"
+        _write_file(path, archive)
+    return (
+        [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {seeds[0]})."] if write else []
+    )
+
+
+def _board(runs: Sequence[Run], rows: Sequence[Entrant], stories: Sequence[Story], out: Path) -> list[Block]:
+    """The leaderboard, from the tables down to the rules."""
+    readable = [run for run in runs if not run.problem]
+    blocks: list[Block] = [Heading(TITLE, 1), Paragraph(_opening(runs, rows))]
+    for suite in AVERAGES:
+        if any(row.suite == suite for row in rows):
+            blocks += [Heading(leaderboard.SUITE_TITLES[suite]), leaderboard.table(rows, suite)]
+            blocks += _placed(_score_picture(rows, suite), out, f"scores-{suite}")
+    blocks += _problem_blocks(runs)
+    trained = [run for run in readable if run.record.get("pretrain")]
+    if trained:
+        blocks += [Heading("Pretraining"), leaderboard.pretraining_table(trained)]
+        blocks += _placed(_training_picture(trained), out, "training")
+    blocks += [Heading("Runs")] if stories else []
+    for story in stories:
+        blocks += story.blocks(out, f"{leaderboard.anchor(story.run)}-", 3)
+    blocks += [Heading("Reference"), Section(f"The rules, version {RULES_VERSION}", [_rules_table()])]
+    blocks.append(Section("Published results of other protocols, not comparable", leaderboard.other_protocols()))
+    return blocks
+
+
+def _opening(runs: Sequence[Run], rows: Sequence[Entrant]) -> str:
+    ranked = sum(row.ranked for row in rows)
+    return (
+        f"How good a language model can one GPU train from scratch in one day? {len(runs)} run(s), {len(rows)} scored "
+        f"row(s), {ranked} ranked. Division by the rules, version {RULES_VERSION}; a missing number stays a dash."
+    )
+
+
+def _placed(picture: Picture | None, out: Path, name: str) -> list[Figure]:
+    return [picture.place(out, name)] if picture else []
+
+
+def _training_picture(runs: Sequence[Run]) -> Picture | None:
+    if len(runs) < 2:  # one run's plot stands in its own section
+        return None
+    drawn = plots.training([plots.Curve(run.label, run.metrics) for run in runs])
+    return Picture("Training of all runs", plots.png(drawn), plots.svg(drawn, "all")) if drawn else None
+
+
+def _score_picture(rows: Sequence[Entrant], suite: str) -> Picture | None:
+    title = leaderboard.TITLES[next(iter(AVERAGES[suite]))]
+    drawn = plots.scores(bars(rows, suite), title)
+    return Picture(f"{title} of all rows", plots.png(drawn), plots.svg(drawn, suite)) if drawn else None
+
+
+def _problem_blocks(runs: Sequence[Run]) -> list[Block]:
+    broken = [[Cell(run.folder.name, "", "main"), Cell(run.problem)] for run in runs if run.problem]
+    if not broken:
+        return []
+    return [Heading("Not readable"), Table(["Folder", "What is wrong"], [Group(broken)], left=2)]
+
+
+def _rules_table() -> Table:
+    rows = [[Cell(rule.number, "", "main"), Cell(rule.division), Cell(rule.sentence)] for rule in RULES]
+    return Table(["Rule", "Division", "Sentence"], [Group(rows)], left=3)
+
+
+def _write(out: Path, name: str, title: str, blocks: Sequence[Block]) -> None:
+    _write_file(out / f"{name}.md", markdown(blocks).encode())
+    _write_file(out / f"{name}.html", page(title, blocks).encode())
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    overwrite_atomically(path, write)
+
+
+def _print(rows: Sequence[Entrant], runs: Sequence[Run]) -> None:
+    """The leaderboard in short, on the terminal: the averages, and the entries where the window is wide enough."""
+    console = Console(highlight=False)
+    for suite, averages in AVERAGES.items():
+        mine = [row for row in rows if row.suite == suite]
+        if not mine:
+            continue
+        grid = Grid(title=leaderboard.SUITE_TITLES[suite], title_justify="left", box=SIMPLE_HEAD)
+        for name in ("run", "init", "division"):
+            grid.add_column(name, overflow="fold")
+        names = leaderboard.number_columns(suite)
+        shown = len(names) if console.width >= 50 + 9 * len(names) else len(averages)
+        for name in names[:shown]:
+            grid.add_column(name, justify="right", no_wrap=True)
+        for row in mine:
+            numbers = [cell.text for cell in leaderboard.number_cells(row)[:shown]]
+            grid.add_row(Text(row.run.label), row.init, leaderboard.division_cell(row).text, *numbers)
+        console.print(grid)
+    for run in runs:
+        if run.problem:
+            say(f"not readable: {run.problem}")

@@ -1,0 +1,244 @@
+"""One run's page: what was trained on what within which budget, how it scored, and what the rules say about it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, duration, model_words, score_cell
+from eval.reading import Record, Run, at, entries, number
+from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
+from eval.rules import RULES, Verdict, names_of
+from eval.standings import Entrant, Score, gain_over
+from eval.tasks import AVERAGES, ENTRIES
+
+
+def blocks(
+    run: Run, verdict: Verdict, rows: Sequence[Entrant], figures: Sequence[Figure], more: Sequence[str], level: int
+) -> list[Block]:
+    """The run's section: `rows` are its own entrants, `more` are lines about files beside it, `level` its heading's."""
+    record = run.record
+    status = at(record, "pretrain.status")
+    said = verdict.division if status in (None, "finished") else f"{verdict.division}, {status}"
+    summary = ", ".join(p for p in (model_words(record), budget_words(record)) if p)
+    parts: list[Block] = [Heading(run.label, level, anchor(run), said)]
+    parts += [Paragraph(summary[0].upper() + summary[1:] + ".")] if summary else []
+    parts += [Paragraph(_division_sentence(record, verdict))]
+    parts += [_scores(rows)] if rows else [Paragraph("Not scored yet.")]
+    parts += [Paragraph(line) for line in more]
+    parts += figures
+    parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
+    parts.append(Section(_rules_title(verdict), [_findings(verdict)]))
+    return parts
+
+
+def _division_sentence(record: Record, verdict: Verdict) -> str:
+    asked = at(record, "division_requested")
+    broken = "; ".join(f"{f.rule}: {f.evidence}" for f in verdict.broken)
+    if not verdict.broken:
+        return f"{verdict.division.capitalize()} division{' by its own choice' * (asked == 'open')}: every rule holds."
+    claimed = " (the run claims the closed division)" if asked == "closed" else ""
+    kind = "Open division" if verdict.division == "open" else "Invalid record, not ranked"
+    return f"{kind}{claimed}, because of {broken}."
+
+
+def _rules_title(verdict: Verdict) -> str:
+    held = len(verdict.findings) - len(verdict.broken)
+    return f"Rules: {held} of {len(verdict.findings)} hold"
+
+
+def _findings(verdict: Verdict) -> Table:
+    rows = []
+    for rule, finding in zip(RULES, verdict.findings):
+        tone = "good" if finding.ok else "bad" if rule.division == "both" else "warn"
+        state = Cell("holds" if finding.ok else "broken", "", tone)
+        rows.append([Cell(rule.number), Cell(rule.division), Cell(rule.sentence), state, Cell(finding.evidence)])
+    return Table(["Rule", "Division", "Sentence", "Finding", "Evidence"], [Group(rows)], left=5)
+
+
+def _scores(rows: Sequence[Entrant]) -> Table:
+    """Per entry: metric, the trained model, random initialisation beside it, difference, examples, time."""
+    trained = next((r for r in rows if r.init == "pretrained"), rows[0])
+    random = next((r for r in rows if r.init == "random" and r is not trained), None)
+    names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
+    body = [_score_row(name, trained, random) for name in names if name in trained.scores]
+    totals = [_average_row(name, trained, random) for name in trained.averages]
+    columns = ["Task", "Metric", "Other metrics", "Examples", "Pretrained"]
+    columns += ["Random init", "Difference"] if random else []
+    cut = [[*row[: len(columns)]] for row in (*body, *totals)]
+    groups = [Group(cut[: len(body)]), Group(cut[len(body) :], "Averages")]
+    notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
+    notes += [
+        f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100."
+        for split, seeds, selection in [_protocol(trained)]
+    ]
+    notes += [
+        f"{ENTRIES[n][1].title if n in ENTRIES else n}: {s.problem}." for n, s in trained.scores.items() if s.problem
+    ]
+    if trained.subset:
+        notes.append(f"{SUBSET} a part of the official data; not comparable with full-task numbers.")
+    if random:
+        gain, count = gain_over(trained, random)
+        if gain is not None:
+            notes.append(f"Pretraining is worth {gain:+.1f} points on average over {count} entries.")
+    settings = at(trained.section, "hyperparameters")
+    if isinstance(settings, dict):
+        notes.append("Fine-tuning: " + ", ".join(f"{k} {v}" for k, v in settings.items()) + ".")
+    return Table(columns, groups, notes, left=3)
+
+
+def _protocol(row: Entrant) -> tuple[str, str, str]:
+    seeds = ", ".join(map(str, entries(row.section.get("seeds"))))
+    return str(row.section.get("split")), seeds, str(row.section.get("selection"))
+
+
+def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+    task = at(trained.section, "tasks") or {}
+    mine, theirs = trained.scores[name], random.scores.get(name, Score()) if random else Score()
+    title = ENTRIES[name][1].title if name in ENTRIES else str(at(task.get(name), "title") or name)
+    metric = str(at(task.get(name), "main_metric") or "").replace("_", " ")
+    return [
+        Cell(title, "", "main"),
+        Cell(metric),
+        Cell(_other_metrics(task.get(name)) or DASH),
+        Cell(_examples(task.get(name))),
+        score_cell(mine),
+        score_cell(theirs),
+        Cell(_difference(mine.value, theirs.value)),
+    ]
+
+
+def _other_metrics(task: Any) -> str:
+    metrics, main = at(task, "metrics"), at(task, "main_metric")
+    others = [(k, number(v, "median")) for k, v in metrics.items() if k != main] if isinstance(metrics, dict) else []
+    return ", ".join(f"{k.replace('_', ' ')} {100 * v:.1f}" for k, v in others if v is not None)
+
+
+def _examples(task: Any) -> str:
+    def count(kind: str) -> str:
+        have, official = number(task, f"{kind}_examples"), number(task, f"official_{kind}_examples")
+        if have is None:
+            return DASH
+        return f"{have:,.0f}" if official in (None, have) else f"{have:,.0f} of {official:,.0f}"
+
+    return f"{count('train')} / {count('eval')}"
+
+
+def _difference(mine: float | None, theirs: float | None) -> str:
+    return DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}"
+
+
+def _average_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+    mine, theirs = trained.averages[name], random.averages.get(name) if random else None
+    missing = entries(at(trained.section, f"averages.{name}.missing"))
+    why = f"not printed, missing: {', '.join(map(str, missing))}" if mine is None else ""
+    values = [
+        Cell(DASH if v is None else f"{v:.1f}{SUBSET if trained.subset else ''}", "", "main") for v in (mine, theirs)
+    ]
+    return [
+        Cell(TITLES.get(name, name), "", "main"),
+        Cell("mean"),
+        Cell(why),
+        Cell(""),
+        *values,
+        Cell(_difference(mine, theirs)),
+    ]
+
+
+# What a run's facts are made of: a title, and for each part its path in the record and its wording. {n} is a number in
+# short form, {p} a share in percent, {b} bytes in GB, {s} a text, {h} the start of a hash. What is not on record is
+# left out.
+_FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Scored model", (("glue.pretrained.model", "{s}"),)),
+    (
+        "Parameters",
+        (("pretrain.parameters", "{n}"), ("pretrain.parameters_without_embeddings", "{n} without embeddings")),
+    ),
+    (
+        "Training",
+        (
+            ("pretrain.steps", "{n} steps"),
+            ("pretrain.tokens", "{n} tokens"),
+            ("pretrain.sequences", "{n} sequences"),
+            ("pretrain.exaflops", "{n} exaFLOPs"),
+            ("pretrain.corpus_epochs", "{n} passes over the corpus"),
+            ("pretrain.skipped_steps", "{n} steps skipped"),
+            ("pretrain.seed", "seed {s}"),
+        ),
+    ),
+    (
+        "Speed",
+        (
+            ("pretrain.tokens_per_second", "{n} tokens/s"),
+            ("pretrain.model_flops_utilization", "{p} of the peak FLOP/s"),
+            ("pretrain.data_wait_share", "{p} waiting for data"),
+            ("pretrain.peak_memory_bytes", "{b} GB peak memory"),
+        ),
+    ),
+    (
+        "Loss",
+        (
+            ("pretrain.train_loss", "{n} training"),
+            ("pretrain.validation.loss", "{n} validation"),
+            ("pretrain.validation.accuracy", "{p} of masked tokens right"),
+        ),
+    ),
+    (
+        "Corpus",
+        (
+            ("corpus.tokens", "{n} tokens"),
+            ("corpus.documents", "{n} documents"),
+            ("corpus.tokenizer.kind", "{s}"),
+            ("corpus.vocab_size", "vocabulary {n}"),
+            ("corpus.manifest_sha256", "manifest {h}"),
+        ),
+    ),
+    (
+        "Machine",
+        (
+            ("environment.device.name", "{s}"),
+            ("environment.cpu_count", "{n} CPU cores"),
+            ("environment.platform", "{s}"),
+        ),
+    ),
+    (
+        "Versions",
+        (
+            ("suite_version", "cramming {s}"),
+            ("environment.python", "Python {s}"),
+            ("environment.torch", "torch {s}"),
+            ("environment.transformers", "transformers {s}"),
+            ("rules_version", "rules {s}"),
+        ),
+    ),
+    ("Code", (("environment.git.commit", "commit {h}"),)),
+    ("Weights", (("pretrain.final_sha256", "SHA-256 {h}"),)),
+    ("Created", (("created", "{s}"),)),
+)
+
+
+def _facts(record: Record) -> Table:
+    lines = [(title, ", ".join(filter(None, (_words(record, *part) for part in parts)))) for title, parts in _FACTS]
+    sources = entries(at(record, "corpus.sources"))
+    licences = dict.fromkeys(str(at(s, "license") or "no licence given") for s in sources)
+    origin = f"{names_of(sources)} ({', '.join(licences)})" if sources else ""
+    lines = [lines[0], ("Budget", _budget(record)), *lines[1:], ("Sources", origin)]
+    return Table(["", ""], [Group([[Cell(title, "", "main"), Cell(value)] for title, value in lines if value])], left=2)
+
+
+def _budget(record: Record) -> str:
+    limit, spent = number(record, "pretrain.budget.limit"), number(record, "pretrain.budget.spent")
+    seconds, overrun = (number(record, f"pretrain.budget.{key}") for key in ("spent_seconds", "overrun_seconds"))
+    processes = len(entries(at(record, "pretrain.budget.processes")))
+    parts = [
+        "" if limit is None or spent is None else f"{spent:.6g} of {limit:.6g} {at(record, 'pretrain.budget.unit')}",
+        "" if seconds is None else f"{duration(seconds)} in {processes} process(es)",
+        "" if overrun is None else f"overrun {overrun:g} s",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _words(record: Record, path: str, form: str) -> str:
+    found, value = at(record, path), number(record, path)
+    if found is None or found == "" or (value is None and any(sign in form for sign in ("{n}", "{p}", "{b}"))):
+        return ""
+    known = value if value is not None else 0.0  # only forms without a number get here without one
+    return form.format(s=found, h=str(found)[:12], n=compact(known), p=f"{100 * known:.1f}%", b=f"{known / 1e9:.2f}")

@@ -1,0 +1,160 @@
+"""What all tests share: one thread, a small corpus made here, and composed settings.
+
+The thread count is set before torch is imported: the suite must not fight for cores, and sums in one thread have one
+order, which the tests of bit-for-bit equality need.
+"""
+
+import os
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_variable] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cramming.config import config_folder
+
+torch.set_num_threads(1)
+
+VOCABULARY = 300
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_process_as_it_was() -> Iterator[None]:
+    """Seeds, signal handlers and matmul precision are the process's: a test that changes them must not reach another."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    torch.set_rng_state(state)
+    torch.set_float32_matmul_precision(precision)
+
+
+def write_corpus(folder: Path, *, documents: int = 400, shard_tokens: int = 4_000, seed: int = 0) -> Path:
+    """A corpus in the real format: random documents of `a b c ...` runs, learnable, in several shards."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from cramming.data.shards import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo, file_sha256
+
+    folder.mkdir(parents=True)
+    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    words = [*special.values(), *(f"w{i}" for i in range(VOCABULARY - len(special)))]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / TOKENIZER))
+
+    rng = np.random.default_rng(seed)
+    splits = {}
+    for split, count in (("train", documents), ("validation", documents // 5)):
+        writer = ShardWriter(folder, split, np.dtype("<u2"), shard_tokens, [])
+        for _ in range(count):
+            length, first = int(rng.integers(3, 90)), int(rng.integers(5, VOCABULARY))
+            body = (first - 5 + np.arange(length)) % (VOCABULARY - 5) + 5
+            writer.append(np.concatenate([[2], body, [3]]), np.array([0]))
+        writer.close()
+        splits[split] = writer.shards
+    info = TokenizerInfo(
+        "wordlevel", VOCABULARY, True, file_sha256(folder / TOKENIZER), special, {k: i for i, k in enumerate(special)}
+    )
+    manifest = Manifest(
+        FORMAT_VERSION, "test", "0", "0" * 12, {"seed": seed}, "uint16", info, [{"name": "test", "license": "none"}],
+        {"documents": documents}, {}, splits,
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus folder of about 19,000 training tokens over 300 words in five shards. Read-only: shared by all tests."""
+    return write_corpus(tmp_path_factory.mktemp("corpora") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def make_corpus() -> Callable[..., Path]:
+    """`write_corpus`, for a test that needs a corpus of its own."""
+    return write_corpus
+
+
+# A model and a batch so small that a training step takes milliseconds.
+TINY_RUN = [
+    "device=cpu",
+    "precision=fp32",
+    "model=tiny",
+    "model.hidden_size=32",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=48",
+    "train.sequence_length=32",
+    "train.batch_size=8",
+    "train.micro_batch=4",
+    "train.log_every=1",
+    "train.validations=2",
+    "train.validation_sequences=16",
+    "budget=steps",
+    "budget.steps=12",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_overrides(tiny_corpus: Path) -> list[str]:
+    """Overrides of a run that takes a second: 12 steps of two micro-batches of four sequences."""
+    return [f"data.corpus={tiny_corpus}", *TINY_RUN]
+
+
+def compose_settings(*overrides: str) -> dict[str, Any]:
+    """The root configuration as every verb's `main` gets it."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    assert isinstance(settings, dict)
+    return settings
+
+
+@pytest.fixture(scope="session")
+def compose() -> Callable[..., dict[str, Any]]:
+    """`compose("name=a", "model=tiny")` -> plain settings."""
+    return compose_settings
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """A seeded generator for tests over random cases."""
+    return random.Random(1234)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tiny_corpus: Path) -> Any:
+    """Batches of rows of 16 tokens from the small corpus."""
+    from cramming.data.batches import BatchSource
+    from cramming.data.masking import Masker, ObjectiveConfig
+    from cramming.data.shards import Corpus
+
+    corpus = Corpus.open(tiny_corpus)
+    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, corpus.special_ids.mask, (0, 1, 2, 3, 4), 0)
+    return BatchSource(corpus.stream("train"), masker, 16, "rows", 0)
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Any]:
+    """`make_model(seed=0, **model settings)`: a masked language model of some 10,000 parameters."""
+    from cramming.model.config import ModelConfig
+    from cramming.model.heads import MaskedLM
+
+    def make(seed: int = 0, **changes: Any) -> MaskedLM:
+        torch.manual_seed(seed)
+        values = {"vocab_size": 320, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24}
+        return MaskedLM(ModelConfig(**{**values, "max_length": 32, **changes}))
+
+    return make

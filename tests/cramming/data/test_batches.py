@@ -1,0 +1,234 @@
+"""Batches: a pure function of seed, corpus and sample index."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from cramming.config import UserError
+from cramming.data.batches import Batch, BatchSource, permute, prefetch
+from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
+from cramming.data.shards import Corpus, TokenStream
+
+Mode = Literal["rows", "documents"]
+LENGTH = 32
+
+
+def source(folder: Path, packing: Mode = "rows", length: int = LENGTH, seed: int = 0) -> BatchSource:
+    corpus = Corpus.open(folder)
+    special = corpus.special_ids
+    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, special.mask, tuple(special), seed)
+    return BatchSource(corpus.stream("train"), masker, length, packing, seed)
+
+
+def tensors(batch: Batch) -> list[torch.Tensor]:
+    return [batch.ids_T, batch.positions_T, batch.packing.bounds_S, batch.target_positions_M, batch.target_ids_M]
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tensors(a), tensors(b))) and a.num_targets == b.num_targets
+
+
+def originals(batch: Batch) -> np.ndarray:
+    """The batch's tokens with the targets put back."""
+    ids = batch.ids_T.clone()
+    valid = batch.target_ids_M != IGNORE
+    ids[batch.target_positions_M[valid]] = batch.target_ids_M[valid]
+    return ids.numpy()
+
+
+def rows_of(batch: Batch, length: int = LENGTH) -> list[tuple[bytes, ...]]:
+    """Each row as bytes of its tokens, its positions, and its targets as they lie in the row."""
+    count = len(batch.ids_T) // length
+    places = batch.target_positions_M.view(count, -1) - torch.arange(count)[:, None] * length
+    parts = (batch.ids_T.view(count, -1), batch.positions_T.view(count, -1), places, batch.target_ids_M.view(count, -1))
+    return [tuple(p[row].numpy().tobytes() for p in parts) for row in range(count)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 4096, 4097, 70_001])
+def test_permute_is_a_bijection(size: int) -> None:
+    for seed in (0, 1, 2**63 + 5):
+        assert np.array_equal(np.sort(permute(np.arange(size), size, seed)), np.arange(size))
+
+
+def test_permute_scatters_neighbours_and_depends_on_its_key() -> None:
+    size = 10_000
+    one, two = permute(np.arange(size), size, 1), permute(np.arange(size), size, 2)
+    assert np.mean(one == two) < 0.01
+    assert abs(np.corrcoef(one, np.arange(size))[0, 1]) < 0.05
+    assert np.mean(np.abs(np.diff(one)) < 10) < 0.01
+    part = np.random.default_rng(0).integers(0, size, 50)
+    assert np.array_equal(permute(part, size, 1), one[part])  # evaluated anywhere, alone
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_any_split_into_batches_gives_the_same_rows(tiny_corpus: Path, packing: Mode) -> None:
+    one = source(tiny_corpus, packing)
+    total = 3 * one.num_windows // 2  # over the end of an epoch
+    whole = rows_of(one.batch(0, total))
+    again = source(tiny_corpus, packing)
+    for rows in (7, 100, 333):
+        pieces = [r for first in range(0, total, rows) for r in rows_of(again.batch(first, min(rows, total - first)))]
+        assert pieces == whole
+    assert [rows_of(again.batch(first, 1))[0] for first in range(50, 80)] == whole[50:80]
+    assert same(one.batch(50, 6), again.batch(50, 6))  # whatever was read before
+
+
+def test_every_window_comes_once_per_epoch_and_masks_change(tiny_corpus: Path) -> None:
+    one = source(tiny_corpus)
+    stream = Corpus.open(tiny_corpus).stream("train")
+    seen = []
+    for epoch in range(3):
+        samples = np.arange(epoch * one.num_windows, (epoch + 1) * one.num_windows)
+        starts = np.sort(one.window_starts(samples))
+        assert (np.diff(starts) == LENGTH).all()  # side by side: no token twice, none left out between
+        assert 0 <= starts[0] < LENGTH
+        assert starts[-1] + LENGTH <= stream.num_tokens
+        assert len(starts) * LENGTH >= stream.num_tokens - 2 * LENGTH
+        seen.append((starts[0], tuple(one.window_starts(samples[:20]))))
+    assert len({order for _, order in seen}) == 3
+    assert len({offset for offset, _ in seen}) > 1
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_rows_are_windows_of_the_stream(tiny_corpus: Path, packing: Mode) -> None:
+    one = source(tiny_corpus, packing)
+    flat = Corpus.open(tiny_corpus).stream("train")
+    tokens = flat.gather(np.array([0]), flat.num_tokens)[0]
+    starts = one.window_starts(np.arange(40, 60))
+    expected = np.concatenate([tokens[s : s + LENGTH] for s in starts])
+    assert np.array_equal(originals(one.batch(40, 20)), expected)
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+@pytest.mark.parametrize("length", [4, 32, 200])
+def test_bounds_and_positions_equal_a_brute_force_walk(tiny_corpus: Path, packing: Mode, length: int) -> None:
+    one = source(tiny_corpus, packing, length)
+    documents = set(one.stream.document_starts.tolist())
+    for first in (0, 11, 3 * one.num_windows - 4):
+        batch = one.batch(first, 8)
+        bounds, positions = [], []
+        for row, start in enumerate(one.window_starts(np.arange(first, first + 8))):
+            for i in range(length):
+                if i == 0 or (packing == "documents" and start + i in documents):
+                    bounds.append(row * length + i)
+                positions.append(row * length + i - bounds[-1])
+        total = 8 * length
+        found = batch.packing.bounds_S.tolist()
+        assert found == bounds + [total] * (len(found) - len(bounds))
+        assert found[-1] == total
+        assert batch.positions_T.tolist() == positions
+        if packing == "documents":  # every document in a row begins with [CLS]
+            assert {int(originals(batch)[b]) for b in bounds if b % length} <= {2}
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None:
+    one = source(tiny_corpus, packing)
+    shapes = {tuple((t.shape, t.dtype) for t in tensors(one.batch(first, 4))) for first in range(0, 120, 4)}
+    assert len(shapes) == 1
+    (ids, positions, bounds, places, targets) = next(iter(shapes))
+    assert {ids[1], positions[1], places[1], targets[1]} == {torch.int64}
+    assert bounds[1] == torch.int32
+    packings = {one.batch(first, 4).packing[1:] for first in range(0, 120, 4)}
+    assert packings == {(LENGTH if packing == "rows" else None, LENGTH, LENGTH)}
+
+
+def test_the_room_for_bounds_suffices_for_the_densest_place(tmp_path: Path, tiny_corpus: Path) -> None:
+    """Documents of one token each: as many segments as tokens."""
+
+    class Dense(TokenStream):
+        def __init__(self) -> None:
+            self.num_tokens = self.num_documents = 1000
+
+        document_starts = np.arange(1000)  # type: ignore[assignment]
+
+        def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
+            return np.full((len(starts_N), length), 7)
+
+    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), 300, 4, (0, 1, 2, 3, 4), 0)
+    dense = BatchSource(Dense(), masker, 10, "documents", 0)
+    bounds = dense.batch(0, 5).packing.bounds_S.numpy()
+    assert np.array_equal(np.unique(bounds), np.arange(51))
+
+
+def test_ranks_together_read_what_one_process_reads(tiny_corpus: Path) -> None:
+    one, rows, world = source(tiny_corpus), 4, 3
+    alone = [r for k in range(12) for r in rows_of(one.batch(k * rows, rows))]
+    shares = [
+        [rows_of(one.batch((k * world + rank) * rows, rows)) for k in range(4)] for rank in range(world)
+    ]  # as pretrain.micro_batch_stream cuts them
+    together = [r for k in range(4) for rank in range(world) for r in shares[rank][k]]
+    assert together == alone
+
+
+def test_another_seed_gives_another_order(tiny_corpus: Path) -> None:
+    one, two = source(tiny_corpus, seed=0), source(tiny_corpus, seed=1)
+    assert np.mean(one.window_starts(np.arange(400)) == two.window_starts(np.arange(400))) < 0.05
+
+
+def test_a_corpus_below_two_windows_is_refused(tiny_corpus: Path) -> None:
+    tokens = Corpus.open(tiny_corpus).stream("train").num_tokens
+    assert source(tiny_corpus, length=tokens // 2).num_windows == 1
+    source(tiny_corpus, length=tokens // 2).batch(0, 3)
+    with pytest.raises(UserError, match="fewer than two windows"):
+        source(tiny_corpus, length=tokens // 2 + 1)
+
+
+class TestPrefetch:
+    def running(self) -> int:
+        return sum(t.name == "prefetch" for t in threading.enumerate())
+
+    @pytest.fixture(autouse=True)
+    def _no_thread_is_left(self) -> Iterator[None]:
+        assert self.running() == 0
+        yield
+        assert self.running() == 0
+
+    def test_equals_direct_calls_and_resumes_anywhere(self, tiny_corpus: Path) -> None:
+        one = source(tiny_corpus)
+        make: Callable[[int], Batch] = lambda k: one.batch(4 * k, 4)  # noqa: E731
+        stream = prefetch(make)
+        ahead = [next(stream) for _ in range(10)]
+        stream.close()
+        assert all(same(batch, make(k)) for k, batch in enumerate(ahead))
+        resumed = prefetch(lambda k: make(6 + k))
+        assert all(same(next(resumed), batch) for batch in ahead[6:])
+        resumed.close()
+
+    def test_at_most_depth_wait(self, tiny_corpus: Path) -> None:
+        one, made = source(tiny_corpus), list[int]()
+
+        def make(k: int) -> Batch:
+            made.append(k)
+            return one.batch(k, 1)
+
+        stream = prefetch(make, depth=2)
+        next(stream)
+        time.sleep(0.3)
+        assert len(made) <= 4  # one taken, two waiting, one in the hand
+        stream.close()
+
+    def test_an_error_reaches_the_consumer_in_its_turn(self, tiny_corpus: Path) -> None:
+        one = source(tiny_corpus)
+
+        def make(k: int) -> Batch:
+            if k == 3:
+                raise UserError("shard gone")
+            return one.batch(k, 1)
+
+        stream = prefetch(make)
+        assert all(same(next(stream), one.batch(k, 1)) for k in range(3))
+        with pytest.raises(UserError, match="shard gone"):
+            next(stream)
+
+    def test_closing_before_the_first_batch_starts_nothing(self) -> None:
+        def never(k: int) -> Batch:
+            raise AssertionError
+
+        prefetch(never).close()

@@ -1,0 +1,178 @@
+"""The on-disk format: what is written is what is read, at any place, across shards, and damage is noticed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cramming.config import UserError
+from cramming.data.shards import (
+    MANIFEST,
+    TOKENIZER,
+    Corpus,
+    ShardWriter,
+    TokenStream,
+    corpus_folder,
+    resume_point,
+    token_dtype,
+)
+
+
+def write_documents(folder: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int = 7) -> ShardWriter:
+    """Append the documents' concatenation in chunks that respect no boundary."""
+    flat = np.concatenate(documents)
+    starts = np.cumsum([0] + [len(document) for document in documents[:-1]])
+    writer = ShardWriter(folder, "train", np.dtype("<u2"), shard_tokens, [])
+    for at in range(0, len(flat), chunk):
+        inside = starts[(starts >= at) & (starts < at + chunk)] - at
+        writer.append(flat[at : at + chunk], inside)
+    writer.close()
+    return writer
+
+
+@pytest.fixture
+def documents() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 60_000, size=length) for length in (3, 50, 1, 17, 200, 2, 33)]
+
+
+@pytest.mark.parametrize("shard_tokens", [10, 51, 306, 10_000])  # 306: one full shard, nothing behind it
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_stream_is_the_concatenation_of_the_documents(
+    tmp_path: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int
+) -> None:
+    shards = write_documents(tmp_path, documents, shard_tokens, chunk).shards
+    assert [shard.tokens for shard in shards[:-1]] == [shard_tokens] * (len(shards) - 1)
+    assert 0 < shards[-1].tokens <= shard_tokens
+    stream = TokenStream(tmp_path, shards, np.dtype("<u2"))
+    flat = np.concatenate(documents)
+    assert (stream.num_tokens, stream.num_documents) == (len(flat), len(documents))
+    np.testing.assert_array_equal(stream.document_starts, np.cumsum([0] + [len(d) for d in documents[:-1]]))
+    np.testing.assert_array_equal(stream.gather(np.array([0]), len(flat))[0], flat)
+    assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob(".*"))
+
+
+def test_gather_equals_slicing_at_any_place_and_length(tmp_path: Path, documents: list[np.ndarray]) -> None:
+    shards = write_documents(tmp_path, documents, shard_tokens=25).shards
+    stream = TokenStream(tmp_path, shards, np.dtype("<u2"))
+    flat = np.concatenate(documents)
+    rng = np.random.default_rng(1)
+    for length in (1, 2, 24, 25, 26, 100):
+        starts = rng.integers(0, len(flat) - length + 1, size=64)
+        expected = np.stack([flat[start : start + length] for start in starts])
+        found = stream.gather(starts, length)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, expected)
+    assert stream.gather(np.empty(0, np.int64), 5).shape == (0, 5)
+
+
+def test_resume_point_names_the_document_that_the_last_shard_was_cut_in(tmp_path: Path) -> None:
+    lengths = [3, 50, 1, 17, 200, 2, 33]
+    starts = np.cumsum([0, *lengths])
+    shards = write_documents(tmp_path, [np.zeros(n, int) for n in lengths], shard_tokens=30).shards
+    for count in range(len(shards) + 1):
+        point = resume_point(tmp_path, shards[:count])
+        written = sum(shard.tokens for shard in shards[:count])
+        assert starts[point.documents] + point.tokens == written
+
+
+def test_writing_behind_finished_shards_gives_the_same_files(tmp_path: Path, documents: list[np.ndarray]) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    full = write_documents(whole, documents, 30)
+    write_documents(broken, documents, 30)
+    for shard in full.shards[2:]:
+        (broken / shard.file).unlink()
+    point = resume_point(broken, full.shards[:2])
+    rest = np.concatenate(documents[point.documents :])[point.tokens :]
+    starts = np.cumsum([len(document) for document in documents[point.documents : -1]]) - point.tokens
+    writer = ShardWriter(broken, "train", np.dtype("<u2"), 30, full.shards[:2])
+    writer.append(rest, starts)
+    writer.close()
+    assert writer.shards == full.shards
+    assert {f.name: f.read_bytes() for f in broken.iterdir()} == {f.name: f.read_bytes() for f in whole.iterdir()}
+
+
+def test_dtype_is_the_smallest_that_holds_every_id() -> None:
+    assert token_dtype(65_536) == np.uint16 and token_dtype(65_537) == np.uint32
+
+
+def test_open_gives_back_what_the_manifest_says(tiny_corpus: Path) -> None:
+    corpus = Corpus.open(tiny_corpus, verify=True)
+    described = corpus.describe()
+    assert described["tokens"] == corpus.stream("train").num_tokens
+    assert described["validation_tokens"] == corpus.stream("validation").num_tokens
+    first_tokens = corpus.stream("train").gather(corpus.stream("train").document_starts, 1)
+    assert set(first_tokens.ravel()) == {corpus.special_ids.cls}
+    assert json.loads(json.dumps(described)) == described
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "train-00001.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def _flip(folder: Path) -> None:
+    path = folder / "train-00001.bin"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _other_format(folder: Path) -> None:
+    node = json.loads((folder / MANIFEST).read_text()) | {"format": 99}
+    (folder / MANIFEST).write_text(json.dumps(node))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
+    "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
+    "other format": (_other_format, "corpus format 99, this version reads 1"),
+    "cut short": (_truncate, r"train-00001.bin: \d+ bytes instead of \d+"),
+    "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
+    "index missing": (lambda folder: (folder / "train-00001.idx").unlink(), "train-00001.idx: missing"),
+    "tokenizer altered": (lambda folder: (folder / TOKENIZER).write_text("{}"), "tokenizer.json: its SHA-256"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_a_user_error_that_names_the_file(
+    tmp_path: Path, make_corpus: Callable[..., Path], name: str
+) -> None:
+    folder = make_corpus(tmp_path / "corpus", documents=100)
+    damage, message = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(UserError, match=message) as error:
+        Corpus.open(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_flipped_bit_is_found_by_verify_only(tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
+    folder = make_corpus(tmp_path / "corpus", documents=100)
+    _flip(folder)
+    Corpus.open(folder)
+    with pytest.raises(UserError, match="train-00001.bin: its SHA-256"):
+        Corpus.open(folder, verify=True)
+
+
+def test_missing_folder_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cramming prepare"):
+        Corpus.open(tmp_path / "nowhere")
+
+
+def test_folder_name_depends_on_what_not_on_where_or_how_fast() -> None:
+    config = {
+        "corpora": "corpora",
+        "data": {"name": "mine", "corpus": None, "workers": 1, "paths": ["a.txt"]},
+        "tokenizer": {"kind": "bpe", "vocab_size": 300},
+    }
+    folder = corpus_folder(config)
+    assert folder.parent == Path("corpora") and folder.name.startswith("mine-bpe-300-")
+    assert corpus_folder(config | {"data": {**config["data"], "workers": 7}}) == folder
+    assert corpus_folder(config | {"data": {**config["data"], "paths": ["b.txt"]}}) != folder
+    assert corpus_folder(config | {"tokenizer": {"kind": "bpe", "vocab_size": 300, "lowercase": True}}) != folder
+    assert corpus_folder(config | {"data": {**config["data"], "corpus": "here"}}) == Path("here")

@@ -1,0 +1,85 @@
+"""Parameter groups cover everything once; every entry of the table trains."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from cramming.optim import OptimConfig, build_optimizer, parameter_groups
+from cramming.optim.build import OPTIMIZERS
+
+BASE = OptimConfig("adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, clip=None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_embeddings": False}, {"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+     {"positions": "scaled_sinusoidal", "mlp": "glu"}, {"token_types": 0, "head_transform": False, "decoder_bias": False},
+     {"qk_norm": True, "positions": "rope", "norm": "rmsnorm", "norm_bias": False}],
+)  # fmt: skip
+def test_every_parameter_is_in_exactly_one_group(make_model: Callable[..., Any], changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    groups = parameter_groups(model, 0.1)
+    found = [id(p) for group in groups for p in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters())
+    assert len(found) == len(set(found))
+    decayed = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        assert decayed[id(p)] == (0.1 if p.ndim >= 2 else 0.0), name
+
+
+def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    model[1].requires_grad_(False)
+    groups = parameter_groups(model, 0.1)
+    assert [g["name"] for g in groups] == ["decay"]
+    assert [id(p) for p in groups[0]["params"]] == [id(model[0].weight)]
+
+
+def test_the_table_has_every_name_of_the_settings() -> None:
+    assert set(OPTIMIZERS) == set(get_args(get_type_hints(OptimConfig)["name"]))
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    rate = {"sgd": 0.05, "adagrad": 0.5}.get(name, 0.05)
+    config = dataclasses.replace(BASE, name=name, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, config)
+    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(rate, 0.01), (rate, 0.0)]
+    x = torch.randn(64, 4)
+    y = x @ torch.randn(4, 4) + 1.0
+    losses = []
+    for _ in range(200):
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
+    for name in ("adamw", "nadamw"):
+        model = nn.Linear(4, 4)
+        before, bias = model.weight.detach().clone(), model.bias.detach().clone()
+        optimizer = build_optimizer(model, dataclasses.replace(BASE, name=name, lr=0.1, weight_decay=0.5))
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        torch.testing.assert_close(model.weight.detach(), before * 0.95)
+        assert torch.equal(model.bias, bias)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [({"lr": 0.0}, "lr=0.0"), ({"betas": (0.9, 1.0)}, "betas"), ({"weight_decay": -1.0}, "weight_decay"), ({"clip": 0.0}, "null"),
+     ({"eps": -1e-8}, "eps")],
+)  # fmt: skip
+def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        dataclasses.replace(BASE, **changes)

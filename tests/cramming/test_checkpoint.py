@@ -1,0 +1,142 @@
+"""What is saved comes back bit for bit, from the newest file that is whole."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cramming import checkpoint
+from cramming.budget import Work
+from cramming.checkpoint import CheckpointConfig
+from cramming.config import UserError
+
+
+class State:
+    """A model, an optimizer with history, a scaler."""
+
+    def __init__(self, model: torch.nn.Module, steps: int):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(steps):
+            torch.manual_seed(step)
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            self.optimizer.step()
+
+    def everything(self) -> list[Any]:
+        state = self.optimizer.state_dict()
+        tensors = [t for s in state["state"].values() for t in s.values()]
+        return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.scaler.state_dict()]
+
+    def save(self, folder: Path, steps: int) -> Path:
+        return checkpoint.save(folder, self.model, self.optimizer, self.scaler, Work(steps=steps, sequences=7 * steps))
+
+    def load(self, folder: Path) -> Work | None:
+        return checkpoint.load_newest(folder, self.model, self.optimizer, self.scaler)
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in zip(a, b))
+
+
+def test_roundtrip(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    saved = State(make_model(0), 3)
+    saved.scaler.scale(torch.ones(1))
+    saved.scaler.update(4.0)
+    torch.manual_seed(99)
+    saved.save(tmp_path, 3)
+    expected = torch.rand(5)
+
+    other = State(make_model(1), 0)
+    assert not same(saved.everything(), other.everything())
+    torch.manual_seed(0)
+    assert other.load(tmp_path) == Work(steps=3, sequences=21)
+    assert same(saved.everything(), other.everything())
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_no_checkpoint_is_not_an_error(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    assert State(make_model(), 0).load(tmp_path) is None
+    assert State(make_model(), 0).load(tmp_path / "nothing") is None
+
+
+def test_the_newest_two_are_kept(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    state = State(make_model(), 1)
+    for steps in (9, 10, 99_999_999, 100, 1000):
+        if steps != 99_999_999:
+            state.save(tmp_path, steps)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000100.pt", "step-00001000.pt"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "half", "all but a byte", "zeros inside", "one flipped bit", "text"])
+def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, make_model: Callable[..., Any], left: str) -> None:
+    state = State(make_model(), 2)
+    state.save(tmp_path, 2)
+    before = [x.clone() if torch.is_tensor(x) else x for x in state.everything()]
+    state = State(state.model, 1)
+    newest = state.save(tmp_path, 3)
+    damage(newest, left)
+    other = State(make_model(5), 0)
+    assert other.load(tmp_path) == Work(steps=2, sequences=14)
+    assert same(other.everything(), before)
+
+
+def damage(path: Path, left: str) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if left == "zeros inside":
+        content[middle : middle + 500] = bytes(500)
+    elif left == "one flipped bit":
+        content[middle] ^= 1
+    else:
+        content = {"nothing": content[:0], "half": content[:middle], "all but a byte": content[:-1], "text": bytearray(b"hello")}[left]
+    path.write_bytes(content)
+
+
+def test_all_damaged_is_an_error_of_one_line(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    state = State(make_model(), 1)
+    for steps in (1, 2):
+        damage(state.save(tmp_path, steps), "half")
+    with pytest.raises(UserError, match="no checkpoint there can be read") as caught:
+        state.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_killed_save_left_is_ignored_and_swept_away(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    state = State(make_model(), 1)
+    state.save(tmp_path, 1)
+    (tmp_path / ".step-00000002.pt.4242.tmp").write_bytes(b"half")
+    assert State(make_model(), 0).load(tmp_path) == Work(steps=1, sequences=7)
+    state.save(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001.pt", "step-00000002.pt"]
+
+
+def test_a_failing_save_keeps_the_old_ones(
+    tmp_path: Path, make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(make_model(), 1)
+    state.save(tmp_path, 1)
+
+    def full_disk(content: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            state.save(tmp_path, 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.pt"]
+
+
+def test_when_a_save_is_due() -> None:
+    by_steps = CheckpointConfig(10.0, 3)
+    assert [s for s in range(1, 10) if by_steps.is_due(s, 0.0)] == [3, 6, 9]
+    by_time = CheckpointConfig(0.5, None)
+    assert not by_time.is_due(1, 29.9)
+    assert by_time.is_due(1, 30.0)
+    for bad in ((0, None), (1, 0), (-1, 1)):
+        with pytest.raises(ValueError, match="above 0"):
+            CheckpointConfig(*bad)

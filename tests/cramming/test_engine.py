@@ -1,0 +1,192 @@
+"""A step does not depend on how its batch was cut; what is not finite never reaches the weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cramming.config import UserError
+from cramming.engine import MAX_SKIPPED_IN_A_ROW, Engine
+from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.precision import Precision, PrecisionConfig
+
+CPU = torch.device("cpu")
+
+
+def engine(model: nn.Module, mode: str = "fp32", clip: float | None = None, kind: str = "sgd") -> Engine:
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
+    return Engine(model, optimizer, precision, clip, Mesh(ParallelConfig("auto"), CPU), CPU)
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def unchanged(model: nn.Module, before: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(model), before))
+
+
+@pytest.mark.parametrize("cuts", [[8], [4, 4], [2] * 4, [1] * 8, [5, 3]])
+def test_micro_batches_equal_one_batch(make_model: Callable[..., Any], tiny_source: Any, cuts: list[int]) -> None:
+    reference, model = make_model(), make_model()
+    whole = engine(reference).step([tiny_source.batch(0, 8)], 0.5)
+    starts = [sum(cuts[:i]) for i in range(len(cuts))]
+    parts = engine(model).step([tiny_source.batch(first, rows) for first, rows in zip(starts, cuts)], 0.5)
+    assert whole
+    assert parts
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+    assert parts.accuracy == whole.accuracy
+    for a, b in zip(weights(model), weights(reference)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_rows_with_fewer_targets_do_not_count_more(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    """A mean of means would: here one micro-batch keeps two targets, the other all."""
+    from dataclasses import replace
+
+    few, many = tiny_source.batch(0, 4), tiny_source.batch(4, 4)
+    ids = few.target_ids_M.clone()
+    ids[2:] = -100
+    few = replace(few, target_ids_M=ids, num_targets=2)
+    model = make_model()
+    with torch.no_grad():
+        sums = [model(b.ids_T, b.positions_T, b.packing, b.target_positions_M, b.target_ids_M)[0].item() for b in (few, many)]
+    stats = engine(model).step([few, many], 0.1)
+    assert stats
+    assert stats.loss == pytest.approx(sum(sums) / (2 + many.num_targets), rel=1e-6)
+
+
+def test_clipping_bounds_the_update_and_reports_the_norm_before(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    for clip, factor in ((None, 1.0), (1e-3, None), (1e9, 1.0)):
+        model = make_model()
+        before = weights(model)
+        stats = engine(model, clip=clip).step([tiny_source.batch(0, 4)], 1.0)
+        moved = torch.cat([(a - b).reshape(-1) for a, b in zip(weights(model), before)]).norm().item()
+        assert stats
+        assert stats.grad_norm > 0.05
+        assert moved == pytest.approx(stats.grad_norm if factor else 1e-3, rel=1e-3)
+
+
+def test_the_learning_rate_is_the_steps(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    moves = []
+    for rate in (0.0, 0.1, 0.2):
+        model = make_model()
+        before = weights(model)
+        engine(model).step([tiny_source.batch(0, 4)], rate)
+        moves.append(torch.cat([(a - b).reshape(-1) for a, b in zip(weights(model), before)]).norm().item())
+    assert moves[0] == 0.0
+    assert moves[2] == pytest.approx(2 * moves[1], rel=1e-3)
+
+
+class Poisoned(nn.Module):
+    """A model whose gradient is not finite on some calls."""
+
+    def __init__(self, bad: Callable[[int], bool], value: float = float("nan")):
+        super().__init__()
+        self.weight, self.other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))
+        self.bad, self.value, self.calls = bad, value, 0
+
+    def forward(self, *batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        loss = (self.weight**2).sum() + (self.other**2).sum()
+        return (loss * self.value if self.bad(self.calls - 1) else loss), torch.tensor(1)
+
+
+def history(one: Engine) -> list[torch.Tensor]:
+    return [v.clone() for state in one.optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("mode", ["fp32", "fp16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_skipped(tiny_source: Any, kind: str, mode: str, value: float) -> None:
+    model = Poisoned(lambda call: call == 1, value)
+    one = engine(model, mode, clip=0.5, kind=kind)
+    batch = tiny_source.batch(0, 1)
+    first = one.step([batch], 0.1)
+    before, scale = weights(model), one.precision.scaler.get_scale()
+    state = history(one)
+    second = one.step([batch], 0.1)
+    assert unchanged(model, before)
+    assert all(torch.equal(a, b) for a, b in zip(history(one), state, strict=True))
+    assert (first and first.skipped, second and second.skipped) == (False, True)
+    if mode == "fp16":
+        assert one.precision.scaler.get_scale() == scale / 2
+    third = one.step([batch], 0.1)
+    assert third
+    assert not third.skipped
+    assert not unchanged(model, before)
+    assert all(torch.isfinite(w).all() for w in weights(model))
+
+
+def test_nothing_but_skipped_steps_ends_the_run(tiny_source: Any) -> None:
+    one = engine(Poisoned(lambda call: call != 3))
+    batch = tiny_source.batch(0, 1)
+    with pytest.raises(UserError, match=r"not finite in 50 steps in a row.*lower optim\.lr") as caught:
+        for _ in range(4 + MAX_SKIPPED_IN_A_ROW):
+            one.step([batch], 1e-3)
+    assert one.model.calls == 4 + MAX_SKIPPED_IN_A_ROW  # the good step in between began a new row
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_update_leaves_everything_as_it_was(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    model = make_model()
+    one = engine(model, kind="adamw")
+    one.step([tiny_source.batch(0, 2)], 1e-3)
+    before, asked = weights(model), []
+
+    def no() -> bool:
+        asked.append(all(p.grad is not None for p in model.parameters() if p.requires_grad))
+        return False
+
+    assert one.step([tiny_source.batch(2, 2)], 1e-3, no) is None
+    assert asked == [True]  # once, after the backward pass
+    assert unchanged(model, before)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(int(s["step"]) == 1 for s in one.optimizer.state.values())
+
+
+def test_bf16_is_close_to_fp32(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    losses = {}
+    for mode in ("fp32", "bf16"):
+        model = make_model()
+        one = engine(model, mode, clip=1.0, kind="adamw")
+        stats = [one.step([tiny_source.batch(8 * k, 8)], 1e-2) for k in range(6)]
+        losses[mode] = [s.loss for s in stats if s]
+        assert all(w.dtype == torch.float32 for w in weights(model))
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses["bf16"] != losses["fp32"]
+
+
+def test_fp16_with_loss_scaling_is_close_to_fp32(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    """Large scales overflow at first: those steps are skipped, the rest agrees."""
+    found = {}
+    for mode in ("fp32", "fp16"):
+        model = make_model(hidden_size=8, num_layers=1, intermediate_size=8)
+        one = engine(model, mode, clip=1.0)
+        stats = [one.step([tiny_source.batch(0, 1)], 0.1) for _ in range(4)]
+        found[mode] = [(s.loss, s.grad_norm) for s in stats if s and not s.skipped]
+    assert found["fp16"]
+    for half, full in zip(found["fp16"], found["fp32"]):
+        assert half == pytest.approx(full, rel=0.02)
+
+
+def test_evaluation_changes_nothing(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    model = make_model(dropout=0.5)
+    one = engine(model)
+    before, state = weights(model), torch.get_rng_state()
+    batches = [tiny_source.batch(0, 4), tiny_source.batch(4, 3)]
+    first, second = one.evaluate(batches), one.evaluate(batches)
+    assert first == second  # no dropout
+    assert first[2] == sum(b.num_targets for b in batches)
+    assert first == pytest.approx(one.evaluate([tiny_source.batch(0, 7)]), rel=1e-6)
+    assert unchanged(model, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())

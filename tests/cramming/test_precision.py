@@ -1,0 +1,46 @@
+"""Which number format is in force where."""
+
+import pytest
+import torch
+
+from cramming.precision import Precision, PrecisionConfig, resolve
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16"])
+def test_an_explicit_mode_is_taken_as_it_is(mode: str, device: torch.device) -> None:
+    assert resolve(mode, device) == mode
+
+
+@pytest.mark.parametrize(
+    ("avx512_bf16", "amx", "mode"), [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16"), (True, True, "bf16")]
+)
+def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, mode: str) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert resolve("auto", CPU) == mode
+
+
+@pytest.mark.parametrize(("native", "mode"), [(True, "bf16"), (False, "fp16")])
+def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, native: bool, mode: str) -> None:
+    """Emulated bf16 (before Ampere) is slower than fp16, so it does not count."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert resolve("auto", GPU) == mode
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype: torch.dtype) -> None:
+    precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
+    layer = torch.nn.Linear(2, 2)
+    with precision.autocast():
+        assert layer(torch.ones(1, 2)).dtype == dtype
+    assert layer.weight.dtype == torch.float32
+    assert precision.scaler.is_enabled() == (mode == "fp16")
+
+
+@pytest.mark.parametrize(("tf32", "setting"), [(True, "high"), (False, "highest")])
+def test_tf32(tf32: bool, setting: str) -> None:
+    Precision(PrecisionConfig("fp32", tf32), CPU)
+    assert torch.get_float32_matmul_precision() == setting

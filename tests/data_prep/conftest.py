@@ -1,0 +1,66 @@
+"""Text made up by the test, and `prepare` as a function of overrides."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cramming.data.shards import Corpus
+
+SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()  # noqa: SIM905
+BASE = {"seed": 0, "workers": 2, "shard_tokens": 1 << 20, "validation_fraction": 0.05}
+TOKENIZER = {"kind": "wordpiece", "vocab_size": 300}
+
+
+def made_up_documents(count: int, seed: int = 0, words: int = 60) -> list[str]:
+    rng = random.Random(seed)
+    lexicon = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 3))) for _ in range(400)]
+    return [" ".join(rng.choices(lexicon, k=rng.randint(5, 2 * words))).capitalize() + "." for _ in range(count)]
+
+
+@pytest.fixture
+def made_up() -> Callable[..., list[str]]:
+    """`made_up(count, seed=0, words=60)`: that many documents of about so many invented words."""
+    return made_up_documents
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """300 documents, one per block."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(made_up_documents(300)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def text_config(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The root configuration that reads these paths; keywords override `data` or, as `tokenizer={...}`, the tokenizer."""
+
+    def make(*paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
+        section = {"name": "test", "source": "text", **BASE, "paths": list(map(str, paths)), **data}
+        return {"corpora": str(tmp_path / "corpora"), "data": section, "tokenizer": {**TOKENIZER, **(tokenizer or {})}}
+
+    return make
+
+
+def decoded_documents(corpus: Corpus) -> list[str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
+    texts = []
+    for split in ("train", "validation"):
+        stream = corpus.stream(split)  # type: ignore[arg-type]
+        bounds = [*stream.document_starts.tolist(), stream.num_tokens]
+        texts += [
+            tokenizer.decode(stream.gather(np.array([start]), end - start)[0].tolist()) for start, end in zip(bounds, bounds[1:])
+        ]
+    return texts
+
+
+@pytest.fixture
+def decode() -> Callable[[Corpus], list[str]]:
+    """All documents of a corpus as text, train first, without special tokens."""
+    return decoded_documents

@@ -1,0 +1,52 @@
+"""Cleaning is idempotent, removes what is invisible, and cutting loses nothing."""
+
+import random
+import unicodedata
+
+import pytest
+
+from data_prep.clean import FILTERS, CleanConfig, normalize, reason_to_remove, split_at_whitespace
+
+CONFIG = CleanConfig()
+ALPHABET = "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\ufeff\ud800\u3000.😀ﬁ"
+
+
+def test_known_cases() -> None:
+    assert normalize("a\u0301  b\tc \r\n\n\x00\n d\u200b\ufeff", CONFIG) == "á b c\nd"
+    assert normalize("ﬁne", CONFIG) == "ﬁne"
+    assert normalize("ﬁne", CleanConfig(unicode="NFKC")) == "fine"
+
+
+def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        text = normalize("".join(rng.choices(ALPHABET, k=rng.randint(0, 60))), CONFIG)
+        assert normalize(text, CONFIG) == text
+        text.encode()
+        assert unicodedata.is_normalized("NFC", text)
+        assert all(line == line.strip() and line and "  " not in line for line in text.split("\n") if text)
+
+
+def test_filters_by_name() -> None:
+    assert reason_to_remove("short", CONFIG) == "too_short"
+    assert reason_to_remove("1234567890 1234567890 !!", CONFIG) == "no_letters"
+    assert reason_to_remove("Ein ganz gewöhnlicher Satz.", CONFIG) is None
+    assert set(FILTERS) == {"too_short", "no_letters"}
+
+
+def test_cut_parts_join_to_the_text_and_begin_at_whitespace() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choices("abcdefgh \n", k=rng.randint(0, 500)))
+        parts = split_at_whitespace(text, 40)
+        assert "".join(parts) == text and all(0 < len(part) <= 40 for part in parts if text)
+        assert all(part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in zip(parts, parts[1:]))
+
+
+def test_text_without_whitespace_is_cut_all_the_same() -> None:
+    assert split_at_whitespace("x" * 100, 40) == ["x" * 40, "x" * 40, "x" * 20]
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match="min_characters"):
+        CleanConfig(min_characters=0)

@@ -1,0 +1,184 @@
+"""Local files: every format and compression gives the same documents, and every complaint names the place."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from cramming.config import UserError
+from data_prep import files
+from data_prep.files import OpenFile, format_of, read_lines
+from data_prep.sources import TextConfig, TextSource
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+TEXTS = ['First, "quoted" text.', "Zweiter Text: Grüße, 東京 😀", "third\twith a tab"]
+
+
+def as_text(texts: list[str]) -> bytes:
+    return "\n\n".join(texts).encode()
+
+
+def as_jsonl(texts: list[str]) -> bytes:
+    return "\n".join(json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)).encode()
+
+
+def as_csv(texts: list[str]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows([["id", "text"], *enumerate(texts)])
+    return buffer.getvalue().encode()
+
+
+def as_tsv(texts: list[str]) -> bytes:
+    return "\n".join(["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]).encode()
+
+
+def as_parquet(texts: list[str]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), buffer)
+    return buffer.getvalue()
+
+
+WRITERS = {".txt": as_text, ".jsonl": as_jsonl, ".csv": as_csv, ".tsv": as_tsv, ".parquet": as_parquet}
+
+
+def texts_of(*paths: Path, documents: str = "block", text_field: str = "text") -> list[str]:
+    config = TextConfig(
+        name="t", source="text", paths=list(map(str, paths)), documents=documents, text_field=text_field  # type: ignore[arg-type]
+    )
+    return [document.text.rstrip("\n") for document in TextSource(config).documents()]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_every_format_in_every_compression(tmp_path: Path, suffix: str, compression: str) -> None:
+    path = tmp_path / f"a{suffix}{compression}"
+    texts = [text.replace("\t", " ") for text in TEXTS] if suffix == ".tsv" else TEXTS
+    path.write_bytes(COMPRESS[compression](WRITERS[suffix](texts)))
+    assert texts_of(path) == texts
+
+
+def test_multi_part_archives_are_read_to_the_end(tmp_path: Path) -> None:
+    for suffix, compress in list(COMPRESS.items())[1:]:
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(compress(b"one\n\n") + compress(b"two\n"))
+        assert texts_of(path) == ["one", "two"], suffix
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        ("line", ["a b", "c", "d", "e"]),
+        ("block", ["a b\nc", "d\ne"]),
+        ("file", ["a b\nc\n\n \nd\ne"]),
+    ],
+)
+def test_how_text_is_cut_into_documents(tmp_path: Path, documents: str, expected: list[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffa b\r\nc\r\n\r\n \r\nd\ne".encode())
+    assert texts_of(path, documents=documents) == expected
+
+
+def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wiki").mkdir()
+    for name in ("wiki/b.00.xz", "wiki/a.txt.xz"):
+        (tmp_path / name).write_bytes(lzma.compress(name.encode()))
+    (tmp_path / "z.txt").write_text("z")
+    assert texts_of(Path("z.txt"), Path("wiki/*.xz")) == ["z", "wiki/a.txt.xz", "wiki/b.00.xz"]
+
+
+def test_lines_of_any_length_come_whole_or_in_parts_that_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    for text in ("word " * 100, "é" * 300, "x" * 255 + "\n" + "y" * 10, "a\n" * 200):
+        path = tmp_path / "a.txt"
+        path.write_text(text, encoding="utf-8")
+        assert list(read_lines(OpenFile(path), longest=10_000)) == text.removesuffix("\n").split("\n")
+        parts = list(read_lines(OpenFile(path), longest=128))
+        assert "".join(parts) == text.replace("\n", "") and max(map(len, parts)) <= 256
+
+
+def test_long_blocks_and_files_come_in_parts_that_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(5000)))
+    for documents in ("block", "file"):
+        group = files.TEXT_DOCUMENTS[documents]
+        parts = list(group(read_lines(OpenFile(path)), 1000))
+        assert "".join(parts) == path.read_text() and max(map(len, parts)) < 1100 and len(parts) > 10
+
+
+ERRORS = {
+    "empty": (".txt", b"", "empty file"),
+    "binary": (".txt", b"PK\x03\x04\x00\x00data", "binary file .a NUL byte at offset 4."),
+    "latin-1": (".txt", b"one\ntwo caf\xe9\n", r"not UTF-8 at byte 11 \(line 2\)"),
+    "bad json": (".jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not a JSON object"),
+    "json list": (".json", b'[{"text": "a"}]', "expected a JSON object, found list"),
+    "json field": (".jsonl", b'{"title": "a", "body": "b"}', "no field 'text'; there are: title, body"),
+    "json type": (".jsonl", b'{"text": 3}', "field 'text' holds int, expected text"),
+    "csv field": (".csv", b"title,body\n1,2\n", "no field 'text'; there are: title, body"),
+    "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
+    "csv quote": (".csv", b'id,text\n1,"open\n', r"a\.csv:\d: unexpected end of data"),
+    "parquet": (".parquet", b"PAR1 but not really", "not a readable parquet file"),
+    "gzip": (".txt.gz", b"not gzip at all", r"cannot be read as \.gz"),
+    "cut gzip": (".txt.gz", gzip.compress(b"text" * 1000)[:-10], r"cannot be read as \.gz"),
+    "cut xz": (".txt.xz", lzma.compress(b"text" * 1000)[:-10], r"cannot be read as \.xz"),
+    "zstd": (".txt.zst", b"not zstd at all", r"cannot be read as \.zst"),
+    "suffix": (".docx", b"text", "format not known from its name"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_bad_file_is_a_one_line_user_error(tmp_path: Path, name: str) -> None:
+    suffix, data, message = ERRORS[name]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=message) as error:
+        texts_of(path)
+    assert path.name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_utf8_error_far_into_a_file_names_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"0123456789\n" * 50 + b"012\xff\n")
+    with pytest.raises(UserError, match=r"byte 553 \(line 51\)"):
+        texts_of(path)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "data.paths is empty"),
+        (["nothing.txt"], "no file nothing.txt"),
+        (["*.nothing"], "nothing matches"),
+        (["."], "is a folder"),
+        (["a.txt", "a.*"], "names a file twice"),
+    ],
+)
+def test_bad_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=message):
+        TextSource(TextConfig(name="t", source="text", paths=paths))
+
+
+def test_record_needs_record_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match="plain text has no records"):
+        texts_of(tmp_path / "a.txt", documents="record")
+    assert format_of(Path("x.JSONL.GZ")) == "jsonl"

@@ -1,0 +1,145 @@
+"""Trained tokenizers are deterministic, load in stock transformers, and encode as BERT's do."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from cramming.config import UserError
+from data_prep.sources import Document
+from data_prep.tokenizer import (
+    SPECIAL_TOKENS,
+    TokenizerConfig,
+    describe,
+    load,
+    most_frequent_characters,
+    sample_text,
+    special_ids,
+    train,
+)
+
+PRINT_VOCABULARY = """
+import json, sys
+from data_prep.tokenizer import TokenizerConfig, train
+sample = json.load(sys.stdin)
+print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
+"""
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_is_the_same_in_every_process(kind: str, made_up: Callable[..., list[str]]) -> None:
+    sample = made_up(200) + ["日本語 éàü ß Ωμέγα"] * 3
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_VOCABULARY, kind],
+            input=json.dumps(sample),
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_loads_in_stock_transformers_and_encodes_pairs(
+    tmp_path: Path, kind: Any, made_up: Callable[..., list[str]]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()}
+    )
+    ids = special_ids(tokenizer)
+    assert ids == (0, 1, 2, 3, 4)
+    first, second = (fast(text, add_special_tokens=False)["input_ids"] for text in ("Kalo mi", "rentas"))
+    pair = fast("Kalo mi", "rentas")
+    assert pair["input_ids"] == [ids.cls, *first, ids.sep, *second, ids.sep]
+    assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert fast("kalo")["input_ids"] == fast("KALO")["input_ids"]
+    assert fast.decode(first).strip() == "kalo mi"
+
+
+def test_cased_tokenizer_keeps_case_and_accents(made_up: Callable[..., list[str]]) -> None:
+    sample = made_up(100) + ["Éa éa"] * 5
+    cased = train(sample, TokenizerConfig(lowercase=False, vocab_size=400))
+    assert cased.encode("Éa").ids != cased.encode("ea").ids
+    uncased = train(sample, TokenizerConfig(vocab_size=400))
+    assert uncased.encode("Éa").ids == uncased.encode("ea").ids
+
+
+def test_a_small_text_gives_fewer_entries_and_says_nothing_wrong(tmp_path: Path) -> None:
+    tokenizer = train(["kalo mi rentas vu "] * 200, TokenizerConfig(vocab_size=5000))
+    tokenizer.save(str(tmp_path / "t.json"))
+    info = describe(tokenizer, tmp_path / "t.json")
+    assert info.vocab_size == tokenizer.get_vocab_size() < 100
+    assert (info.kind, info.lowercase, info.special) == ("wordpiece", True, SPECIAL_TOKENS)
+
+
+def test_alphabet_is_the_most_frequent_normalised_characters() -> None:
+    from tokenizers import normalizers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    assert most_frequent_characters(["AaÁb b cC  d"], normalizer, 3) == ["a", "b", "c"]
+    assert most_frequent_characters(["ba"], normalizer, 1) == ["a"]  # a tie
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_too_small_a_vocabulary_names_what_is_needed(kind: Any, made_up: Callable[..., list[str]]) -> None:
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=30 is too small: .* alone need \d+"):
+        train(made_up(100), TokenizerConfig(kind=kind, vocab_size=30))
+
+
+def test_too_little_text() -> None:
+    with pytest.raises(UserError, match="too little text"):
+        train(["a few words"], TokenizerConfig())
+
+
+def test_load_removes_truncation_and_padding_and_sets_the_template(
+    tmp_path: Path, made_up: Callable[..., list[str]]
+) -> None:
+    tokenizer = train(made_up(100), TokenizerConfig(vocab_size=400))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(tmp_path / "t.json"))
+    loaded = load(tmp_path / "t.json")
+    assert len(loaded.encode("kalo mi " * 50).ids) > 50
+    assert len(loaded.encode("kalo").ids) < 8
+
+
+def test_other_spelling_of_special_tokens_is_accepted(tmp_path: Path) -> None:
+    words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "a"]
+    Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")).save(str(tmp_path / "t.json"))
+    tokenizer = load(tmp_path / "t.json")
+    assert special_ids(tokenizer).mask == 4 and tokenizer.encode("a").tokens == ["<cls>", "a", "<sep>"]
+
+
+def test_bad_tokenizer_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no file"):
+        load(tmp_path / "nothing.json")
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
+        load(tmp_path / "t.json")
+    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
+    with pytest.raises(UserError, match=r"lacks the special tokens \[CLS\] \[SEP\] \[MASK\]"):
+        load(tmp_path / "t.json")
+
+
+def test_sample_is_bounded_even_and_in_order() -> None:
+    documents = [Document(f"{i:06d} " + "x" * 93, str(i), "s") for i in range(5000)]
+    sample = sample_text(iter(documents), lambda text: text, 0.1, seed=0)
+    numbers = [int(text[:6]) for text in sample]
+    assert numbers == sorted(numbers) and 900 <= len(numbers) <= 1000
+    assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
+    assert sample == sample_text(iter(documents), lambda text: text, 0.1, seed=0)
+    assert sample_text(iter(documents[:10]), str.upper, 0.1, seed=0) == [d.text.upper() for d in documents[:10]]

@@ -1,0 +1,213 @@
+"""Run folders as the verbs leave them, made up in the test: a valid record of the closed division to start from."""
+
+import copy
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.record import FORMAT_VERSION, RULES_VERSION, file_sha256
+from eval.tasks import AVERAGES, ENTRIES
+
+HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
+SEEDS = [0, 1, 2]
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": "3.12.1",
+        "torch": "2.13.0",
+        "transformers": "5.23.0",
+        "platform": "Linux",
+        "cpu": "Test CPU",
+        "cpu_count": 2,
+        "device": {"kind": "cpu", "name": "Test CPU", "memory_bytes": 2**34, "peak_tflops": None, "count": 1},
+        "git": {"commit": "0123456789abcdef0123", "dirty": False, "diff_sha256": None},
+    }
+
+
+def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[int] = SEEDS) -> dict[str, Any]:
+    """A complete `glue.<init>` of a record; every entry's median is `base` plus a little per entry."""
+    tasks = {}
+    for place, (name, (task, source)) in enumerate(ENTRIES.items()):
+        if suite == "embedded" and name in ("mnli_mismatched", "wnli"):
+            continue
+        values = [base + 0.01 * place + 0.002 * seed for seed in range(len(seeds))]
+        median = statistics.median(values)
+        std = statistics.stdev(values) if len(values) > 1 else None
+        summary = {"per_seed": values, "median": median, "mean": statistics.fmean(values), "std": std}
+        official = suite == "glue"
+        tasks[name] = {
+            "title": source.title,
+            "task": task.name,
+            "metrics": {metric: dict(summary) for metric in task.metrics},
+            "main_metric": task.main_metric,
+            "score": 100 * median,
+            "problem": None,
+            "notes": [],
+            "train_examples": task.train.examples,
+            "official_train_examples": task.train.examples if official else None,
+            "eval_examples": source.examples,
+            "official_eval_examples": source.examples if official else None,
+            "subset": False,
+            "hyperparameters": dict(HYPERPARAMETERS),
+            "seconds": 12.5,
+        }
+    section: dict[str, Any] = {
+        "format": 1,
+        "init": init,
+        "model": "runs/first/final",
+        "model_sha256": "ab" * 32 if init == "pretrained" else None,
+        "environment": _environment(),
+        "suite": suite,
+        "split": "dev",
+        "selection": "last epoch",
+        "seeds": list(seeds),
+        "hyperparameters": dict(HYPERPARAMETERS),
+        "tasks": tasks,
+        "absent": {},
+    }
+    section["averages"] = averages_of(section)
+    return section
+
+
+def averages_of(section: dict[str, Any]) -> dict[str, Any]:
+    """The averages that the section's scores give."""
+    found = {}
+    for name, average in AVERAGES[section["suite"]].items():
+        scores = {e: section["tasks"].get(e, {}).get("score") for e in average.entries}
+        missing = [e for e, value in scores.items() if value is None]
+        value = None if missing else statistics.fmean(scores.values())
+        found[name] = {"value": value, "missing": missing, "definition": average.definition}
+    return found
+
+
+def journal_lines() -> list[dict[str, Any]]:
+    """Two processes: one killed after 20 s, one that finished."""
+
+    def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> dict[str, Any]:
+        common = {"event": kind, "process": process, "elapsed": elapsed, "wall": 1e9}
+        seconds = 59.5 if steps == 100 else 20.0 * process + elapsed - 0.5
+        return {**common, "steps": steps, "tokens": steps * 100, "last_step_seconds": seconds, **more}
+
+    return [
+        event("start", 0, 1.0, 0),
+        event("heartbeat", 0, 20.0, 40),
+        event("start", 1, 2.0, 0),
+        event("heartbeat", 1, 30.0, 90),
+        event("end", 1, 41.0, 100, reason="finished"),
+    ]
+
+
+def _record(suite: str) -> dict[str, Any]:
+    processes = [
+        {"started": 1e9, "spent_seconds": 20.0, "ended": "killed"},
+        {"started": 1e9, "spent_seconds": 41.0, "ended": "finished"},
+    ]
+    return {
+        "format": FORMAT_VERSION,
+        "name": "first",
+        "created": "2030-01-01T00:00:00+00:00",
+        "suite_version": "0.1.0",
+        "rules_version": RULES_VERSION,
+        "division_requested": "closed",
+        "config": {"seed": 0},
+        "environment": _environment(),
+        "corpus": {
+            "folder": "corpora/x",
+            "manifest_sha256": "cd" * 32,
+            "tokens": 1_000_000,
+            "validation_tokens": 10_000,
+            "documents": 5000,
+            "vocab_size": 8192,
+            "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32},
+            "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
+            "settings": {},
+            "removed": {"empty": 3},
+        },
+        "pretrain": {
+            "status": "finished",
+            "init": "scratch",
+            "objective": "mlm",
+            "devices": 1,
+            "parameters": 12_345_678,
+            "parameters_without_embeddings": 9_000_000,
+            "budget": {
+                "unit": "hours",
+                "limit": 60 / 3600,
+                "spent": 59.5 / 3600,
+                "spent_seconds": 59.5,
+                "overrun_seconds": 0.0,
+                "processes": processes,
+                "journal_sha256": "filled in when written",
+            },
+            "steps": 100,
+            "tokens": 10_000,
+            "sequences": 80,
+            "exaflops": 1e-6,
+            "corpus_epochs": 0.01,
+            "train_loss": 5.4321,
+            "validation": {"loss": 5.5, "accuracy": 0.21, "targets": 1000},
+            "tokens_per_second": 250.0,
+            "model_flops_utilization": None,
+            "data_wait_share": 0.01,
+            "peak_memory_bytes": 2**30,
+            "skipped_steps": 0,
+            "final_sha256": "ab" * 32,
+            "seed": 0,
+            "forced": [],
+        },
+        "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
+    }
+
+
+def _metrics() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for step in range(1, 101):
+        progress = step / 100
+        common = {"step": step, "progress": progress, "seconds": 0.6 * step, "tokens": 100 * step}
+        lr = 1e-3 * min(progress / 0.1, 1 - progress)
+        rows.append({**common, "loss": 5 + 4 * math.exp(-4 * progress), "lr": lr, "grad_norm": 1.0})
+        if step % 25 == 0:
+            rows.append({**common, "validation_loss": 5.1 + 4 * math.exp(-4 * progress)})
+    return rows
+
+
+@pytest.fixture
+def make_record() -> Callable[..., dict[str, Any]]:
+    """`make_record(suite="glue")`: a fresh record that passes every rule once its journal is beside it."""
+    return lambda suite="glue": copy.deepcopy(_record(suite))
+
+
+@pytest.fixture
+def make_section() -> Callable[..., dict[str, Any]]:
+    """`make_section(init, suite, base, seeds)`: a fresh `glue.<init>` section."""
+    return glue_section
+
+
+@pytest.fixture
+def recompute_averages() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The averages that a section's scores give, after a test has changed them."""
+    return averages_of
+
+
+@pytest.fixture
+def write_run() -> Callable[..., Path]:
+    """`write_run(folder, record)`: a run folder with journal and metrics, the journal's hash filled into the record."""
+
+    def write(folder: Path, record: dict[str, Any], *, metrics: bool = True) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = folder / "budget.jsonl"
+        journal.write_text("".join(json.dumps(e) + "\n" for e in journal_lines()))
+        if "pretrain" in record:
+            record["pretrain"]["budget"]["journal_sha256"] = file_sha256(journal)
+        (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        if metrics:
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
+        return folder
+
+    return write

@@ -1,0 +1,217 @@
+"""Fine-tuning: packed equals padded, the adapter equals the suite's encoder, the same seed the same bits; and it
+learns.
+"""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertModel
+
+from cramming.config import UserError
+from cramming.model.heads import SequenceClassifier
+from eval.datasets import Split, TaskData
+from eval.encode import EncodedTask, encode_task, load_encoder
+from eval.finetune import Hyperparameters, PackedSplit, Predictions, _by_length, finetune
+from eval.models import StockEncoder, build_classifier, open_model
+from eval.tasks import TASKS
+
+WORDS = [f"w{i}" for i in range(40)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SHAPE = {"vocab_size": 45, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 32}
+HYPER = Hyperparameters(
+    epochs=3, batch_size=16, learning_rate=3e-3, schedule="linear", warmup=0.1, weight_decay=0.01, beta1=0.9, beta2=0.98,
+    eps=1e-6, max_grad_norm=1.0, dropout=0.1, attention_dropout=0.0, pooling="mean", pooler=True, max_length=16,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny stock BERT folder."""
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = BertConfig(num_hidden_layers=2, intermediate_size=64, initializer_range=0.1, **SHAPE)
+    BertForMaskedLM(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def make_data(name: str, examples: int, seed: int = 0) -> TaskData:
+    """Random words; the label says whether the first text begins with (regression: how much of it is) late words."""
+    task, random = TASKS[name], np.random.default_rng(seed)
+
+    def split(source: object, size: int) -> Split:
+        lengths = random.integers(1, 9, (len(task.text), size))
+        texts = [[[int(w) for w in random.integers(0, 40, n)] for n in column] for column in lengths]
+        if task.regression:
+            labels = np.array([np.mean([w >= 20 for w in t]) * 5 for t in texts[0]], np.float32)
+        else:
+            labels = np.array([int(t[0] >= 20) for t in texts[0]])
+        columns = tuple([" ".join(WORDS[w] for w in t) for t in column] for column in texts)
+        return Split(source, columns, labels)  # type: ignore[arg-type]
+
+    return TaskData(task, split(task.train, examples), tuple(split(s, 100) for s in task.scored))
+
+
+def encode(folder: Path, data: TaskData, max_length: int = 16) -> EncodedTask:
+    return encode_task(data, load_encoder(folder, True, max_length, 45))
+
+
+def run(folder: Path, name: str, seed: int = 0, hyper: Hyperparameters = HYPER, examples: int = 300) -> Predictions:
+    data = encode(folder, make_data(name, examples))
+    return finetune(TASKS[name], data, open_model(folder), "pretrained", seed, hyper, "fp32", CPU)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def logits(model: SequenceClassifier, split: PackedSplit, chosen: list[int]) -> torch.Tensor:
+    batch = split.batch(torch.tensor(chosen))
+    with torch.no_grad():
+        return model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+
+
+def classifier(folder: Path, stock: bool = False) -> SequenceClassifier:
+    source = replace(open_model(folder), own=not stock)
+    torch.manual_seed(0)
+    return build_classifier(source, "pretrained", 2, 0.1, 0.0, "cls", True).eval()
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_packed_batch_equals_single_examples(bert: Path, stock: bool) -> None:
+    model = classifier(bert, stock)
+    split = PackedSplit(encode(bert, make_data("rte", 30)).train, CPU)
+    together = logits(model, split, list(range(20)))
+    alone = torch.cat([logits(model, split, [i]) for i in range(20)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+    assert together.std(0).min() > 1e-3
+
+
+def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
+    own, stock = classifier(bert), classifier(bert, stock=True)
+    assert isinstance(stock.encoder, StockEncoder)
+    for part in ("pooler", "classifier"):
+        getattr(stock, part).load_state_dict(getattr(own, part).state_dict())
+    split = PackedSplit(encode(bert, make_data("rte", 30)).train, CPU)
+    torch.testing.assert_close(
+        logits(own, split, list(range(30))), logits(stock, split, list(range(30))), atol=1e-5, rtol=0
+    )
+
+
+def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
+    first, again, other = (run(bert, "stsb", seed, examples=64) for seed in (0, 0, 1))
+    assert np.array_equal(first.scored["stsb"], again.scored["stsb"]) and first.train_loss == again.train_loss
+    assert not np.array_equal(first.scored["stsb"], other.scored["stsb"])
+
+
+@pytest.mark.parametrize("name", ["sst2", "stsb"])
+def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
+    labels = make_data(name, 300).scored[0].labels
+    found = run(bert, name).scored[name]
+    assert labels is not None
+    if name == "stsb":
+        assert np.corrcoef(found, labels)[0, 1] > 0.5
+    else:
+        assert (found == labels).mean() > 0.8
+        assert set(found) == {0.0, 1.0}
+
+
+def test_another_architecture_is_fine_tuned(tmp_path: Path) -> None:
+    config = DistilBertConfig(vocab_size=45, dim=32, n_heads=2, n_layers=1, hidden_dim=64, max_position_embeddings=32)
+    DistilBertModel(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    source = open_model(tmp_path)
+    assert not source.own
+    data = make_data("sst2", 64)
+    encoded = encode_task(data, load_encoder(tmp_path, source.own, 16, source.vocab_size))
+    for init in ("pretrained", "random"):
+        found = finetune(data.task, encoded, source, init, 0, replace(HYPER, epochs=1), "fp32", CPU)
+        assert np.isfinite(found.scored["sst2"]).all()
+
+
+def test_a_diverged_run_has_no_predictions(bert: Path) -> None:
+    found = run(bert, "stsb", hyper=replace(HYPER, learning_rate=1e30, max_grad_norm=None, epochs=1), examples=64)
+    assert np.isnan(found.scored["stsb"]).all() and np.isnan(found.train_loss)
+
+
+def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = BertConfig(num_hidden_layers=2, intermediate_size=64, **SHAPE)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    states = []
+    for folder in (bert, tmp_path):
+        torch.manual_seed(5)
+        states.append(build_classifier(open_model(folder), "random", 2, 0.1, 0.0, "mean", False).state_dict())
+    # The folders differ in initializer_range, which scales the weights and changes nothing else.
+    for a, b in zip(states[0].values(), states[1].values(), strict=True):
+        assert torch.allclose(a / (a.std() + 1e-9), b / (b.std() + 1e-9), atol=1e-3) or a.ndim == 1
+
+
+def test_sequences_have_berts_layout_and_lose_from_the_longer_text(bert: Path) -> None:
+    data = make_data("rte", 50)
+    encoded = encode(bert, data, max_length=10).train
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    for i in range(50):
+        ids = encoded.ids_T[encoded.starts_N[i] : encoded.starts_N[i + 1]].tolist()
+        types = encoded.types_T[encoded.starts_N[i] : encoded.starts_N[i + 1]].tolist()
+        first, second = (tokenizer.encode(column[i], add_special_tokens=False) for column in data.train.texts)
+        while len(first) + len(second) > 7:
+            (first if len(first) > len(second) else second).pop()
+        assert ids == [2, *first, 3, *second, 3]
+        assert types == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(bert: Path) -> None:
+    for own in (True, False):
+        with pytest.raises(UserError, match="tokenizer has 45 entries, its model's embedding 44"):
+            load_encoder(bert, own, 16, 44)
+
+
+def test_evaluation_covers_every_example_once_in_full_groups() -> None:
+    lengths = torch.randint(1, 128, (500,), generator=torch.Generator().manual_seed(0))
+    groups = list(_by_length(lengths, 1024))
+    assert sorted(itertools.chain.from_iterable(g.tolist() for g in groups)) == list(range(500))
+    assert all(lengths[g].sum() < 1024 + 128 for g in groups)
+
+
+def test_learning_rate_rises_and_falls_to_zero() -> None:
+    for schedule in ("linear", "cosine"):
+        hyper = replace(HYPER, schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
+        rates = [hyper.learning_rate_at(p / 100) for p in range(101)]
+        assert rates[0] == 0 and max(rates) == rates[10] == 1 and rates[-1] == pytest.approx(0, abs=1e-12)
+        assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+@pytest.mark.parametrize("field", ["epochs", "batch_size", "learning_rate", "warmup", "dropout", "max_length"])
+def test_impossible_hyperparameters_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(HYPER, **{field: -1})
+
+
+def test_an_unreadable_model_is_one_line(tmp_path: Path) -> None:
+    for content, message in ((None, "no config.json"), ("{", "not readable as JSON"), ("{}", "no weights")):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(UserError, match=message):
+            open_model(tmp_path)
+    with pytest.raises(UserError, match="no such folder, and not a name on the hub"):
+        open_model("./nowhere/else/at all")

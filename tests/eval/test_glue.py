@@ -1,0 +1,255 @@
+"""`cramming glue` end to end on a tiny stock BERT: the record, resuming, independence of workers, one-line errors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import hydra
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import BertConfig, BertForMaskedLM
+
+from cramming.config import UserError, build, config_folder
+from cramming.record import load_record
+from eval import glue
+from eval.datasets import Split, TaskData
+from eval.finetune import Hyperparameters, Predictions
+from eval.glue import EvalConfig, main
+from eval.results import Pieces, spread, summarise
+from eval.tasks import TASKS
+
+WORDS = [f"w{i}" for i in range(20)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def eval_section(name: str, **changes: Any) -> dict[str, Any]:
+    """The section as conf/eval/<name>.yaml has it, with changes."""
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        section = OmegaConf.to_container(hydra.compose(f"eval/{name}").eval)
+    assert isinstance(section, dict)
+    hyper = changes.pop("hyperparameters", {})
+    return {**section, **changes, "hyperparameters": {**section["hyperparameters"], **hyper}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    torch.manual_seed(0)
+    shape = {"vocab_size": 25, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    BertForMaskedLM(BertConfig(intermediate_size=32, max_position_embeddings=24, **shape)).save_pretrained(folder)
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model: Path) -> dict[str, Any]:
+    """The root configuration for a run on CoLA and MNLI (with AX) in the official layouts."""
+    random = np.random.default_rng(0)
+
+    def sentence() -> str:
+        return " ".join(random.choice(WORDS, random.integers(1, 9)))
+
+    files = {
+        "CoLA/train.tsv": ["\t".join(("x", str(i % 2), "", sentence())) for i in range(40)],
+        "CoLA/dev.tsv": ["\t".join(("x", str(i % 2), "", sentence())) for i in range(20)],
+        "MNLI/train.tsv": _pairs(sentence, 30, labelled=True),
+        "MNLI/dev_matched.tsv": _pairs(sentence, 20, labelled=True),
+        "MNLI/dev_mismatched.tsv": _pairs(sentence, 20, labelled=True),
+        "diagnostic/diagnostic.tsv": _pairs(sentence, 10, labelled=False),
+    }
+    for name, lines in files.items():
+        path = tmp_path / "glue" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    hyper = {"epochs": 1, "max_length": 24, "learning_rate": 1e-3}
+    section = eval_section("glue_sane", data_dir=tmp_path / "glue", seeds=[0, 1], workers=1, hyperparameters=hyper)
+    roots = {"name": "first", "runs": tmp_path / "runs", "device": "cpu", "division": "open", "model_path": str(model)}
+    return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
+
+
+def _pairs(sentence: Any, rows: int, labelled: bool) -> list[str]:
+    header = ["index", "sentence1", "sentence2", *(["gold_label"] if labelled else [])]
+    labels = TASKS["mnli"].labels
+    lines = [[str(i), sentence(), sentence(), *([labels[i % 3]] if labelled else [])] for i in range(rows)]
+    return ["\t".join(line) for line in [header, *lines]]
+
+
+def glue_json(config: dict[str, Any], init: str = "pretrained") -> bytes:
+    return (Path(config["runs"]) / config["name"] / "glue" / init / "glue.json").read_bytes()
+
+
+def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
+    config["eval"]["init"] = ["pretrained", "random"]
+    main(config)
+    record = load_record(Path(config["runs"]) / "first")
+    assert set(record["glue"]) == {"pretrained", "random"} and "pretrain" not in record
+    for init, section in record["glue"].items():
+        assert section["init"] == init and section["suite"] == "glue" and section["split"] == "dev"
+        assert section["selection"] == "last epoch" and section["seeds"] == [0, 1]
+        assert set(section["tasks"]) == {"cola", "mnli_matched", "mnli_mismatched"}
+        assert set(section["absent"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte", "wnli"}
+        for task in section["tasks"].values():
+            per_seed = task["metrics"][task["main_metric"]]["per_seed"]
+            assert len(per_seed) == 2 and task["score"] == pytest.approx(100 * np.median(per_seed))
+            assert task["subset"] and task["hyperparameters"] == section["hyperparameters"] and task["seconds"] > 0
+        assert section["averages"]["avg9"]["value"] is None
+        assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
+    assert record["glue"]["pretrained"]["model_sha256"] and record["glue"]["random"]["model_sha256"] is None
+    predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed1.npz")
+    assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched", "test.ax", "test_ids.ax"}
+    assert predictions["test_ids.ax"].tolist() == list(range(10)) and len(predictions["dev.mnli_matched"]) == 20
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    save = Pieces.save
+
+    def stop_at_the_third(self: Pieces, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append((data.task.name, seed))
+        return save(self, data, seed, key, found)
+
+    monkeypatch.setattr(Pieces, "save", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        main(config)
+    assert done == [("cola", 0), ("cola", 1)]
+    monkeypatch.setattr(Pieces, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a))
+    main(config)
+    assert done == [("cola", 0), ("cola", 1), ("mnli", 0), ("mnli", 1)]
+    main({**config, "name": "unbroken"})
+    assert glue_json(config) == glue_json({**config, "name": "unbroken"})
+
+
+def test_stored_results_of_other_settings_or_data_are_not_taken(config: dict[str, Any]) -> None:
+    main(config)
+    before = glue_json(config)
+    config["eval"]["hyperparameters"]["learning_rate"] = 2e-3
+    main(config)
+    assert glue_json(config) != before
+    fresh = {**config, "name": "fresh"}
+    main(fresh)
+    assert glue_json(config) == glue_json(fresh)
+    dev = Path(config["eval"]["data_dir"]) / "CoLA/dev.tsv"
+    dev.write_text("\n".join(dev.read_text().splitlines()[:10]) + "\n")
+    main(config)
+    assert json.loads(glue_json(config))["tasks"]["cola"]["eval_examples"] == 10
+
+
+def test_numbers_do_not_depend_on_workers(config: dict[str, Any]) -> None:
+    main(config)
+    config["eval"]["workers"] = 2
+    main({**config, "name": "parallel"})
+    assert glue_json(config) == glue_json({**config, "name": "parallel"})
+
+
+def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    (run / "record.json").write_text(json.dumps({"format": 1, "name": "first", "pretrain": {"status": "finished"}}))
+    with pytest.raises(UserError, match="is a pretraining run; give another name"):
+        main(config)
+    main({**config, "model_path": None})
+    record = load_record(run)
+    assert record["pretrain"] == {"status": "finished"} and record["glue"]["pretrained"]["tasks"]
+
+
+def with_eval(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**config, "eval": {**config["eval"], **changes}}
+
+
+def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glue, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+    long = {**config["eval"]["hyperparameters"], "max_length": 25}
+    cases = [
+        ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),
+        (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
+        (with_eval(config, source="embedded"), r"eval: data_dir is for real GLUE data; add eval=glue_sane"),
+        (
+            with_eval(config, source="embedded", data_dir=None),
+            r"embedded-0/tasks: no embedded tasks; run `cramming prep",
+        ),
+        (with_eval(config, seeds=[0, 0]), r"eval: seeds=\[0, 0\]"),
+        (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task 'snli'"),
+        (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs train.tsv, dev.tsv"),
+        (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),
+        (with_eval(config, optimizer="sgd"), r"eval.optimizer: unknown setting"),
+    ]
+    for broken, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            main(broken)
+        assert "\n" not in str(caught.value)
+    assert not Path(config["runs"]).exists()
+
+
+def test_without_a_network_the_hub_fails_at_once(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="someone/model-x: no such folder, and no connection to the hub"):
+        main({**config, "model_path": "someone/model-x"})
+    with pytest.raises(UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"):
+        main(with_eval(config, source="hub", data_dir=None))
+
+
+@pytest.mark.parametrize("name", sorted(f.stem for f in (config_folder() / "eval").glob("*.yaml")))
+def test_every_preset_is_valid(name: str) -> None:
+    assert build(EvalConfig, eval_section(name), "eval").hyperparameters.epochs <= 5
+
+
+def test_the_default_protocol_is_the_papers() -> None:
+    hyper = build(EvalConfig, eval_section("glue_sane"), "eval").hyperparameters
+    assert (hyper.epochs, hyper.batch_size, hyper.learning_rate, hyper.schedule) == (5, 16, 4e-5, "cosine")
+    assert hyper.dropout == 0.1 and hyper.max_length == 128
+
+
+def test_spread_is_null_as_soon_as_one_value_is() -> None:
+    assert spread([1.0, 2.0, 6.0]) == {
+        "per_seed": [1.0, 2.0, 6.0],
+        "median": 2.0,
+        "mean": 3.0,
+        "std": pytest.approx(7**0.5),
+    }
+    assert spread([1.0, None]) == {"per_seed": [1.0, None], "median": None, "mean": None, "std": None}
+    assert spread([1.0])["std"] is None
+
+
+def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
+    """A summary of one seed in which each entry's main metric has the given value and all examples are there."""
+    data, pieces = [], {}
+    for task in TASKS.values():
+        if task.name == "wnli":
+            continue
+
+        def split(source: Any, columns: int = len(task.text)) -> Split:
+            return Split(source, ([""] * source.examples,) * columns, None)
+
+        data.append(TaskData(task, split(task.train), tuple(split(s) for s in task.scored)))
+        entries = {}
+        for source in task.scored:
+            value = main_metrics[source.entry]
+            problems = ["constant"] if value is None else []
+            entries[source.entry] = {"metrics": dict.fromkeys(task.metrics, value), "problems": problems, "notes": []}
+        pieces[task.name, 0] = {"entries": entries}
+    hyper = build(Hyperparameters, eval_section("glue_sane")["hyperparameters"], "eval")
+    return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyper, {})
+
+
+def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing() -> None:
+    # The crammed BERT on an A6000 (model card): 78.6 over nine entries.
+    paper = {"mnli_matched": 0.839, "mnli_mismatched": 0.841, "qqp": 0.873, "qnli": 0.895, "sst2": 0.922}
+    paper |= {"cola": 0.445, "stsb": 0.846, "mrpc": 0.875, "rte": 0.538}
+    summary = summary_of(paper)
+    assert round(summary["averages"]["avg9"]["value"], 1) == 78.6
+    assert round(summary["averages"]["avg8"]["value"], 1) == 77.9
+    assert not any(task["subset"] for task in summary["tasks"].values())
+    incomplete = summary_of({**paper, "stsb": None})
+    assert incomplete["averages"]["avg9"]["value"] is None and incomplete["averages"]["avg9"]["missing"] == ["stsb"]
+    assert incomplete["tasks"]["stsb"]["score"] is None and incomplete["tasks"]["stsb"]["problem"] == "seed 0: constant"

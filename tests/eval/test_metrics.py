@@ -1,0 +1,107 @@
+"""The metrics equal scikit-learn's and scipy's, and say so where there is nothing to measure."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+
+from eval.metrics import METRICS, MODULE_FOLDER, score
+from eval.tasks import TASKS
+
+REFERENCE = {
+    "matthews_correlation": lambda p, y: sklearn.metrics.matthews_corrcoef(y, p),
+    "accuracy": lambda p, y: sklearn.metrics.accuracy_score(y, p),
+    "f1": lambda p, y: sklearn.metrics.f1_score(y, p, zero_division=np.nan),
+    "pearson": lambda p, y: scipy.stats.pearsonr(p, y).statistic,
+    "spearmanr": lambda p, y: scipy.stats.spearmanr(p, y).statistic,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("matthews_correlation", 2), ("matthews_correlation", 3), ("accuracy", 2), ("accuracy", 3), ("f1", 2)],
+)
+def test_classification_equals_scikit_learn(name: str, classes: int) -> None:
+    random = np.random.default_rng(0)
+    for size in (2, 3, 10, 100, 1000):
+        for _ in range(20):
+            labels, predictions = random.integers(0, classes, (2, size))
+            if len(set(labels)) > 1:
+                assert METRICS[name](predictions, labels) == pytest.approx(
+                    REFERENCE[name](predictions, labels), abs=1e-12
+                )
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearmanr"])
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e150])
+def test_correlations_equal_scipy(name: str, scale: float) -> None:
+    random = np.random.default_rng(1)
+    for size in (2, 3, 10, 100, 1000):
+        for levels in (3, 1000):  # few levels: many ties
+            labels = random.integers(0, levels, size) / levels * 5
+            labels[:2] = 0, 5
+            predictions = (labels + random.normal(size=size)) * scale
+            assert METRICS[name](predictions, labels) == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_degenerate_inputs_equal_the_references_where_those_measure_something() -> None:
+    varied, ones = np.array([0, 1, 1, 0]), np.ones(4, int)
+    assert METRICS["matthews_correlation"](ones, varied) == REFERENCE["matthews_correlation"](ones, varied) == 0
+    assert METRICS["f1"](ones * 0, varied) == REFERENCE["f1"](ones * 0, varied) == 0
+    assert METRICS["accuracy"](ones, ones) == 1
+    for name, predictions, labels in [
+        ("f1", ones * 0, ones * 0),
+        ("pearson", ones, varied),
+        ("pearson", varied, ones),
+        ("spearmanr", ones, varied),
+        ("spearmanr", varied, ones),
+    ]:
+        assert math.isnan(METRICS[name](predictions, labels)) and math.isnan(REFERENCE[name](predictions, labels))
+
+
+def test_undefined_values_come_with_a_reason_and_no_number() -> None:
+    constant = score(("pearson", "spearmanr"), np.full(5, 2.5), np.arange(5.0))
+    assert all(math.isnan(v) for v in constant.values.values())
+    assert constant.problems == ["pearson, spearmanr undefined: all predictions are 2.5"]
+    one_class = score(("matthews_correlation", "accuracy"), np.ones(5, int), np.ones(5, int))
+    assert math.isnan(one_class.values["matthews_correlation"]) and one_class.values["accuracy"] == 1
+    assert "all labels are 1" in one_class.problems[0]
+    diverged = score(("f1", "accuracy"), np.array([1.0, np.nan]), np.array([1, 0]))
+    assert all(math.isnan(v) for v in diverged.values.values())
+    assert diverged.problems == ["1 of 2 predictions are not finite"]
+    assert math.isnan(score(("accuracy",), np.array([]), np.array([])).values["accuracy"])
+
+
+def test_constant_predictions_keep_their_conventional_zero_and_are_noted() -> None:
+    found = score(("matthews_correlation", "accuracy"), np.ones(4), np.array([0, 1, 1, 1]))
+    assert found.values == {"matthews_correlation": 0.0, "accuracy": 0.75}
+    assert found.notes == ["all predictions are 1"] and not found.problems
+
+
+def test_evaluate_module_works_offline_and_agrees(tmp_path: Path) -> None:
+    script = f"""
+import evaluate
+import numpy as np
+from eval.metrics import score
+from eval.tasks import TASKS
+random = np.random.default_rng(0)
+for name in ("cola", "mrpc", "stsb"):
+    task = TASKS[name]
+    labels, predictions = random.integers(0, max(2, task.outputs), (2, 50)) * (0.5 if task.regression else 1)
+    metric = evaluate.load({str(MODULE_FOLDER)!r}, name)
+    metric.add_batch(predictions=predictions[:20], references=labels[:20])
+    metric.add_batch(predictions=predictions[20:], references=labels[20:])
+    assert metric.compute() == score(task.metrics, predictions, labels).values, name
+"""
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_MODULES_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(METRICS) == {m for t in TASKS.values() for m in t.metrics}
