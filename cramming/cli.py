@@ -95,19 +95,19 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    def job(config: DictConfig) -> Any:
-        try:
-            settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-        except OmegaConfBaseException as error:
-            raise UserError(_one_line(error)) from None
-        build(RootConfig, {key: v for key, v in settings.items() if not isinstance(v, dict)}, "")
+    mistakes: list[UserError | OSError] = []
+
+    def job(config: DictConfig) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             # Each job in a process of its own: its budget clock counts from the start of its process.
-            return _run_or_exit([verb, *HydraConfig.get().overrides.task])
-        module, function = VERBS[verb].module.split(":")
-        if verb == "run":
-            return run_all(settings, list(overrides))
-        return getattr(importlib.import_module(module), function)(settings)
+            _run_or_exit([verb, *HydraConfig.get().overrides.task])
+            return
+        try:
+            _call_verb(verb, cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)), overrides)
+        except (UserError, OSError) as error:  # past Hydra, which would add lines of its own
+            mistakes.append(error)
+        except OmegaConfBaseException as error:
+            mistakes.append(UserError(_one_line(error)))
 
     job.__module__ = "cramming.cli"
     sys.argv = [f"cramming {verb}", *overrides]
@@ -115,6 +115,17 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from None
+    if mistakes:
+        raise mistakes[0]
+
+
+def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
+    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+    if verb == "run":
+        run_all(settings, overrides)
+    else:
+        module, function = VERBS[verb].module.split(":")
+        getattr(importlib.import_module(module), function)(settings)
 
 
 def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -150,10 +161,14 @@ def _run_process(command: list[str]) -> int:
 def _one_line(error: Exception) -> str:
     """Hydra's and OmegaConf's messages, without their inner stack and key dumps."""
     text = str(error.__cause__ or error) if "Error merging override" in str(error) else str(error)
-    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https)", text)[0]
+    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https|Config search path)", text)[0]
     key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
     words = " ".join(text.split())
     words = re.sub(r" To append to your .*", "", words)
+    if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
+        return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
+    if isinstance(override := getattr(error, "override", None), str):
+        words = f"{override}: {words}"
     if key and key.group(1) not in words:
         words = f"{key.group(1)}: {words}"
     return words

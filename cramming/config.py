@@ -53,9 +53,9 @@ def config_folder() -> Path:
 def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
     """Build the frozen dataclass `cls` from a plain mapping.
 
-    `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported field types: bool,
-    int, float, str, Path, Literal, Optional and unions, list, tuple, dict and nested dataclasses. A ValueError of the
-    dataclass's own `__post_init__` comes out as a UserError that begins with the path.
+    `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported
+    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict and nested dataclasses. A
+    ValueError of the dataclass's own `__post_init__` comes out as a UserError that begins with the path.
     """
     if not isinstance(node, Mapping):
         raise UserError(f"{path}: expected a section of settings, found {node!r}")
@@ -63,7 +63,9 @@ def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in node:
         if key not in fields:
-            raise UserError(f"{_below(path, key)}: unknown setting; {path or 'the root'} has: {', '.join(sorted(fields))}")
+            raise UserError(
+                f"{_below(path, key)}: unknown setting; {path or 'the root'} has: {', '.join(sorted(fields))}"
+            )
     values = {}
     for name, field in fields.items():
         if name in node:

@@ -20,7 +20,7 @@ from cramming.optim import OptimConfig, build_optimizer
 from cramming.parallel.apply import MemoryConfig, apply
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
-from cramming.record import MetricsLog, create_run_folder, environment, write_record_section
+from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.schedule import ScheduleConfig
 
 VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
@@ -91,6 +91,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     if mesh.is_main:
         described = devices.describe(device)
         create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
+        refuse_changed_corpus(folder, corpus.describe())
         write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
     clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
 

@@ -4,10 +4,12 @@
 clock (cramming/budget.py) has been running since the operating system started this process.
 """
 
+import shutil
 import signal
 import time
 from collections import deque
 from collections.abc import Generator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +24,7 @@ from cramming.engine import StepStats
 from cramming.model.config import count_parameters
 from cramming.model.export import save_pretrained
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, build_parts
+from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
 from cramming.record import (
     file_sha256,
@@ -65,8 +67,8 @@ class Pace:
         return 1.1 * micro_batches * max(self._recent, default=0.0)
 
     def update_seconds(self) -> float:
-        """For the part after the backward pass; twice the slowest, since it decides whether a step may still count."""
-        return 2.0 * max(self._updates, default=0.05)
+        """For the part after the backward pass: twice the slowest and at least 0.1 s, as no step may end too late."""
+        return max(0.1, 2.0 * max(self._updates, default=0.0))
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -74,33 +76,35 @@ def main(settings: dict[str, Any]) -> None:
     folder = run_folder(settings)
     device = devices.select(settings["device"])
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
-    if not mesh.is_main:
-        run(settings, folder, mesh, mesh.device)
-    elif refuse_finished_run(settings):
+    finished = mesh.from_main(mesh.is_main and refuse_finished_run(settings))
+    if finished:
         say(f"{folder}: already finished, nothing to do")
     else:
-        with run_lock(folder):
+        with run_lock(folder) if mesh.is_main else nullcontext():
             run(settings, folder, mesh, mesh.device)
     mesh.close()
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> None:
     """Build, train, finish: one process's whole life."""
-    stop = StopRequest()
+    stop, is_new = StopRequest(), not (folder / "record.json").exists()
     parts = build_parts(settings, folder, mesh, device)
     announce(parts)
     reason: EndReason = "failed"
     try:
         reason, totals = train(parts, stop)
+        if mesh.is_main and parts.work.steps:
+            parts.save_checkpoint()
     finally:
         if parts.clock:
             parts.clock.close(reason)
     if parts.work.steps == 0 and reason == "finished":
+        if mesh.is_main and is_new:
+            shutil.rmtree(folder)
         raise UserError(
             f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
         )
     if mesh.is_main:
-        parts.save_checkpoint()
         finish(parts, reason, totals)
     mesh.barrier()
     if reason == "stopped":
@@ -155,7 +159,7 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]
             if mesh.is_main and work.steps % config.log_every == 0:
                 rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
                 log_step(parts, recent, reached, learning_rate, rate)
-            if mesh.is_main and int(progress * config.validations) < int(reached * config.validations):
+            if mesh.is_main and is_validation_due(config, progress, reached):
                 validate(parts, reached)
             if mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save):
                 parts.save_checkpoint()
@@ -163,7 +167,14 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]
     batches.close()
     seconds = time.monotonic() - began
     rate = (work.tokens - tokens_at_start) / seconds
+    if mesh.is_main and recent and work.steps % config.log_every:
+        log_step(parts, recent, reached, learning_rate, rate)
     return reason, {"tokens_per_second": rate, "data_wait_share": data_wait / seconds}
+
+
+def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
+    """Whether the step from progress `before` to `now` passed one of the evenly spaced points; the end is `finish`'s."""
+    return int(before * config.validations) < int(now * config.validations) < config.validations
 
 
 def micro_batch_stream(parts: Parts) -> Generator[Batch]:

@@ -79,6 +79,16 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_changed_corpus(folder: Path, corpus: Mapping[str, Any]) -> None:
+    """UserError when a resumed run would go on with another corpus than it began with (same folder, other content)."""
+    before = load_record(folder).get("corpus", {}).get("manifest_sha256")
+    if before not in (None, corpus["manifest_sha256"]):
+        raise UserError(
+            f"{corpus['folder']}: this corpus is not the one that the run in {folder} was started with (its manifest"
+            " differs); restore that one, or start under another name"
+        )
+
+
 def _leaves(node: Any, path: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` -> `{"a.b": 1}`; lists count as leaves."""
     if isinstance(node, Mapping):
@@ -159,7 +169,10 @@ class MetricsLog:
     """Appends rows to `metrics.jsonl`; each line reaches the file system at once, so a crash loses at most one."""
 
     def __init__(self, folder: Path):
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        path = folder / "metrics.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")  # by a crash: the next row needs its own line
+        self._file = path.open("a", encoding="utf-8")
+        self._file.write("\n" if torn else "")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row."""
@@ -268,4 +281,15 @@ def run_lock(folder: Path) -> Iterator[None]:
                 raise UserError(
                     f"{folder}: another process is working on this run; wait for it or give another name"
                 ) from None
-        yield
+        try:
+            yield
+        except UserError:
+            _remove_if_unused(folder)
+            raise
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Undo the `mkdir` for a run that a mistake ended before it wrote anything."""
+    if folder.is_dir() and [path.name for path in folder.iterdir()] == [".lock"]:
+        (folder / ".lock").unlink()
+        folder.rmdir()

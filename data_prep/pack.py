@@ -70,7 +70,10 @@ class Encoder:
             if piece.last:
                 flat.append(self.ids.sep)
         return {
-            split: Encoded(np.array(flat, dtype=self.dtype), np.array(starts[split], dtype=np.int64))
+            split: Encoded(
+                np.array(flat, dtype=self.dtype),
+                np.array(starts[split], dtype=np.int64),
+            )
             for split, flat in tokens.items()
             if flat
         }
@@ -132,11 +135,12 @@ def pack(
     def write(encoded: dict[Split, Encoded]) -> None:
         finished = False
         for split, (tokens, starts) in encoded.items():
-            counts["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.ids.unk))
-            counts["tokens"] += len(tokens)
             skip = min(drop[split], len(tokens))
             drop[split] -= skip
-            finished |= writers[split].append(tokens[skip:], starts[starts >= skip] - skip)
+            tokens, starts = tokens[skip:], starts[starts >= skip] - skip
+            counts["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.ids.unk))
+            counts["tokens"] += len(tokens)
+            finished |= writers[split].append(tokens, starts)
         if counts["tokens"] >= ENOUGH_TOKENS:
             require_fit(counts)
         on_batch(finished)

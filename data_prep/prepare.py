@@ -9,12 +9,8 @@ of an unbroken run. A mistake in settings or text, in contrast, leaves nothing b
 """
 
 import dataclasses
-import fcntl
-import json
-import os
-import shutil
+import errno
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,24 +24,25 @@ from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.progress import Progress, say
 from data_prep import pack, tokenizer
 from data_prep.clean import normalize
+from data_prep.folder import UNFINISHED, Unfinished, discard, lock, write_text
+from data_prep.hub import ConnectionLostError, HubConfig, HubSource
 from data_prep.selection import Tally, select
-from data_prep.sources import SOURCES, ConnectionLostError, DataConfig, EmbeddedConfig, HubConfig, Source, limited
+from data_prep.sources import (
+    DataConfig,
+    EmbeddedConfig,
+    EmbeddedSource,
+    Source,
+    TextSource,
+    limited,
+)
 from data_prep.tokenizer import TokenizerConfig
 
-UNFINISHED = "unfinished.json"
+SOURCES: dict[str, Any] = {
+    "embedded": EmbeddedSource,
+    "text": TextSource,
+    "hub": HubSource,
+}
 BOTH: tuple[Split, Split] = ("train", "validation")
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """What an interrupted run was about to make, from which sources, and the shards it has finished."""
-
-    settings_hash: str
-    sources: list[dict[str, Any]]
-    shards: dict[str, list[Shard]]
-
-    def save(self, folder: Path) -> None:
-        _write_text(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,30 @@ class Job:
             return Path(self.tokenizer.path).expanduser()
         return own
 
+    def inventory(self) -> list[dict[str, Any]]:
+        """What the corpus is made from: the source's parts, and the user's tokenizer."""
+        return self.source.inventory() + self._tokenizer_entry()
+
+    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        """What differs from the inventory of an earlier run, in words; None if nothing does."""
+        source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
+        if changed := self.source.changed(source):
+            return changed
+        return None if inventory[len(source) :] == self._tokenizer_entry() else self.tokenizer.path
+
+    def _tokenizer_entry(self) -> list[dict[str, Any]]:
+        if not self.tokenizer.path:
+            return []
+        sha256 = shards.file_sha256(Path(self.tokenizer.path).expanduser())
+        return [
+            {
+                "name": self.tokenizer.path,
+                "kind": "tokenizer",
+                "license": None,
+                "sha256": sha256,
+            }
+        ]
+
 
 def main(config: Mapping[str, Any]) -> None:
     """Prepare the corpus that the sections `data` and `tokenizer` describe, in `corpus_folder(config)`."""
@@ -82,6 +103,10 @@ def main(config: Mapping[str, Any]) -> None:
         except UserError:
             discard(job.folder)
             raise
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise UserError(f"{job.folder}: the disk is full; make room and run the same command again") from None
 
 
 def parse(config: Mapping[str, Any]) -> Job:
@@ -113,10 +138,7 @@ def confirm(job: Job) -> None:
         raise UserError(
             f"{job.folder}: holds a corpus of other settings ({different}); delete it, or name another data.corpus"
         )
-    changed = job.source.changed([entry for entry in manifest.sources if entry["kind"] != "tokenizer"])
-    if changed is None and any(e["kind"] == "tokenizer" and e not in _tokenizer_entry(job) for e in manifest.sources):
-        changed = job.tokenizer.path
-    if changed:
+    if changed := job.changed(manifest.sources):
         raise UserError(f"{job.folder}: its sources have changed since ({changed}); delete it to prepare anew")
     (job.folder / UNFINISHED).unlink(missing_ok=True)
     say(f"{job.folder}: already prepared with these settings, nothing to do")
@@ -129,12 +151,14 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def prepare(job: Job) -> None:
     """Make the corpus, or go on making it."""
-    state = _resume(job) or _start(job)
+    state = _begin(job)
     model = _tokenizer(job)
     info = tokenizer.describe(model, job.folder / shards.TOKENIZER)
     tally = Tally()
     finished = _pack(job, model, info, state, tally)
     _require_documents(job, tally, finished)
+    if changed := job.changed(state.sources):
+        raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
     if isinstance(job.data, EmbeddedConfig):
         _write_tasks(job)
     manifest = Manifest(
@@ -150,53 +174,26 @@ def prepare(job: Job) -> None:
         removed=dict(sorted(tally.removed.items())),
         splits=finished,
     )
-    _write_text(job.folder / shards.MANIFEST, manifest.to_json())
+    write_text(job.folder / shards.MANIFEST, manifest.to_json())
     (job.folder / UNFINISHED).unlink()
     _report(job, manifest)
 
 
-def _write_text(path: Path, text: str) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    overwrite_atomically(path, write)
-
-
-def _start(job: Job) -> Unfinished:
-    foreign = [path.name for path in job.folder.iterdir()]
-    if foreign:
-        some = ", ".join(sorted(foreign)[:3])
-        raise UserError(f"{job.folder}: not a corpus, and not empty ({some}); name another data.corpus")
-    state = Unfinished(job.settings_hash, job.source.inventory() + _tokenizer_entry(job), {split: [] for split in BOTH})
+def _begin(job: Job) -> Unfinished:
+    """The state of an interrupted run of the same settings and sources, or a new one."""
+    state = Unfinished.load(job.folder)
+    if state is not None:
+        changed = "settings" if state.settings_hash != job.settings_hash else job.changed(state.sources)
+        if changed is None:
+            finished = sum(map(len, state.shards.values()))
+            say(f"{job.folder}: going on with an interrupted run, {finished} shards are finished")
+            state.keep_only_finished(job.folder)
+            return state
+        say(f"{job.folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
+        discard(job.folder)
+    state = Unfinished(job.settings_hash, job.inventory(), {split: [] for split in BOTH})
     state.save(job.folder)
     return state
-
-
-def _resume(job: Job) -> Unfinished | None:
-    """The state of an interrupted run of the same settings; None to start from nothing."""
-    path = job.folder / UNFINISHED
-    if not path.is_file():
-        return None
-    state = build(Unfinished, json.loads(path.read_text(encoding="utf-8")), str(path))
-    changed = job.source.changed([entry for entry in state.sources if entry["kind"] != "tokenizer"])
-    if state.settings_hash != job.settings_hash or changed:
-        say(f"{job.folder}: interrupted run of {'other sources' if changed else 'other settings'} found, starting over")
-        discard(job.folder)
-        job.folder.mkdir(parents=True, exist_ok=True)
-        return None
-    keep = {name for part in state.shards.values() for shard in part for name in (shard.file, shard.index_file)}
-    for file in _own_files(job.folder):
-        if file.name not in keep | {UNFINISHED, shards.TOKENIZER}:
-            _remove(file)
-    say(f"{job.folder}: going on with an interrupted run, {len(keep) // 2} shards are finished")
-    return state
-
-
-def _tokenizer_entry(job: Job) -> list[dict[str, Any]]:
-    if not job.tokenizer.path:
-        return []
-    path = Path(job.tokenizer.path).expanduser()
-    return [{"name": str(path), "kind": "tokenizer", "license": None, "sha256": shards.file_sha256(path)}]
 
 
 def _tokenizer(job: Job) -> Tokenizer:
@@ -216,7 +213,10 @@ def _train_tokenizer(job: Job) -> Tokenizer:
     config, source = job.tokenizer, job.source
     with Progress("read a sample for the tokenizer", source.total, source.unit) as bar:
         sample = tokenizer.sample_text(
-            _ticking(limited(source.sample_documents(), job.data), lambda: bar.update(source.position)),
+            _ticking(
+                limited(source.sample_documents(config.sample_mb * 1e6), job.data),
+                lambda: bar.update(source.position),
+            ),
             lambda text: normalize(text, job.data.clean),
             config.sample_mb,
             job.data.seed,
@@ -236,7 +236,11 @@ def _ticking(documents: Iterator[Any], tick: Callable[[], None]) -> Iterator[Any
 
 
 def _pack(
-    job: Job, model: Tokenizer, info: shards.TokenizerInfo, state: Unfinished, tally: Tally
+    job: Job,
+    model: Tokenizer,
+    info: shards.TokenizerInfo,
+    state: Unfinished,
+    tally: Tally,
 ) -> dict[str, list[Shard]]:
     dtype = shards.token_dtype(info.vocab_size)
     writers = {s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH}
@@ -250,8 +254,9 @@ def _pack(
                 dataclasses.replace(state, shards={s: w.shards for s, w in writers.items()}).save(job.folder)
 
         selected = select(limited(job.source.documents(), job.data), job.data, tally)
-        unknown = pack.pack(selected, encoder, writers, done, job.data.threads, on_batch)
-    tally.counts["unknown_tokens"] = unknown["unknown_tokens"]
+        counts = pack.pack(selected, encoder, writers, done, job.data.threads, on_batch)
+    before = sum(shards.count_token(job.folder, state.shards[s], dtype, encoder.ids.unk) for s in BOTH)
+    tally.counts["unknown_tokens"] = before + counts["unknown_tokens"]
     return {split: writer.shards for split, writer in writers.items()}
 
 
@@ -270,7 +275,11 @@ def _write_tasks(job: Job) -> None:
     """The embedded corpus comes with its fine-tuning tasks, made from the same world."""
     from data_prep import embedded
 
-    overwrite_atomically(job.folder / shards.TASKS, lambda path: embedded.write_tasks(path, job.data.seed))
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        embedded.write_tasks(folder, job.data.seed)
+
+    overwrite_atomically(job.folder / shards.TASKS, write)
 
 
 def _report(job: Job, manifest: Manifest) -> None:
@@ -279,44 +288,3 @@ def _report(job: Job, manifest: Manifest) -> None:
         f"{job.folder}: {train:,} training tokens, {validation:,} for validation, from {manifest.counts['documents']:,}"
         f" documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed: {manifest.removed or 'nothing'}"
     )
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Only one `prepare` at a time in a folder. The lock is on the folder itself and ends with the process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another `cramming prepare` is writing here; wait until it has ended") from None
-        yield
-    finally:
-        os.close(handle)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def discard(folder: Path) -> None:
-    """Remove what an unfinished run has written, and nothing else."""
-    if (folder / UNFINISHED).is_file():
-        for file in _own_files(folder):
-            _remove(file)
-
-
-def _own_files(folder: Path) -> list[Path]:
-    """Everything in the folder that `prepare` makes, temporary files included."""
-    own = (".bin", ".idx", ".part", ".tmp", ".old")
-    names = (UNFINISHED, shards.TOKENIZER, shards.TASKS)
-    return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -1,8 +1,8 @@
-"""Where text comes from: a table of sources, each a stream of documents that can be opened again and again.
+"""Where text comes from. A source is a stream of documents that can be opened again and again.
 
     embedded   generated from a seed, no download (data_prep/embedded)
-    text       local files: text, JSON lines, CSV, TSV, parquet, plain or compressed
-    hub        a data set of the Hugging Face hub, streamed; with text, or already tokenized (`ids_field`)
+    text       local files: text, JSON lines, CSV, TSV, parquet, plain or compressed (data_prep/files.py reads them)
+    hub        a data set of the Hugging Face hub, streamed (data_prep/hub.py)
 
 A source also says what it consists of (`inventory`), so that the manifest can name it and a later run can tell that a
 file has changed, and how far it has been read, for the progress bar.
@@ -10,8 +10,6 @@ file has changed, and how far it has been read, for the progress bar.
 
 import hashlib
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,8 +23,6 @@ from cramming.data.shards import file_sha256
 from data_prep import files
 from data_prep.clean import CleanConfig
 
-PROBE_SECONDS = 5
-
 
 class Document(NamedTuple):
     """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then."""
@@ -35,10 +31,6 @@ class Document(NamedTuple):
     id: str
     source: str
     ids: np.ndarray | None = None
-
-
-class ConnectionLostError(UserError):
-    """The network failed midway: what was prepared so far is kept and the same command goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +58,9 @@ class DataConfig:
 
     @property
     def threads(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+        if self.workers:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +78,6 @@ class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
 
     size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubConfig(DataConfig):
-    """`data=hub` and its presets. `dataset` is a hub name, or a local folder that `datasets` can load."""
-
-    dataset: str
-    subset: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    text_field: str = "text"
-    ids_field: str | None = None  # a column of token ids, instead of text
-    tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.ids_field is None) != (self.tokenizer_file is None):
-            raise ValueError("ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer")
 
 
 class Source:
@@ -123,8 +99,8 @@ class Source:
     def documents(self) -> Iterator[Document]:
         raise NotImplementedError
 
-    def sample_documents(self) -> Iterator[Document]:
-        """The documents to train a tokenizer on; every one of them unless reading them twice is too dear."""
+    def sample_documents(self, characters: float) -> Iterator[Document]:
+        """The documents to draw a sample of so many characters from: all of them, unless reading twice is too dear."""
         return self.documents()
 
     def tokenizer_file(self) -> Path | None:
@@ -149,13 +125,17 @@ class TextSource(Source):
         if config.documents == "record" and "txt" in self.formats:
             path = self.paths[self.formats.index("txt")]
             raise UserError(f"{path}: plain text has no records; set data.documents=block, line or file")
-        self._sizes = [path.stat().st_size for path in self.paths]
+        self._sizes = [_readable_size(path) for path in self.paths]
         self.total = sum(self._sizes)
 
     def inventory(self) -> list[dict[str, Any]]:
         return [
             {"name": str(path), "kind": "text", "license": self.config.license}
-            | {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns, "sha256": file_sha256(path)}
+            | {
+                "bytes": path.stat().st_size,
+                "mtime_ns": path.stat().st_mtime_ns,
+                "sha256": file_sha256(path),
+            }
             for path in self.paths
         ]
 
@@ -202,6 +182,14 @@ def _matches(pattern: str) -> list[Path]:
     return found
 
 
+def _readable_size(path: Path) -> int:
+    try:
+        with path.open("rb"):
+            return path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 class EmbeddedSource(Source):
     """The generated corpus: a pure function of seed and size, so its identity is its generator's source code."""
 
@@ -214,7 +202,14 @@ class EmbeddedSource(Source):
         code = hashlib.sha256()
         for path in sorted((Path(__file__).parent / "embedded").glob("*.py")):
             code.update(path.read_bytes())
-        return [{"name": "embedded", "kind": "embedded", "license": self.config.license, "sha256": code.hexdigest()}]
+        return [
+            {
+                "name": "embedded",
+                "kind": "embedded",
+                "license": self.config.license,
+                "sha256": code.hexdigest(),
+            }
+        ]
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         return None if inventory == self.inventory() else "the generator of the embedded corpus"
@@ -226,116 +221,6 @@ class EmbeddedSource(Source):
         for document in embedded.documents(self.config.seed, self.config.size):
             self.position += 1
             yield document
-
-
-class HubSource(Source):
-    """A data set of the hub, streamed. Without network it says so at once instead of retrying for half a minute."""
-
-    config_class: ClassVar[type[DataConfig]] = HubConfig
-
-    def __init__(self, config: HubConfig) -> None:
-        self.config = config
-        self.local = Path(config.dataset).is_dir()
-        self.total = config.max_documents
-
-    def inventory(self) -> list[dict[str, Any]]:
-        config = self.config
-        name = "/".join(filter(None, (config.dataset, config.subset, config.split)))
-        return [{"name": name, "kind": "hub", "license": config.license, "revision": config.revision}]
-
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        return None if inventory == self.inventory() else self.inventory()[0]["name"]
-
-    def documents(self) -> Iterator[Document]:
-        return self._documents(self._open())
-
-    def sample_documents(self) -> Iterator[Document]:
-        # A second pass over a whole hub data set is hours of download: take the beginning of a shuffled stream.
-        data = self._open()
-        return self._documents(data if self.config.max_documents else data.shuffle(self.config.seed, buffer_size=1000))
-
-    def _documents(self, data: Any) -> Iterator[Document]:
-        self.position = 0
-        field = self.config.ids_field or self.config.text_field
-        name = self.inventory()[0]["name"]
-        iterator = iter(data)
-        while (record := self._next(iterator)) is not None:
-            if field not in record:
-                raise files.missing_field(name, field, record)
-            self.position += 1
-            place = f"{name}:{self.position:.0f}"
-            if self.config.ids_field:
-                yield Document("", place, name, np.asarray(record[field], dtype=np.int64))
-            else:
-                yield Document(files.text_value(place, field, record[field]), place, name)
-
-    def _next(self, iterator: Iterator[Any]) -> Any:
-        try:
-            return next(iterator, None)
-        except (OSError, ConnectionError, TimeoutError) as error:
-            raise ConnectionLostError(
-                f"data.dataset={self.config.dataset}: reading broke off after {self.position:.0f} documents"
-                f" ({_one_line(error)}); run the same command again to go on"
-            ) from None
-
-    def _open(self) -> Any:
-        self._require_network()
-        import datasets
-
-        config = self.config
-        datasets.disable_progress_bars()
-        try:
-            return datasets.load_dataset(
-                config.dataset, config.subset, split=config.split, revision=config.revision, streaming=True
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"data.dataset={config.dataset}: cannot be opened: {_one_line(error)}") from None
-
-    def tokenizer_file(self) -> Path | None:
-        config = self.config
-        if config.tokenizer_file is None:
-            return None
-        if self.local:
-            return Path(config.dataset) / config.tokenizer_file
-        self._require_network()
-        import huggingface_hub
-
-        try:
-            found = huggingface_hub.hf_hub_download(
-                config.dataset, config.tokenizer_file, repo_type="dataset", revision=config.revision
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {_one_line(error)}") from None
-        return Path(found)
-
-    def _require_network(self) -> None:
-        if self.local:
-            return
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-        reason = "HF_HUB_OFFLINE is set" if offline else _why_unreachable(endpoint)
-        if reason:
-            raise UserError(
-                f"data.dataset={self.config.dataset}: the Hugging Face hub cannot be reached ({reason});"
-                " use local files: cramming prepare data=text data.paths='[your.txt]', or data=embedded"
-            )
-
-
-def _why_unreachable(endpoint: str) -> str | None:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS):
-            return None
-    except urllib.error.HTTPError:  # an answer, whatever it says
-        return None
-    except OSError as error:
-        return _one_line(getattr(error, "reason", error))
-
-
-def _one_line(error: object) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-SOURCES: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}
 
 
 def limited(documents: Iterator[Document], config: DataConfig) -> Iterator[Document]:

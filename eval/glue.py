@@ -7,7 +7,7 @@ GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or 
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +30,11 @@ from eval.tasks import TASKS, Task, find_tasks
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """The `eval` section. `data_dir` is the folder of the official GLUE folders; `tasks` null means all that are there;
-    `workers` null means what cores and memory allow; `threads` is per run and, unlike `workers`, part of the result.
+    """The `eval` section.
+
+    `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
+    predicts the unlabelled test sets and AX; `workers` null means what cores and memory allow; `threads` is per run,
+    and part of the result, unlike `workers`.
     """
 
     source: Literal["local", "hub", "embedded"]
@@ -39,6 +42,7 @@ class EvalConfig:
     tasks: tuple[str, ...] | None
     init: tuple[Literal["pretrained", "random"], ...]
     seeds: tuple[int, ...]
+    predict_test: bool
     workers: int | None
     threads: int
     precision: Literal["auto", "fp32", "bf16", "fp16"]
@@ -74,6 +78,8 @@ def main(config: dict[str, Any]) -> None:
     check_length(source, settings.hyperparameters.max_length)
     suite = find_suite(settings, config)
     data = [suite.read(task) for task in suite.tasks]
+    if not settings.predict_test:
+        data = [replace(task_data, blind=()) for task_data in data]
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)

@@ -28,7 +28,8 @@ def table(rows: Sequence[Entrant], suite: str) -> Table:
     invalid = [r for r in mine if r.verdict.division == "invalid"]
     partial = [r for r in mine if r not in full and r not in invalid]
     best = {c: max((r.scores[c].value or 0.0 for r in full if c in r.scores), default=None) for c in columns_of(suite)}
-    ranks = {id(row): str(place) for place, row in enumerate((r for r in full if r.ranked), 1)}
+    values = [r.main for r in full if r.ranked]
+    ranks = {id(r): str(values.index(r.main) + 1) for r in full if r.ranked}  # equal averages share a place
     groups = [
         Group(
             [_row(r, ranks.get(id(r), ""), best) for r in full],
@@ -172,8 +173,8 @@ def compact(value: float) -> str:
 
 
 def anchor(run: Run) -> str:
-    """The run's place in the page; folder names are unique."""
-    return "run-" + "".join(c if c.isalnum() else "-" for c in run.folder.name)
+    """The run's place in the page and the stem of its plots: different for different folders."""
+    return "run-" + "".join(c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name)
 
 
 def _references() -> Iterator[list[Cell]]:

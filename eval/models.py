@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from cramming.model.export import load_encoder_config, load_masked_lm
 from torch import Tensor, nn
 
 from cramming.config import UserError, settings_hash
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
+from cramming.model.export import load_encoder_config, load_masked_lm
 from cramming.model.heads import SequenceClassifier
 from cramming.record import file_sha256
 from eval.hub import prepare_hub
@@ -60,8 +60,8 @@ def open_model(path: str | Path) -> ModelSource:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     hashes = [file_sha256(file) for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
-    if config.get("model_type") in OWN_TYPES:
-        own = load_encoder_config(folder)
+    own = _own_config(folder, config.get("model_type"))
+    if own is not None:
         assert own.vocab_size is not None, folder
         unlimited = own.positions in ("rope", "none")
         return ModelSource(folder, str(path), True, own.vocab_size, None if unlimited else own.max_length, sha256)
@@ -69,6 +69,18 @@ def open_model(path: str | Path) -> ModelSource:
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
     return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256)
+
+
+def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
+    """The suite's configuration of this model, or None for another architecture or a variant it lacks."""
+    if model_type not in OWN_TYPES:
+        return None
+    try:
+        return load_encoder_config(folder)
+    except UserError:
+        if model_type == "cramming":  # nothing else could load it
+            raise
+        return None
 
 
 def _download(name: str) -> Path:

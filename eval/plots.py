@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
+# After Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
+COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
 INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
 POINTS = 300  # per line; more cannot be seen at this size
 BAR_COLOURS = {"pretrained": COLOURS[0], "random": COLOURS[4], "published": "#9aa3ad"}

@@ -106,9 +106,13 @@ def at(record: Any, path: str) -> Any:
 def number(record: Any, path: str = "") -> float | None:
     """The finite number at `path` (or `record` itself), else None."""
     value = at(record, path) if path else record
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # JSON allows whole numbers of any length
+        return None
+    return found if math.isfinite(found) else None
 
 
 def mean_of(names: Iterable[str], scores: Mapping[str, float | None]) -> float | None:

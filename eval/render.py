@@ -131,7 +131,7 @@ def page(title: str, blocks: Sequence[Block]) -> str:
 def _html(block: Block) -> str:
     if isinstance(block, Heading):
         anchor = f' id="{escape(block.anchor)}"' if block.anchor else ""
-        badge = f' <span class="badge {_slug(block.badge)}">{escape(block.badge)}</span>' if block.badge else ""
+        badge = f' <span class="badge {_first(block.badge)}">{escape(block.badge)}</span>' if block.badge else ""
         return f"<h{block.level}{anchor}>{escape(block.text)}{badge}</h{block.level}>"
     if isinstance(block, Paragraph):
         return f"<p>{escape(block.text)}</p>"
@@ -144,8 +144,9 @@ def _html(block: Block) -> str:
     return _html_table(block)
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
+def _first(words: str) -> str:
+    """The style of a badge: its first word (`closed`, `open`, `invalid`)."""
+    return escape(words.split(",")[0].split(" ")[0])
 
 
 def _html_table(table: Table) -> str:

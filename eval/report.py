@@ -57,7 +57,7 @@ def main(config: dict[str, Any]) -> None:
                 own = run.folder / "report"
                 _write(own, "report", run.label, stories[-1].blocks(own, "", 1))
     _write(out, "leaderboard", TITLE, _board(runs, rows, stories, out))
-    _write_file(out / "leaderboard.csv", comma_separated(rows).encode())
+    _write_file(out / "leaderboard.csv", _utf8(comma_separated(rows)))
     _print(rows, runs)
     say(f"report: {out / 'leaderboard.html'}")
 
@@ -108,7 +108,11 @@ def _submission_lines(run: Run, write: bool) -> list[str]:
         return []
     found, missing = submission.collect(predictions, seeds[0])
     if missing:
-        return [f"No submission to the GLUE server, because these are missing: {', '.join(missing)}."]
+        reasons = [
+            f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"
+            for reason in dict.fromkeys(missing.values())
+        ]
+        return [f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."]
     if write:
         try:
             archive = submission.archive(found)
@@ -180,8 +184,12 @@ def _rules_table() -> Table:
 
 
 def _write(out: Path, name: str, title: str, blocks: Sequence[Block]) -> None:
-    _write_file(out / f"{name}.md", markdown(blocks).encode())
-    _write_file(out / f"{name}.html", page(title, blocks).encode())
+    _write_file(out / f"{name}.md", _utf8(markdown(blocks)))
+    _write_file(out / f"{name}.html", _utf8(page(title, blocks)))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # JSON can hold half of a surrogate pair, UTF-8 cannot
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -251,6 +251,8 @@ def subsets_marked(record: Record) -> Outcome:
 
 def one_device(record: Record) -> Outcome:
     """One GPU or one CPU did the whole pretraining."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     devices, kind = number(record, "pretrain.devices"), at(record, "environment.device.kind")
     name = at(record, "environment.device.name") or "no name"
     return devices == 1 and kind in ("cpu", "cuda"), f"{at(record, 'pretrain.devices')} device(s), {kind}: {name}"
@@ -258,6 +260,8 @@ def one_device(record: Record) -> Outcome:
 
 def one_day(record: Record) -> Outcome:
     """Pretraining took at most 24 hours, over all its processes together."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     seconds = number(record, "pretrain.budget.spent_seconds")
     if seconds is None:
         return False, "no training time on record"
@@ -266,18 +270,24 @@ def one_day(record: Record) -> Outcome:
 
 def masked_language_model(record: Record) -> Outcome:
     """The objective is masked language modelling."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     objective = at(record, "pretrain.objective")
     return objective == "mlm", f"objective {objective}"
 
 
 def from_scratch(record: Record) -> Outcome:
     """All weights start from a random initialisation; no pretrained weights are used anywhere."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     init = at(record, "pretrain.init")
     return init == "scratch", f"initial weights: {init or 'not on record'}"
 
 
 def own_weights_scored(record: Record) -> Outcome:
     """The scored weights are the pretrained ones, by SHA-256."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     trained, scored = at(record, "pretrain.final_sha256"), at(record, "glue.pretrained.model_sha256")
     if not trained or not scored:
         return False, f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record"
@@ -382,20 +392,22 @@ def full_tasks(record: Record) -> Outcome:
 
 def clean_code(record: Record) -> Outcome:
     """The code, in pretraining and in fine-tuning, is a commit of a clean git tree."""
-    problems, commits = [], []
-    parts = {"pretraining": record, **{f"glue.{init}": section for init, section in sections(record).items()}}
+    where: dict[str, list[str]] = {}
+    parts = {"pretraining": record if at(record, "pretrain") else None, **sections(record)}
     for name, part in parts.items():
-        commit, dirty = at(part, "environment.git.commit"), at(part, "environment.git.dirty")
-        commits.append(str(commit)[:12])
-        if not commit:
-            problems.append(f"{name}: no git commit on record")
-        elif dirty is not False:
-            problems.append(f"{name}: commit {str(commit)[:12]} with uncommitted changes")
-    return _all_or(problems, f"commit {', '.join(dict.fromkeys(commits))}, clean")
+        if part is not None:
+            commit, dirty = at(part, "environment.git.commit"), at(part, "environment.git.dirty")
+            state = "clean" if dirty is False else "with uncommitted changes"
+            finding = f"commit {str(commit)[:12]}, {state}" if commit else "no git commit on record"
+            where.setdefault(finding, []).append(name)
+    problems = [f"{', '.join(names)}: {found}" for found, names in where.items() if not found.endswith("clean")]
+    return _all_or(problems, "; ".join(where) or "no code ran")
 
 
 def nothing_forced(record: Record) -> Outcome:
     """No check was overridden: the list of forced exceptions is empty."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
     forced = at(record, "pretrain.forced")
     if not isinstance(forced, list):
         return False, "the list of forced exceptions is not on record"

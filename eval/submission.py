@@ -26,27 +26,27 @@ FILES: dict[str, tuple[Task, Source]] = {
 HEADER = "index\tprediction"
 
 
-def collect(predictions: Path, seed: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The test predictions of one seed from a run's `glue/<init>/predictions/`: by file name, and what is missing.
+def collect(predictions: Path, seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The test predictions of one seed from a run's `glue/<init>/predictions/`: by file, and why others are missing.
 
     A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...).
     """
     found: dict[str, np.ndarray] = {}
-    missing = []
+    missing: dict[str, str] = {}
     for file, (task, source) in FILES.items():
         path = predictions / f"{task.name}-seed{seed}.npz"
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 values, ids = arrays.get(f"test.{source.entry}"), arrays.get(f"test_ids.{source.entry}")
         except (OSError, ValueError, zipfile.BadZipFile):
-            missing.append(f"{file} (no {path.name})")
+            missing[file] = "not fine-tuned with this seed"
             continue
         if values is None:
-            missing.append(f"{file} (no test set was predicted)")
+            missing[file] = "no test set in the data"
         elif len(values) != source.examples:
-            missing.append(f"{file} ({len(values)} of {source.examples} test examples)")
+            missing[file] = f"{len(values)} of {source.examples} test examples"
         elif ids is not None and not np.array_equal(ids, np.arange(len(values))):
-            missing.append(f"{file} (the test file is not in the official order)")
+            missing[file] = "the test file is not in the official order"
         else:
             found[file] = values
     return found, missing
@@ -112,15 +112,13 @@ def _problems_of(name: str, content: bytes) -> list[str]:
     header, *lines = text.split("\n")
     if lines and lines[-1] == "":
         lines.pop()
+    if header != HEADER or "\r" in text:
+        return [f"{name}:1: the header must be index<TAB>prediction, with plain line ends; found {header!r}"]
     problems = {}
-    if header.rstrip("\r") != HEADER or "\r" in text:
-        problems["header"] = (
-            f"{name}:1: the header must be index<TAB>prediction, with plain line ends; found {header!r}"
-        )
     if len(lines) != source.examples:
         problems["count"] = f"{name}: {len(lines)} predictions for {source.examples} test examples"
     for index, line in enumerate(lines):
-        fields = line.rstrip("\r").split("\t")
+        fields = line.split("\t")
         if len(fields) != 2:
             problems.setdefault("fields", f"{name}:{index + 2}: {len(fields)} fields instead of 2")
         elif fields[0] != str(index):

@@ -17,12 +17,14 @@ def blocks(
     """The run's section: `rows` are its own entrants, `more` are lines about files beside it, `level` its heading's."""
     record = run.record
     status = at(record, "pretrain.status")
-    said = verdict.division if status in (None, "finished") else f"{verdict.division}, {status}"
-    summary = ", ".join(p for p in (model_words(record), budget_words(record)) if p)
-    parts: list[Block] = [Heading(run.label, level, anchor(run), said)]
+    said = [verdict.division if rows else "not scored", status if status not in (None, "finished") else ""]
+    summary = ", ".join(filter(None, (model_words(record), budget_words(record))))
+    parts: list[Block] = [Heading(run.label, level, anchor(run), ", ".join(filter(None, said)))]
     parts += [Paragraph(summary[0].upper() + summary[1:] + ".")] if summary else []
-    parts += [Paragraph(_division_sentence(record, verdict))]
-    parts += [_scores(rows)] if rows else [Paragraph("Not scored yet.")]
+    if rows:
+        parts += [_scores(rows), *_division(record, verdict)]
+    else:
+        parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}` does it."))
     parts += [Paragraph(line) for line in more]
     parts += figures
     parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
@@ -30,14 +32,20 @@ def blocks(
     return parts
 
 
-def _division_sentence(record: Record, verdict: Verdict) -> str:
+def _division(record: Record, verdict: Verdict) -> list[Block]:
+    """The division in a sentence, and what keeps the run out of the closed one."""
     asked = at(record, "division_requested")
-    broken = "; ".join(f"{f.rule}: {f.evidence}" for f in verdict.broken)
+    name = {"closed": "Closed division", "open": "Open division", "invalid": "Invalid record, not ranked"}
+    sentence = name[verdict.division]
+    if asked == "open" and verdict.division == "open":
+        sentence += ", as the run claims"
+    elif asked == "closed" and verdict.division != "closed":
+        sentence += "; the run claims the closed division"
     if not verdict.broken:
-        return f"{verdict.division.capitalize()} division{' by its own choice' * (asked == 'open')}: every rule holds."
-    claimed = " (the run claims the closed division)" if asked == "closed" else ""
-    kind = "Open division" if verdict.division == "open" else "Invalid record, not ranked"
-    return f"{kind}{claimed}, because of {broken}."
+        return [Paragraph(f"{sentence}. Every rule holds.")]
+    sentences = {rule.number: rule.sentence for rule in RULES}
+    rows = [[Cell(f.rule, "", "main"), Cell(sentences[f.rule]), Cell(f.evidence)] for f in verdict.broken]
+    return [Paragraph(f"{sentence}."), Table(["Broken rule", "Sentence", "What is wrong"], [Group(rows)], left=3)]
 
 
 def _rules_title(verdict: Verdict) -> str:
@@ -129,7 +137,8 @@ def _difference(mine: float | None, theirs: float | None) -> str:
 def _average_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
     mine, theirs = trained.averages[name], random.averages.get(name) if random else None
     missing = entries(at(trained.section, f"averages.{name}.missing"))
-    why = f"not printed, missing: {', '.join(map(str, missing))}" if mine is None else ""
+    names = [ENTRIES[n][1].title if n in ENTRIES else n for n in map(str, missing)]
+    why = f"not printed, missing: {', '.join(names)}" if mine is None else ""
     values = [
         Cell(DASH if v is None else f"{v:.1f}{SUBSET if trained.subset else ''}", "", "main") for v in (mine, theirs)
     ]

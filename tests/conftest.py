@@ -4,12 +4,16 @@ The thread count is set before torch is imported: the suite must not fight for c
 order, which the tests of bit-for-bit equality need.
 """
 
+# ruff: noqa: E402
+
 import os
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import copy
+import functools
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from cramming.config import config_folder
 
@@ -29,7 +34,7 @@ VOCABULARY = 300
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was() -> Iterator[None]:
-    """Seeds, signal handlers and matmul precision are the process's: a test that changes them must not reach another."""
+    """Random state, signal handlers and matmul precision belong to the process: a test must not reach another by them."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     yield
@@ -111,14 +116,33 @@ def tiny_overrides(tiny_corpus: Path) -> list[str]:
     return [f"data.corpus={tiny_corpus}", *TINY_RUN]
 
 
-def compose_settings(*overrides: str) -> dict[str, Any]:
-    """The root configuration as every verb's `main` gets it."""
+@functools.cache
+def _composed(*groups: str) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+        settings = OmegaConf.to_container(compose("config", list(groups)), resolve=True)
     assert isinstance(settings, dict)
+    return settings
+
+
+def compose_settings(*overrides: str) -> dict[str, Any]:
+    """The root configuration as every verb's `main` gets it.
+
+    Hydra composes the groups (`model=tiny`), once per choice, since that takes a second; values are set here.
+    """
+    root = _composed()
+    pairs = [override.split("=", 1) for override in overrides]
+    settings = copy.deepcopy(_composed(*(f"{k}={v}" for k, v in pairs if isinstance(root.get(k), dict))))
+    for key, text in pairs:
+        *sections, name = key.split(".")
+        node = settings
+        for section in sections:
+            node = node[section]
+        if sections or not isinstance(root.get(key), dict):
+            assert name in node, f"no setting {key}"
+            node[name] = yaml.safe_load(text)
     return settings
 
 
@@ -142,7 +166,9 @@ def tiny_source(tiny_corpus: Path) -> Any:
     from cramming.data.shards import Corpus
 
     corpus = Corpus.open(tiny_corpus)
-    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, corpus.special_ids.mask, (0, 1, 2, 3, 4), 0)
+    masker = Masker(
+        ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, corpus.special_ids.mask, (0, 1, 2, 3, 4), 0
+    )
     return BatchSource(corpus.stream("train"), masker, 16, "rows", 0)
 
 

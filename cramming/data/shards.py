@@ -154,9 +154,19 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
+        self,
+        folder: Path,
+        split: Split,
+        dtype: np.dtype[Any],
+        shard_tokens: int,
+        finished: list[Shard],
     ) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.folder, self.split, self.dtype, self.shard_tokens = (
+            folder,
+            split,
+            dtype,
+            shard_tokens,
+        )
         self.shards = list(finished)
         self._part: BinaryIO | None = None
 
@@ -225,6 +235,11 @@ def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
     return ResumePoint(0, 0)
 
 
+def count_token(folder: Path, shards: list[Shard], dtype: np.dtype[Any], token: int) -> int:
+    """How often a token occurs in these shards."""
+    return sum(int(np.count_nonzero(np.fromfile(folder / shard.file, dtype) == token)) for shard in shards)
+
+
 class Corpus:
     """A whole corpus folder, opened for reading; shards are memory-mapped, nothing is loaded."""
 
@@ -271,7 +286,11 @@ class Corpus:
 
     def stream(self, split: Split) -> "TokenStream":
         """The tokens of one split as one flat stream."""
-        return TokenStream(self.folder, self.manifest.splits[split], np.dtype(self.manifest.dtype).newbyteorder("<"))
+        return TokenStream(
+            self.folder,
+            self.manifest.splits[split],
+            np.dtype(self.manifest.dtype).newbyteorder("<"),
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a run's record says about its corpus."""

@@ -9,13 +9,20 @@ Shapes: T tokens of all sequences end to end, D hidden size, H heads, K head siz
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cramming.model import attention
 from cramming.model.attention import Layout, Packing
 from cramming.model.config import ModelConfig
-from cramming.model.layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, initialize, make_norm
-from cramming.model.layers import rope_tables
+from cramming.model.layers import (
+    MLP,
+    LearnedPositions,
+    Rope,
+    ScaledSinusoid,
+    apply_rope,
+    initialize,
+    make_norm,
+    rope_tables,
+)
 
 
 class Embeddings(nn.Module):
@@ -72,7 +79,6 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.half_window = config.half_window(layer)
         self.pre = config.norm_order == "pre"
         self.attn_norm = make_norm(config, layer > 0 or config.first_attn_norm)
         self.attn = Attention(config)
@@ -106,8 +112,8 @@ class Encoder(nn.Module):
         """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`."""
         hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
         shared = {window: self._shared(window, positions_T, packing) for window in self._windows()}
-        for block in self.blocks:
-            rope, layout = shared[block.half_window]
+        for layer, block in enumerate(self.blocks):
+            rope, layout = shared[self.config.half_window(layer)]
             hidden_TD = block(hidden_TD, rope, layout)
         return self.final_norm(hidden_TD)
 

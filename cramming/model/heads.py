@@ -21,8 +21,8 @@ from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
 IGNORE = -100
-# Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps fresh
-# pages for every block); on a GPU it should be large enough that launches cost nothing.
+# Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps
+# fresh pages for every block); on a GPU it should be large enough that launches cost nothing.
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 
 
@@ -98,8 +98,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum over targets other than -100 of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
-    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar (targets whose logit is
-    the largest). Only a chunk of logits exists at a time. The backward pass can run once.
+    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar (targets whose logit
+    is the largest). Only a chunk of logits exists at a time. The backward pass can run once.
     """
     loss, correct = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype)
     return loss, correct

@@ -1,7 +1,7 @@
 """The small parts: norms, activations, the MLP, position encodings, and the initialisation of every parameter.
 
 Parts hold parameters and arithmetic only. Position encodings are computed from the token positions in each forward
-(microseconds beside the rest) rather than kept in buffers: there is nothing to move, resize, or lose on the meta device.
+(microseconds beside the rest), not kept in buffers: there is nothing to move, resize, or lose on the meta device.
 
 Shapes: T tokens, D hidden size, H heads, K head size.
 """
@@ -36,7 +36,7 @@ def make_norm(config: ModelConfig, present: bool = True) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """D -> F -> D; with `glu` the first matrix makes activation and gate in one product (Shazeer 2020, GLU variants)."""
+    """D -> F -> D; with `glu` the first matrix makes activation and gate in one product (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -10,19 +10,30 @@ from dataclasses import replace
 from random import Random
 
 from data_prep.embedded import lexicon
-from data_prep.embedded.grammar import Deed, Entity, Speaker, State, article, past, plural, reserved, sentence, third_person
+from data_prep.embedded.grammar import (
+    Deed,
+    Entity,
+    Speaker,
+    State,
+    article,
+    past,
+    plural,
+    reserved,
+    sentence,
+    third_person,
+)
 from data_prep.embedded.lexicon import ACTIONS, KINDS, MOVES, SCALES
 
 
+FLAVOUR = 0.6
+
+
 class Writer(Speaker):
-    """A speaker who notes every clause that a task might use, so that reserved ones can be drawn again."""
+    """A speaker who adds flavour (similes, manners, traits), and draws sentences reserved for the tasks again."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         self.told: list[str] = []
-
-    def tell(self, fact: State | Deed, determiner: str = "the") -> str:
-        return self.note(super().tell(fact, determiner))
 
     def note(self, clause: str) -> str:
         self.told.append(clause)
@@ -36,43 +47,52 @@ class Writer(Speaker):
                 return sentences
 
     # pieces -------------------------------------------------------------------------------------------------------
+    def tell(self, fact: State | Deed, determiner: str = "the") -> str:
+        if not self.chance(FLAVOUR):
+            return self.note(super().tell(fact, determiner))
+        if isinstance(fact, State):
+            pole, entity = SCALES[fact.scale][fact.high], fact.entity
+            if entity.is_person or self.chance(0.7):
+                return f"{entity.phrase()} {entity.was} as {self.pick(pole.words)} as {pole.simile}"
+            return f"{entity.phrase('the', self.pick(self.traits(entity)) + ' ' + entity.word)} {entity.was} {self.pick(pole.words)}"
+        if fact.colour or fact.patient.is_person or self.chance(0.6):
+            return f"{super().tell(fact, determiner)} {self.pick(ACTIONS[fact.action].manners)}"
+        return super().tell(replace(fact, colour=self.pick(self.traits(fact.patient))), determiner)
+
+    def traits(self, entity: Entity) -> tuple[str, ...]:
+        return KINDS[entity.kind].traits
+
     def hint(self, fact: State | Deed) -> str:
         if isinstance(fact, State):
-            scale = SCALES[fact.scale]
             subject, object_, possessive = fact.entity.pronouns
-            template = self.pick(scale.high_hints if fact.high else scale.low_hints)
-            return template.format(S=subject.capitalize(), s=subject, o=object_, p=possessive)
+            return SCALES[fact.scale][fact.high].hint.format(S=subject.capitalize(), s=subject, o=object_, p=possessive)
         subject, object_, possessive = fact.agent.pronouns
-        patient = fact.patient
-        name = patient.word if patient.is_person else f"the {plural(patient.word) if patient.plural else patient.word}"
-        template = self.pick(ACTIONS[fact.action].hints)
-        return template.format(S=subject.capitalize(), s=subject, o=object_, it=name, It=name[0].upper() + name[1:])
+        name = fact.patient.phrase()
+        return ACTIONS[fact.action].hint.format(
+            S=subject.capitalize(), s=subject, o=object_, it=name, It=sentence(name, "")
+        )
 
     def restated(self, fact: State | Deed) -> str:
         clause = self.tell(general(fact) if self.chance(0.3) else fact)
-        opening = self.pick(("In other words, ", "That is, ", "Indeed, ", "So ", "To put it another way, "))
-        return opening + clause + "."
+        return f"{self.pick(('In other words', 'That is', 'So'))}, {clause}."
 
     def guess(self, fact: State | Deed) -> list[str]:
         """Somebody else claims something that follows, cannot be, or remains open."""
         other = self.person(fact.agent if isinstance(fact, Deed) else fact.entity)
         verdict = self.pick(("right", "wrong", "open"))
         claim = claim_about(self, fact, verdict)
-        start = f"{other.word} {self.pick(('guessed', 'believed', 'thought', 'said'))} that {claim}"
         he = other.pronouns[0]
-        if verdict == "open":
-            return [f"{start}, but {self.pick(('nobody knew', 'that was not certain', 'nobody could tell'))}."]
-        return [f"{start}, and {he} was {self.pick(('right', 'correct'))}." if verdict == "right"
-                else f"{start}, but {he} was {self.pick(('wrong', 'mistaken'))}."]
+        ending = {"right": f"and {he} was right", "wrong": f"but {he} was wrong", "open": "but nobody knew"}[verdict]
+        return [f"{other.word} said that {claim}, {ending}."]
 
     def about(self, fact: State | Deed) -> list[str]:
         """A fact and what hangs on it."""
         sentences = [sentence(self.tell(fact, "a" if isinstance(fact, Deed) and self.chance(0.5) else "the"))]
-        if self.chance(0.6):
+        if self.chance(0.3):
             sentences.append(self.hint(fact))
-        if self.chance(0.4):
+        if self.chance(0.5):
             sentences.append(self.restated(fact))
-        if self.chance(0.45):
+        if self.chance(0.4):
             sentences += self.guess(fact)
         return sentences
 
@@ -108,8 +128,16 @@ def claim_about(speaker: Speaker, fact: State | Deed, verdict: str) -> str:
             base = replace(base, action=opposite)
         elif verdict == "open":
             group = base.patient.kind if base.patient.is_person else KINDS[base.patient.kind].group
-            base = replace(base, action=speaker.pick(tuple(
-                name for name, action in ACTIONS.items() if group in action.objects and name not in (base.action, opposite))))
+            base = replace(
+                base,
+                action=speaker.pick(
+                    tuple(
+                        name
+                        for name, action in ACTIONS.items()
+                        if group in action.objects and name not in (base.action, opposite)
+                    )
+                ),
+            )
         clause = speaker.tell_deed(base)
     return speaker.note(clause) if isinstance(speaker, Writer) else clause
 
@@ -144,31 +172,25 @@ def portrait(w: Writer) -> list[str]:
 
 
 def life(w: Writer) -> list[str]:
-    """Where somebody lives and what they do for a living."""
+    """Where somebody lives and what they do for a living: the same in every document."""
     person = w.person()
     he, him, his = person.pronouns
-    town = w.word(lexicon.TOWNS)
-    region = region_of(town)
-    job = w.pick(tuple(lexicon.JOBS))
+    names = lexicon.WOMEN + lexicon.MEN
+    town = lexicon.TOWNS[names.index(person.word) % len(lexicon.TOWNS)]
+    region = lexicon.REGIONS[lexicon.TOWNS.index(town) % len(lexicon.REGIONS)]
+    job = tuple(lexicon.JOBS)[names.index(person.word) % len(lexicon.JOBS)]
     place, work = lexicon.JOBS[job]
-    move = w.pick(tuple(MOVES))
-    words, hints = MOVES[move]
-    sentences = [
+    words, manners = MOVES[w.pick(tuple(MOVES))]
+    kind = w.pick(tuple(KINDS))
+    like = w.pick(ACTIONS["like"].words)
+    return [
         f"{person.word} is {article(job)} from {town} in {region}.",
         f"{he.capitalize()} {w.pick(('works in', 'goes to'))} the {place} and {work}.",
-        f"{town} lies in {region}, so {he} speaks like the people of {region}.",
-        f"{he.capitalize()} often {third_person(w.pick(words))} with {w.person(person).word}.",
-        f"Yesterday {he} {past(w.pick(words))} again.",
-        w.pick(hints).format(S=he.capitalize(), P=his.capitalize(), p=his),
+        f"{person.word} often {third_person(w.pick(words))} {w.pick(manners)} with {his} {w.pick(('mother', 'father', 'brother', 'sister'))}.",
+        f"Yesterday {he} {past(w.pick(words))} {w.pick(manners)} again.",
+        *w.block(lambda: [sentence(w.note(w.reflexive(False, person)))]),
+        f"{he.capitalize()} {third_person(like)} {his} {plural(w.pick(KINDS[kind].members))} and {his} other {plural(kind)}.",
     ]
-    sentences += w.block(lambda: [sentence(w.note(w.reflexive(False, person)))])
-    kind = KINDS[w.pick(tuple(KINDS))]
-    sentences.append(f"{he.capitalize()} {third_person(w.word(ACTIONS['like'].words))} {plural(w.pick(kind.members))} and other {plural(kind.name)}.")
-    return sentences
-
-
-def region_of(town: str) -> str:
-    return lexicon.REGIONS[lexicon.TOWNS.index(town) % len(lexicon.REGIONS)]
 
 
 def review(w: Writer) -> list[str]:
@@ -176,24 +198,43 @@ def review(w: Writer) -> list[str]:
     subject = w.pick(tuple(lexicon.REVIEWED))
     sentences = [f"{w.person().word} wrote about {article(subject)} in {w.word(lexicon.TOWNS)}."]
     for _ in range(3 + w.chance(0.5)):
-        sentences += w.block(lambda: [sentence(w.note(w.opinion(good, subject)))])
-    endings = ("We would gladly come back.", "I recommend it to everybody.", "It gets five stars from me.", "Thank you so much!") if good else (
-        "We will never come back.", "I warn everybody against it.", "It gets one star from me.", "I want my money back!")
-    return sentences + [w.pick(endings), w.pick(endings)]
+        sentences += w.block(lambda: [cued(w, w.note(w.opinion(good, subject)), good)])
+    endings = (
+        ("We would gladly come back.", "I recommend it to everybody.", "It gets five stars.")
+        if good
+        else ("We will never come back.", "I warn everybody against it.", "It gets one star.")
+    )
+    return sentences + [w.pick(endings)]
+
+
+def cued(w: Writer, clause: str, good: bool) -> str:
+    """Half of the opinions come with an adverb that says how the writer felt."""
+    cue = w.pick(lexicon.GOOD_CUES if good else lexicon.BAD_CUES)
+    return sentence(w.pick((clause, clause, f"{cue}, {clause}", f"{clause}, {cue}")))
 
 
 def lesson(w: Writer) -> list[str]:
     """What kind of thing something is."""
-    kind = KINDS[w.pick(tuple(KINDS))]
+    name = w.pick(tuple(KINDS))
+    kind = KINDS[name]
     members = [kind.members[i] for i in w.shuffled(list(range(len(kind.members))))]
-    other = KINDS[w.pick(tuple(name for name in KINDS if name != kind.name))]
+    other = w.pick(tuple(k for k in KINDS if k != name))
     sentences = []
     for member in members[:3]:
-        subject = plural(w.pick((member, member, kind.name)))
-        sentences.append(w.pick((f"{sentence(article(member), '')} is {article(kind.name)}.", f"{sentence(plural(member), '')} are {plural(kind.name)}.",
-                                 f"{sentence(article(member), '')} is not {article(other.name)} but {article(kind.name)}.")))
+        subject = plural(w.pick((member, member, name)))
+        sentences.append(
+            w.pick(
+                (
+                    f"{sentence(article(member), '')} is {article(w.pick(kind.traits) + ' ' + name)}.",
+                    f"{sentence(plural(member), '')} are {plural(name)}.",
+                    f"{sentence(article(member), '')} is not {article(other)} but {article(name)}.",
+                )
+            )
+        )
         sentences.append(w.pick(kind.facts).format(X=sentence(subject, ""), x=subject))
-    sentences.append(f"{sentence(plural(members[3]), '')}, {plural(members[4])} and {plural(members[5])} are {plural(kind.name)} too.")
+    sentences.append(
+        f"{sentence(plural(members[3]), '')}, {plural(members[4])} and other {plural(name)} are {w.pick(kind.traits)}."
+    )
     return sentences
 
 
@@ -208,19 +249,37 @@ def interview(w: Writer) -> list[str]:
     for _ in range(2):
         deed = w.deed(extras=0.6)
         sentences += w.block(lambda: [sentence(w.tell(deed))])
-        slots = [slot for slot in ("agent", "patient", "place", "time", "partner", "colour") if slot in ("agent", "patient") or getattr(deed, slot)]
+        slots = [
+            slot
+            for slot in ("agent", "patient", "place", "time", "partner", "colour")
+            if slot in ("agent", "patient") or getattr(deed, slot)
+        ]
         for slot in w.shuffled(slots)[:2]:
             sentences += w.block(lambda: [sentence(w.note(w.ask(deed, slot)), "?"), answer(deed, slot)])
-        missing = [slot for slot in ("place", "time", "partner", "colour") if not getattr(deed, slot) and not (slot == "colour" and deed.patient.is_person)]
+        missing = [
+            slot
+            for slot in ("place", "time", "partner", "colour")
+            if not getattr(deed, slot) and not (slot == "colour" and deed.patient.is_person)
+        ]
         if missing and w.chance(0.6):
-            sentences += w.block(lambda: [sentence(w.note(w.ask(deed, w.pick(missing))), "?"), w.pick(("Nobody knows.", "That was not said."))])
+            sentences += w.block(
+                lambda: [
+                    sentence(w.note(w.ask(deed, w.pick(missing))), "?"),
+                    w.pick(("Nobody knows.", "That was not said.")),
+                ]
+            )
     return sentences
 
 
 def answer(deed: Deed, slot: str) -> str:
-    return {"agent": lambda: f"It was {deed.agent.word}.", "patient": lambda: sentence(deed.patient.phrase("a")), "place": lambda: f"In {deed.place}.",
-            "time": lambda: sentence(str(deed.time)), "partner": lambda: f"With {deed.partner.word}." if deed.partner else "",
-            "colour": lambda: f"{'They were' if deed.patient.plural else 'It was'} {deed.colour}."}[slot]()
+    return {
+        "agent": lambda: f"It was {deed.agent.word}.",
+        "patient": lambda: sentence(deed.patient.phrase("a")),
+        "place": lambda: f"In {deed.place}.",
+        "time": lambda: sentence(str(deed.time)),
+        "partner": lambda: f"With {deed.partner.word}." if deed.partner else "",
+        "colour": lambda: f"{'They were' if deed.patient.plural else 'It was'} {deed.colour}.",
+    }[slot]()
 
 
 def debate(w: Writer) -> list[str]:
@@ -240,7 +299,7 @@ def quarrel(w: Writer, first: Entity, second: Entity) -> list[str]:
     if w.chance(0.5):
         said.reverse()
     ending = {"right": "They agreed.", "wrong": "They disagreed.", "open": "They spoke of different things."}[verdict]
-    return [f"{first.word} said that {said[0]}.", f"{second.word} {w.pick(('said', 'answered', 'claimed'))} that {said[1]}.", ending]
+    return [f"{first.word}: {said[0]}.", f"{second.word}: {said[1]}.", ending]
 
 
 def doubt(w: Writer, first: Entity, second: Entity) -> list[str]:
@@ -254,11 +313,23 @@ def doubt(w: Writer, first: Entity, second: Entity) -> list[str]:
         else:
             slot = w.pick(tuple(s for s in ("agent", "patient", "place", "time") if s != slot))
     again = w.note(w.ask(other, slot))
-    return [f"{first.word} asked: {asked}?", f"{second.word} asked: {again}?", "It was the same question." if same else "It was another question."]
+    return [
+        f"{first.word}: {asked}?",
+        f"{second.word}: {again}?",
+        "They agreed." if same else "They spoke of different things.",
+    ]
 
 
 GENRES: tuple[tuple[Callable[[Writer], list[str]], int], ...] = (
-    (story, 5), (portrait, 4), (life, 2), (review, 3), (lesson, 2), (scene, 3), (interview, 3), (debate, 4))
+    (story, 5),
+    (portrait, 4),
+    (life, 2),
+    (review, 3),
+    (lesson, 2),
+    (scene, 3),
+    (interview, 3),
+    (debate, 4),
+)
 
 
 def texts(seed: int) -> Iterator[str]:

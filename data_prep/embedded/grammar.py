@@ -135,7 +135,11 @@ class Deed:
 
     @property
     def tail(self) -> str:
-        parts = [f"with {self.partner.word}" if self.partner else "", f"in {self.place}" if self.place else "", self.time or ""]
+        parts = [
+            f"with {self.partner.word}" if self.partner else "",
+            f"in {self.place}" if self.place else "",
+            self.time or "",
+        ]
         return "".join(" " + part for part in parts if part)
 
     def object(self, determiner: str) -> str:
@@ -186,7 +190,11 @@ class Speaker:
         return self.thing(self.pick(names))
 
     def kinds_for(self, action: str, kinds: "tuple[str, ...] | None") -> tuple[str, ...]:
-        return tuple(name for name, kind in KINDS.items() if kind.group in ACTIONS[action].objects and (kinds is None or name in kinds))
+        return tuple(
+            name
+            for name, kind in KINDS.items()
+            if kind.group in ACTIONS[action].objects and (kinds is None or name in kinds)
+        )
 
     def time(self) -> str:
         if self.chance(0.5):
@@ -194,12 +202,20 @@ class Speaker:
         return "in " + self.word(lexicon.MONTHS)
 
     def deed(self, action: str | None = None, kinds: "tuple[str, ...] | None" = None, extras: float = 0.4) -> Deed:
-        name = action or self.pick(tuple(a for a in ACTIONS if "person" in ACTIONS[a].objects or self.kinds_for(a, kinds)))
+        name = action or self.pick(
+            tuple(a for a in ACTIONS if "person" in ACTIONS[a].objects or self.kinds_for(a, kinds))
+        )
         agent = self.person()
         patient = self.patient(name, agent, kinds)
-        return Deed(agent, name, patient, self.word(lexicon.TOWNS) if self.chance(extras) else None, self.time() if self.chance(extras) else None,
-                    self.person(agent, patient) if self.chance(extras / 2) else None,
-                    self.word(lexicon.COLOURS) if not patient.is_person and self.chance(extras / 2) else None)
+        return Deed(
+            agent,
+            name,
+            patient,
+            self.word(lexicon.TOWNS) if self.chance(extras) else None,
+            self.time() if self.chance(extras) else None,
+            self.person(agent, patient) if self.chance(extras / 2) else None,
+            self.word(lexicon.COLOURS) if not patient.is_person and self.chance(extras / 2) else None,
+        )
 
     def state(self, entity: Entity | None = None, kinds: "tuple[str, ...] | None" = None) -> State:
         if entity is None:
@@ -209,7 +225,7 @@ class Speaker:
 
     # clauses ------------------------------------------------------------------------------------------------------
     def adjective(self, scale: str, high: bool) -> str:
-        return self.word(SCALES[scale].high if high else SCALES[scale].low)
+        return self.word(SCALES[scale][high].words)
 
     def tell(self, fact: "State | Deed", determiner: str = "the") -> str:
         """The fact as a clause, without capital and full stop."""
@@ -242,15 +258,41 @@ class Speaker:
         verb = self.word(action.words)
         what = patient.phrase()
         if slot == "agent":
-            return self.pick((f"who {past(verb)} {what}", f"by whom {patient.was} {what} {participle(verb)}", f"which person {past(verb)} {what}"))
+            return self.pick(
+                (
+                    f"who {past(verb)} {what}",
+                    f"by whom {patient.was} {what} {participle(verb)}",
+                    f"which person {past(verb)} {what}",
+                )
+            )
         if slot == "patient":
             who = "whom" if patient.is_person else "what"
-            return self.pick((f"{who} did {agent.word} {verb}", f"{'who' if patient.is_person else 'what'} was {participle(verb)} by {agent.word}"))
+            return self.pick(
+                (
+                    f"{who} did {agent.word} {verb}",
+                    f"{'who' if patient.is_person else 'what'} was {participle(verb)} by {agent.word}",
+                )
+            )
         if slot == "colour":
-            return self.pick((f"what colour {patient.was} {what} that {agent.word} {past(verb)}",
-                              f"which colour did {what} have that {patient.was} {participle(verb)} by {agent.word}"))
-        start = self.pick({"place": ("where", "in which town"), "time": ("when", "at what time"), "partner": ("with whom", "together with whom")}[slot])
-        return self.pick((f"{start} did {agent.word} {verb} {what}", f"{start} {patient.was} {what} {participle(verb)} by {agent.word}"))
+            return self.pick(
+                (
+                    f"what colour {patient.was} {what} that {agent.word} {past(verb)}",
+                    f"which colour did {what} have that {patient.was} {participle(verb)} by {agent.word}",
+                )
+            )
+        start = self.pick(
+            {
+                "place": ("where", "in which town"),
+                "time": ("when", "at what time"),
+                "partner": ("with whom", "together with whom"),
+            }[slot]
+        )
+        return self.pick(
+            (
+                f"{start} did {agent.word} {verb} {what}",
+                f"{start} {patient.was} {what} {participle(verb)} by {agent.word}",
+            )
+        )
 
     # present-tense sentences about kinds of animals and people, for agreement -------------------------------------
     def present(self, error: bool = False) -> str:
@@ -258,18 +300,32 @@ class Speaker:
         many = self.chance(0.5)
         if self.chance(0.2):
             return self.reflexive(error)
-        noun = self.word(tuple(lexicon.JOBS)) if self.chance(0.5) else self.word(KINDS[self.pick(("bird", "insect", "mammal", "fish"))].members)
+        noun = (
+            self.word(tuple(lexicon.JOBS))
+            if self.chance(0.5)
+            else self.word(KINDS[self.pick(("bird", "insect", "mammal", "fish"))].members)
+        )
         mistake = self.pick(("agreement", "agreement", "determiner", "form", "order")) if error else ""
         plural_determiner = many != (mistake == "determiner")
         bare = mistake == "agreement" or (mistake != "determiner" and self.chance(0.6))
-        determiner = "the" if bare else self.pick(("these", "those", "many", "two", "several") if plural_determiner else ("this", "that", "a", "every", "one"))
+        determiner = (
+            "the"
+            if bare
+            else self.pick(
+                ("these", "those", "many", "two", "several")
+                if plural_determiner
+                else ("this", "that", "a", "every", "one")
+            )
+        )
         if determiner == "a":
-            determiner = article(noun)[:-len(noun) - 1]
+            determiner = article(noun)[: -len(noun) - 1]
         words = [determiner, plural(noun) if many else noun]
         if self.chance(0.5):
             near = self.word(KINDS[self.pick(("building", "vehicle", "tree", "device", "container"))].members)
             words += [self.pick(("near", "behind", "beside")), "the", plural(near) if self.chance(0.5) else near]
-        words += self.predicate(many != (mistake == "agreement"), wrong_form=mistake == "form", verbal=mistake == "form")
+        words += self.predicate(
+            many != (mistake == "agreement"), wrong_form=mistake == "form", verbal=mistake == "form"
+        )
         if mistake == "order":
             index = 1 + int(self.rng.random() * (len(words) - 2))
             if words[index] == words[index + 1]:
@@ -279,10 +335,21 @@ class Speaker:
 
     def predicate(self, many: bool, wrong_form: bool, verbal: bool) -> "list[str]":
         if self.chance(0.5):
-            verb, object_ = self.word(lexicon.MOVES[self.pick(tuple(lexicon.MOVES))][0]), self.pick(([], [], ["in", self.word(lexicon.TOWNS)]))
+            verbs, manners = lexicon.MOVES[self.pick(tuple(lexicon.MOVES))]
+            verb, object_ = self.word(verbs), self.pick(([], ["in", self.word(lexicon.TOWNS)], [self.pick(manners)]))
         else:
-            verb = self.word(ACTIONS[action := self.pick(("like", "hate", "find", "lose", "watch", "carry", "hide", "show", "throw"))].words)
-            group = self.pick(tuple(n for n, kind in KINDS.items() if kind.group == "thing" or (kind.group in ACTIONS[action].objects and kind.group == "plant")))
+            verb = self.word(
+                ACTIONS[
+                    action := self.pick(("like", "hate", "find", "lose", "watch", "break", "hide", "show", "throw"))
+                ].words
+            )
+            group = self.pick(
+                tuple(
+                    n
+                    for n, kind in KINDS.items()
+                    if kind.group == "thing" or (kind.group in ACTIONS[action].objects and kind.group == "plant")
+                )
+            )
             object_ = ["the", self.thing(group, 0.5).phrase("the")[4:]]
         forms = {"be": gerund(verb), "have": participle(verb), "do": verb}
         draw = self.rng.random()
@@ -292,12 +359,14 @@ class Speaker:
         head = {"be": ("is", "are"), "have": ("has", "have"), "do": ("does", "do")}[auxiliary][many]
         form = forms[auxiliary]
         if wrong_form:
-            form = self.pick(tuple(sorted({gerund(verb), third_person(verb), verb if auxiliary != "do" else past(verb)} - {form})))
+            form = self.pick(
+                tuple(sorted({gerund(verb), third_person(verb), verb if auxiliary != "do" else past(verb)} - {form}))
+            )
         return [head, *(["not"] if auxiliary == "do" else self.pick((["not"], [], []))), form, *object_]
 
     def reflexive(self, error: bool, person: Entity | None = None) -> str:
         person = person or self.person()
-        verb = self.word(ACTIONS[self.pick(("praise", "blame", "hurt", "paint", "teach", "help"))].words)
+        verb = self.word(ACTIONS[self.pick(("praise", "blame", "hurt", "paint", "help"))].words)
         form = self.pick((past(verb), "has " + participle(verb), "will " + verb))
         return f"{person.word} {form} {'herself' if person.female != error else 'himself'}"
 
@@ -315,9 +384,13 @@ class Speaker:
         if draw < 0.5:
             return f"it was {article(self.word(words) + ' ' + place)} with {article(self.word(words) + ' ' + self.pick(lexicon.REVIEWED[place]))}"
         if draw < 0.6:
-            return f"the {aspect} was {self.pick(('not at all', 'never', 'anything but', 'far from'))} {self.word(others)}"
+            return (
+                f"the {aspect} was {self.pick(('not at all', 'never', 'anything but', 'far from'))} {self.word(others)}"
+            )
         if draw < 0.7:
-            return f"the {aspect} was a {adverb and 'real '}{self.word(lexicon.GOOD_NOUNS if good else lexicon.BAD_NOUNS)}"
+            return (
+                f"the {aspect} was a {adverb and 'real '}{self.word(lexicon.GOOD_NOUNS if good else lexicon.BAD_NOUNS)}"
+            )
         if draw < 0.85:
             return f"the {aspect} {adverb if adverb == 'really ' else ''}{past(self.word(lexicon.GOOD_VERBS if good else lexicon.BAD_VERBS))} us"
         return f"although the {aspect} was {self.word(others)}, the {self.pick(lexicon.REVIEWED[place])} was {self.word(words)}"

@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from data_prep.embedded import lexicon
-from data_prep.embedded.documents import claim_about, general, region_of
+from data_prep.embedded.documents import claim_about, general
 from data_prep.embedded.grammar import Deed, Speaker, State, normalise, reserved, sentence
 from data_prep.embedded.lexicon import ACTIONS, KINDS
 
@@ -68,11 +68,20 @@ def spoiled(s: Speaker, base: State | Deed, kinds: tuple[str, ...]) -> State | D
     """The fact with one thing changed."""
     if isinstance(base, State):
         scales = lexicon.PERSON_SCALES if base.entity.is_person else KINDS[base.entity.kind].scales
-        return replace(base, high=not base.high) if s.chance(0.5) else replace(base, scale=s.pick(tuple(x for x in scales if x != base.scale)))
+        return (
+            replace(base, high=not base.high)
+            if s.chance(0.5)
+            else replace(base, scale=s.pick(tuple(x for x in scales if x != base.scale)))
+        )
     if base.patient.is_person and s.chance(0.3):
         return replace(base, agent=base.patient, patient=base.agent)
     if not base.patient.is_person and s.chance(0.3):
-        return replace(base, patient=replace(base.patient, word=s.word(tuple(m for m in KINDS[base.patient.kind].members if m != base.patient.word))))
+        return replace(
+            base,
+            patient=replace(
+                base.patient, word=s.word(tuple(m for m in KINDS[base.patient.kind].members if m != base.patient.word))
+            ),
+        )
     group = "person" if base.patient.is_person else KINDS[base.patient.kind].group
     names = tuple(name for name, action in ACTIONS.items() if group in action.objects and name != base.action)
     return replace(base, action=s.pick(names))
@@ -88,8 +97,12 @@ def question_pair(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
             other_slot = s.pick(tuple(x for x in slots if x != slot))
         else:
             group = "person" if base.patient.is_person else KINDS[base.patient.kind].group
-            other = replace(base, action=s.pick(tuple(n for n, a in ACTIONS.items() if group in a.objects and n != base.action)))
-    return Example(sentence(fresh(lambda: s.ask(base, slot)), "?"), sentence(fresh(lambda: s.ask(other, other_slot)), "?"), label)
+            other = replace(
+                base, action=s.pick(tuple(n for n, a in ACTIONS.items() if group in a.objects and n != base.action))
+            )
+    return Example(
+        sentence(fresh(lambda: s.ask(base, slot)), "?"), sentence(fresh(lambda: s.ask(other, other_slot)), "?"), label
+    )
 
 
 def similarity(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
@@ -106,8 +119,14 @@ def similarity(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
     alien_kind = s.pick(tuple(n for n in kinds if n != patient.kind and KINDS[n].group == group) or (patient.kind,))
     alien = replace(patient, word=s.word(KINDS[alien_kind].members), kind=alien_kind)
     # same agent 1 point, same action 2 points, same object 2 points (same kind 1)
-    options = {5: [(agent, action, patient)], 4: [(stranger, action, patient), (agent, action, sister)], 3: [(agent, act, patient), (agent, action, alien), (stranger, action, sister)],
-               2: [(stranger, act, patient), (agent, act, sister), (stranger, action, alien)], 1: [(agent, act, alien), (stranger, act, sister)], 0: [(stranger, act, alien)]}
+    options = {
+        5: [(agent, action, patient)],
+        4: [(stranger, action, patient), (agent, action, sister)],
+        3: [(agent, act, patient), (agent, action, alien), (stranger, action, sister)],
+        2: [(stranger, act, patient), (agent, act, sister), (stranger, action, alien)],
+        1: [(agent, act, alien), (stranger, act, sister)],
+        0: [(stranger, act, alien)],
+    }
     other = replace(base, **dict(zip(("agent", "action", "patient"), s.pick(options[target]))))
     return Example(sentence(fresh(lambda: s.tell(base))), sentence(fresh(lambda: s.tell(other))), f"{target:.3f}")
 
@@ -136,7 +155,10 @@ def consequence(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
             break
     claim = general(deed)
     if label == "not_entailment":
-        kind = s.pick(tuple(k for k in KINDS if k != deed.patient.kind and KINDS[k].group in ACTIONS[deed.action].objects) or tuple(KINDS))
+        kind = s.pick(
+            tuple(k for k in KINDS if k != deed.patient.kind and KINDS[k].group in ACTIONS[deed.action].objects)
+            or tuple(KINDS)
+        )
         claim = replace(claim, patient=replace(claim.patient, word=kind))
     return Example(sentence(fresh(lambda: s.tell(deed))), sentence(fresh(lambda: s.tell(claim, "a"))), label)
 
@@ -148,11 +170,14 @@ class Task(NamedTuple):
 
 
 TASKS: dict[str, Task] = {
-    "cola": Task("CoLA", ("0", "1"), acceptability), "sst2": Task("SST-2", ("0", "1"), sentiment),
-    "mrpc": Task("MRPC", ("0", "1"), paraphrase), "qqp": Task("QQP", ("0", "1"), question_pair),
+    "cola": Task("CoLA", ("0", "1"), acceptability),
+    "sst2": Task("SST-2", ("0", "1"), sentiment),
+    "mrpc": Task("MRPC", ("0", "1"), paraphrase),
+    "qqp": Task("QQP", ("0", "1"), question_pair),
     "stsb": Task("STS-B", ("0", "1", "2", "3", "4", "5"), similarity),
     "mnli": Task("MNLI", ("entailment", "neutral", "contradiction"), inference),
-    "qnli": Task("QNLI", ("entailment", "not_entailment"), answered), "rte": Task("RTE", ("entailment", "not_entailment"), consequence),
+    "qnli": Task("QNLI", ("entailment", "not_entailment"), answered),
+    "rte": Task("RTE", ("entailment", "not_entailment"), consequence),
 }
 
 
@@ -166,7 +191,13 @@ def examples(task: str, seed: int) -> dict[str, list[Example]]:
             if split == "train" and suffix == "_mismatched":
                 continue
             name = split if split == "train" else split + suffix
-            splits[name] = draw(TASKS[task], Speaker(Random(f"{task} {name} {seed}"), "train" if split == "train" else "eval"), size, kinds, seen)
+            splits[name] = draw(
+                TASKS[task],
+                Speaker(Random(f"{task} {name} {seed}"), "train" if split == "train" else "eval"),
+                size,
+                kinds,
+                seen,
+            )
     return splits
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class TestJournal:
         clock.close("finished")
         times = [e["elapsed"] for e in read_journal(journal)]
         assert len(times) >= 6
-        assert max(b - a for a, b in zip(times, times[1:])) < 0.3
+        assert max(b - a for a, b in pairwise(times)) < 0.3
 
     def test_a_journal_that_cannot_be_written_ends_the_training(
         self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch

@@ -72,7 +72,9 @@ def test_the_newest_two_are_kept(tmp_path: Path, make_model: Callable[..., Any])
 
 
 @pytest.mark.parametrize("left", ["nothing", "half", "all but a byte", "zeros inside", "one flipped bit", "text"])
-def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, make_model: Callable[..., Any], left: str) -> None:
+def test_a_damaged_newest_falls_back_to_the_one_before(
+    tmp_path: Path, make_model: Callable[..., Any], left: str
+) -> None:
     state = State(make_model(), 2)
     state.save(tmp_path, 2)
     before = [x.clone() if torch.is_tensor(x) else x for x in state.everything()]
@@ -92,7 +94,12 @@ def damage(path: Path, left: str) -> None:
     elif left == "one flipped bit":
         content[middle] ^= 1
     else:
-        content = {"nothing": content[:0], "half": content[:middle], "all but a byte": content[:-1], "text": bytearray(b"hello")}[left]
+        content = {
+            "nothing": content[:0],
+            "half": content[:middle],
+            "all but a byte": content[:-1],
+            "text": bytearray(b"hello"),
+        }[left]
     path.write_bytes(content)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from cramming.config import UserError, build, overwrite_atomically, settings_hash
+from cramming.config import RootConfig, UserError, build, overwrite_atomically, settings_hash
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,31 @@ def test_settings_hash_ignores_order_and_sees_values() -> None:
     different = [settings_hash(n) for n in ({"a": 1}, {"a": 2}, {"a": "1"}, {"a": [1]}, {"b": 1}, {"a": True})]
     assert len(set(different)) == len(different)
     assert settings_hash({"a": 1}, {}) != settings_hash({"a": 1})
+
+
+ROOT = {"name": "a", "seed": 0, "resume": False, "device": "auto", "division": "closed", "runs": "r", "corpora": "c"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"seed": "abc"}, "seed='abc': expected a whole number"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"seed": -1}, "seed=-1 is not between"),
+        ({"seed": 2**63}, "seed=9223372036854775808 is not between"),
+        ({"resume": "maybe"}, "resume='maybe': expected true or false"),
+        ({"device": "tpu"}, "device='tpu': choose one of auto, cpu, cuda"),
+        ({"division": "first"}, "division='first': choose one of closed, open"),
+        ({"name": None}, "name=None"),
+        ({"runs": ["a"]}, r"runs=\['a'\]: expected a path"),
+        ({"colour": "red"}, "colour: unknown setting; the root has"),
+    ],
+)
+def test_the_roots_own_settings(changes: dict[str, Any], names: str) -> None:
+    build(RootConfig, {**ROOT, "model_path": None}, "")
+    with pytest.raises(UserError, match=names) as caught:
+        build(RootConfig, {**ROOT, "model_path": None, **changes}, "")
+    assert str(caught.value).startswith(next(iter(changes)))
 
 
 def _everything(folder: Path) -> list[str]:

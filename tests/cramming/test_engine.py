@@ -56,13 +56,18 @@ def test_rows_with_fewer_targets_do_not_count_more(make_model: Callable[..., Any
     few = replace(few, target_ids_M=ids, num_targets=2)
     model = make_model()
     with torch.no_grad():
-        sums = [model(b.ids_T, b.positions_T, b.packing, b.target_positions_M, b.target_ids_M)[0].item() for b in (few, many)]
+        sums = [
+            model(b.ids_T, b.positions_T, b.packing, b.target_positions_M, b.target_ids_M)[0].item()
+            for b in (few, many)
+        ]
     stats = engine(model).step([few, many], 0.1)
     assert stats
     assert stats.loss == pytest.approx(sum(sums) / (2 + many.num_targets), rel=1e-6)
 
 
-def test_clipping_bounds_the_update_and_reports_the_norm_before(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_clipping_bounds_the_update_and_reports_the_norm_before(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     for clip, factor in ((None, 1.0), (1e-3, None), (1e9, 1.0)):
         model = make_model()
         before = weights(model)

@@ -15,7 +15,8 @@ def test_an_explicit_mode_is_taken_as_it_is(mode: str, device: torch.device) -> 
 
 
 @pytest.mark.parametrize(
-    ("avx512_bf16", "amx", "mode"), [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16"), (True, True, "bf16")]
+    ("avx512_bf16", "amx", "mode"),
+    [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16"), (True, True, "bf16")],
 )
 def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, mode: str) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
@@ -30,7 +31,9 @@ def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, native: bool, mode: str)
     assert resolve("auto", GPU) == mode
 
 
-@pytest.mark.parametrize(("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
 def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype: torch.dtype) -> None:
     precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
     layer = torch.nn.Linear(2, 2)

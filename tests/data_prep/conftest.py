@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,16 @@ def made_up() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
-    """300 documents, one per block."""
+    """300 documents, one per block, with enough rare characters that some become unknown tokens."""
     path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(made_up_documents(300)), encoding="utf-8")
+    documents = [f"{text} {chr(0x4E00 + index // 3)}" for index, text in enumerate(made_up_documents(300))]
+    path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def text_config(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The root configuration that reads these paths; keywords override `data` or, as `tokenizer={...}`, the tokenizer."""
+    """The root configuration that reads these paths; keywords override `data`, `tokenizer={...}` the tokenizer."""
 
     def make(*paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
         section = {"name": "test", "source": "text", **BASE, "paths": list(map(str, paths)), **data}
@@ -55,7 +57,8 @@ def decoded_documents(corpus: Corpus) -> list[str]:
         stream = corpus.stream(split)  # type: ignore[arg-type]
         bounds = [*stream.document_starts.tolist(), stream.num_tokens]
         texts += [
-            tokenizer.decode(stream.gather(np.array([start]), end - start)[0].tolist()) for start, end in zip(bounds, bounds[1:])
+            tokenizer.decode(stream.gather(np.array([start]), end - start)[0].tolist())
+            for start, end in pairwise(bounds)
         ]
     return texts
 

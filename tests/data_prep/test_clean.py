@@ -2,6 +2,7 @@
 
 import random
 import unicodedata
+from itertools import pairwise
 
 import pytest
 
@@ -40,7 +41,9 @@ def test_cut_parts_join_to_the_text_and_begin_at_whitespace() -> None:
         text = "".join(rng.choices("abcdefgh \n", k=rng.randint(0, 500)))
         parts = split_at_whitespace(text, 40)
         assert "".join(parts) == text and all(0 < len(part) <= 40 for part in parts if text)
-        assert all(part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in zip(parts, parts[1:]))
+        assert all(
+            part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in pairwise(parts)
+        )
 
 
 def test_text_without_whitespace_is_cut_all_the_same() -> None:

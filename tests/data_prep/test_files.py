@@ -59,7 +59,11 @@ WRITERS = {".txt": as_text, ".jsonl": as_jsonl, ".csv": as_csv, ".tsv": as_tsv, 
 
 def texts_of(*paths: Path, documents: str = "block", text_field: str = "text") -> list[str]:
     config = TextConfig(
-        name="t", source="text", paths=list(map(str, paths)), documents=documents, text_field=text_field  # type: ignore[arg-type]
+        name="t",
+        source="text",
+        paths=list(map(str, paths)),
+        documents=documents,
+        text_field=text_field,  # type: ignore[arg-type]
     )
     return [document.text.rstrip("\n") for document in TextSource(config).documents()]
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import datasets
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import read_task, tasks_in_folder
+from eval.datasets import read_hub_task, read_task, tasks_in_folder
 from eval.tasks import TASKS
 
 MNLI_TEXT = [
@@ -191,3 +192,22 @@ def test_known_broken_rows_of_qqp_are_left_out_and_counted(glue: Path) -> None:
     edit(glue / "QQP/dev.tsv", 3, drop_field)
     with pytest.raises(UserError, match=r"QQP/dev.tsv:3"):
         read_task(glue, TASKS["qqp"])
+
+
+@pytest.mark.parametrize("name", ["cola", "stsb", "mnli", "qqp"])
+def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TASKS[name]
+
+    def load(path: str, config: str, split: str) -> datasets.Dataset:
+        assert path == "nyu-mll/glue"
+        test = split.startswith("test")
+        rows = {column: [f"{column} {config} {split} {i}" for i in range(3)] for column in task.hub_text}
+        return datasets.Dataset.from_dict({**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("eval.datasets.prepare_hub", lambda: True)
+    data = read_hub_task(task)
+    assert [s.source for s in (data.train, *data.scored, *data.blind)] == [task.train, *task.scored, *task.blind]
+    assert data.train.texts[0][2] == f"{task.hub_text[0]} {task.train.hub_config} train 2"
+    assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 1]
+    assert data.blind[-1].labels is None and data.blind[-1].ids == [0, 1, 2]

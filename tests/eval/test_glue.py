@@ -167,6 +167,19 @@ def with_eval(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**config, "eval": {**config["eval"], **changes}}
 
 
+def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(glue, "corpus_folder", lambda config: tmp_path / "corpus")
+    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
+    main(with_eval(config, source="embedded", data_dir=None, predict_test=False, seeds=[0]))
+    section = load_record(Path(config["runs"]) / "first")["glue"]["pretrained"]
+    assert section["suite"] == "embedded" and set(section["averages"]) == {"embedded"}
+    assert all(t["official_train_examples"] is None and not t["subset"] for t in section["tasks"].values())
+    predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed0.npz")
+    assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
+
+
 def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glue, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}

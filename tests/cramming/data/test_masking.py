@@ -129,9 +129,13 @@ def test_neighbouring_keys_and_the_order_of_keys_matter() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "names"),
-    [({"rate": 0.0}, "rate=0.0"), ({"rate": 1.0}, "rate=1.0"), ({"mask_share": 0.9, "random_share": 0.2}, "mask_share=0.9"),
-     ({"random_share": -0.1}, "random_share=-0.1")],
-)  # fmt: skip
+    [
+        ({"rate": 0.0}, "rate=0.0"),
+        ({"rate": 1.0}, "rate=1.0"),
+        ({"mask_share": 0.9, "random_share": 0.2}, "mask_share=0.9"),
+        ({"random_share": -0.1}, "random_share=-0.1"),
+    ],
+)
 def test_values_that_make_no_objective(changes: dict[str, float], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         masker(**changes)

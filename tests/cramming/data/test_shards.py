@@ -155,7 +155,7 @@ def test_a_flipped_bit_is_found_by_verify_only(tmp_path: Path, make_corpus: Call
     folder = make_corpus(tmp_path / "corpus", documents=100)
     _flip(folder)
     Corpus.open(folder)
-    with pytest.raises(UserError, match="train-00001.bin: its SHA-256"):
+    with pytest.raises(UserError, match=r"train-00001\.bin: its SHA-256"):
         Corpus.open(folder, verify=True)
 
 

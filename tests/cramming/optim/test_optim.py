@@ -16,10 +16,15 @@ BASE = OptimConfig("adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"tie_embeddings": False}, {"norm_bias": False, "attention_bias": False, "mlp_bias": False},
-     {"positions": "scaled_sinusoidal", "mlp": "glu"}, {"token_types": 0, "head_transform": False, "decoder_bias": False},
-     {"qk_norm": True, "positions": "rope", "norm": "rmsnorm", "norm_bias": False}],
-)  # fmt: skip
+    [
+        {},
+        {"tie_embeddings": False},
+        {"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+        {"positions": "scaled_sinusoidal", "mlp": "glu"},
+        {"token_types": 0, "head_transform": False, "decoder_bias": False},
+        {"qk_norm": True, "positions": "rope", "norm": "rmsnorm", "norm_bias": False},
+    ],
+)
 def test_every_parameter_is_in_exactly_one_group(make_model: Callable[..., Any], changes: dict[str, Any]) -> None:
     model = make_model(**changes)
     groups = parameter_groups(model, 0.1)
@@ -77,9 +82,14 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "names"),
-    [({"lr": 0.0}, "lr=0.0"), ({"betas": (0.9, 1.0)}, "betas"), ({"weight_decay": -1.0}, "weight_decay"), ({"clip": 0.0}, "null"),
-     ({"eps": -1e-8}, "eps")],
-)  # fmt: skip
+    [
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"clip": 0.0}, "null"),
+        ({"eps": -1e-8}, "eps"),
+    ],
+)
 def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         dataclasses.replace(BASE, **changes)

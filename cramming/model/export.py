@@ -1,0 +1,254 @@
+"""Model folders: what a finished run leaves behind, and what fine-tuning starts from.
+
+A folder holds `config.json`, `model.safetensors` and the tokenizer's files. Where the architecture is one that
+`transformers` has, the folder is what that library would have written and loads there without any code of ours; any
+other combination of choices gets `model_type: "cramming"`. Which it is follows from the configuration's fields alone
+(`stock.stock_family`), never from a name. Reading accepts both, and stock checkpoints of these families from elsewhere.
+"""
+
+import dataclasses
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from cramming.config import UserError, build, overwrite_atomically
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
+from cramming.model.heads import MaskedLM
+from cramming.model.stock import FAMILIES, Names, stock_family
+
+SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are those of transformers
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+OWN_FORMAT = 1
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def save_pretrained(
+    model: MaskedLM, folder: Path, tokenizer_file: Path, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+) -> None:
+    """Write `folder` (replaced whole, never half-written): weights, configuration and tokenizer.
+
+    `special_tokens` maps transformers' names ("pad_token") to the tokenizer's entries. UserError when the tokenizer
+    does not fit the model or `folder` holds something other than a model.
+    """
+    if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
+        raise UserError(f"{folder}: is there already and is not a model folder; choose another name")
+    ids = _special_ids(model.config, tokenizer_file, special_tokens)
+
+    def write(temporary: Path) -> None:
+        temporary.mkdir()
+        node = {"dtype": "float32", **_config_node(model.config), **ids}
+        _write_json(temporary / "config.json", node)
+        save_file(_stock_state(model), temporary / "model.safetensors", metadata={"format": "pt"})
+        shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
+        _write_json(temporary / "special_tokens_map.json", dict(special_tokens))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.config.max_length}
+        _write_json(temporary / "tokenizer_config.json", settings | dict(special_tokens))
+
+    overwrite_atomically(folder, write)
+
+
+def _config_node(config: ModelConfig) -> dict[str, Any]:
+    name = stock_family(config)
+    if name is None:
+        own = {"model_type": "cramming", "architectures": ["MaskedLM"], "format": OWN_FORMAT}
+        return own | {"model": dataclasses.asdict(config)}
+    family = FAMILIES[name]
+    return {
+        "model_type": name,
+        "architectures": [family.architecture],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "tie_word_embeddings": config.tie_embeddings,
+        **family.to_stock(config),
+    }
+
+
+def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
+    """The token ids that transformers' configurations carry."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    assert config.vocab_size is not None
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        entries = tokenizer.get_vocab_size()
+        raise UserError(f"{tokenizer_file}: {entries} entries do not fit the model's vocabulary of {config.vocab_size}")
+    found: dict[str, int] = {}
+    for kind, token in special_tokens.items():
+        index = tokenizer.token_to_id(token)
+        if index is None:
+            raise UserError(f"{tokenizer_file}: has no entry {token!r} ({kind})")
+        found[kind] = index
+    ids = {"pad_token_id": found["pad_token"]}
+    if stock_family(config) == "modernbert":
+        ids |= {"cls_token_id": found["cls_token"], "sep_token_id": found["sep_token"]}
+        ids |= {"bos_token_id": found["cls_token"], "eos_token_id": found["sep_token"]}
+    return ids
+
+
+def _stock_state(model: MaskedLM) -> dict[str, Tensor]:
+    state = {name: p.detach().to("cpu", torch.float32).contiguous() for name, p in model.state_dict().items()}
+    family = stock_family(model.config)
+    if family is None:
+        return state
+    names = FAMILIES[family].names(model.config)
+    stock: dict[str, Tensor] = {}
+    for own, tensor in state.items():
+        parts = tensor.chunk(len(names[own]))
+        stock |= {name: part.contiguous() for name, part in zip(names[own], parts)}
+    return stock
+
+
+def _write_json(path: Path, node: dict[str, Any]) -> None:
+    path.write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def load_encoder_config(
+    folder: Path, dropout: float | None = None, attention_dropout: float | None = None
+) -> ModelConfig:
+    """The configuration of a model folder, own or stock; the two rates, when given, replace the folder's."""
+    node = _read_config(folder)
+    family = node.get("model_type")
+    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
+    given = {name: rate for name, rate in rates.items() if rate is not None}
+    where = f"{folder}/config.json"
+    if family == "cramming":
+        if node.get("format") != OWN_FORMAT:
+            raise UserError(f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it")
+        return build(ModelConfig, {**node.get("model", {}), **given}, where)
+    if family not in FAMILIES:
+        known = ", ".join(["cramming", *FAMILIES])
+        raise UserError(f"{where}: model_type {family!r} is not one that this suite's model covers ({known})")
+    if dropout is not None:
+        node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
+    sizes = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
+    sizes |= {"num_attention_heads": "num_heads", "intermediate_size": "intermediate_size"}
+    for key in sizes:
+        if key not in node:
+            raise UserError(f"{where}: {key} is missing")
+    try:
+        stock = FAMILIES[family].from_stock(node)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    values = FAMILIES[family].fixed | stock | {own: node[key] for key, own in sizes.items()} | given
+    return build(ModelConfig, values, where)
+
+
+def load_masked_lm(
+    folder: Path, kernel: str = "auto", dropout: float | None = None, attention_dropout: float | None = None
+) -> MaskedLM:
+    """A masked language model from an own folder or a stock one; UserError if its weights lack the head."""
+    config = load_encoder_config(folder, dropout, attention_dropout)
+    model = MaskedLM(config, kernel)
+    model.load_state_dict(_own_state(folder, config, {n: p.shape for n, p in model.named_parameters()}))
+    return model
+
+
+def load_encoder(
+    folder: Path, kernel: str = "auto", dropout: float | None = None, attention_dropout: float | None = None
+) -> Encoder:
+    """The encoder alone: for fine-tuning, also from checkpoints without a masked-LM head (`BertModel` and the like)."""
+    config = load_encoder_config(folder, dropout, attention_dropout)
+    encoder = Encoder(config, kernel)
+    shapes = {f"encoder.{name}": p.shape for name, p in encoder.named_parameters()}
+    state = _own_state(folder, config, shapes)
+    encoder.load_state_dict({name.removeprefix("encoder."): tensor for name, tensor in state.items()})
+    return encoder
+
+
+def _own_state(folder: Path, config: ModelConfig, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """The parameters named in `shapes`, from whatever names the folder's weights have."""
+    found = _read_weights(folder)
+    model_type = _read_config(folder)["model_type"]
+    if model_type == "cramming":
+        names: Names = {own: (own,) for own in [*shapes, *found]}
+    else:
+        family = FAMILIES[model_type]
+        found = _with_prefix(found, family.prefix)
+        names = family.names(config)
+        known = {name for stock in names.values() for name in stock}
+        for name in found:
+            if name not in known and not re.match(family.ignored, name):
+                raise UserError(f"{folder}: unexpected weight {name}; it is no part of {family.architecture}")
+    state = {}
+    for own, shape in shapes.items():
+        for name in names[own]:
+            if name not in found:
+                raise UserError(f"{folder}: its weights lack {name}")
+        tensor = torch.cat([found[name] for name in names[own]]).to(torch.float32)
+        if tensor.shape != shape:
+            actual = f"{list(tensor.shape)}, config.json makes it {list(shape)}"
+            raise UserError(f"{folder}: weight {names[own][0]} has the shape {actual}")
+        state[own] = tensor
+    return state
+
+
+def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Stock masked-LM names: a bare encoder's get their prefix, TensorFlow-era norms their present names."""
+    bare = not any(name.startswith(prefix) for name in weights)
+    renamed = {}
+    for name, tensor in weights.items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        renamed[prefix + name if bare else name] = tensor
+    return renamed
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder}: no config.json; expected a model folder, such as runs/<name>/final")
+    try:
+        node = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(node, dict):
+        raise UserError(f"{path}: not a model configuration")
+    return node
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    folder = Path(folder)
+    for name, read in WEIGHT_FILES.items():
+        if (folder / name).is_file():
+            try:
+                return read(folder / name)
+            except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(f"{folder / name}: cannot be read ({reason})") from None
+    raise UserError(f"{folder}: no weights; expected one of {', '.join(WEIGHT_FILES)}")
+
+
+def _read_sharded(index: Path) -> dict[str, Tensor]:
+    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    return {name: tensor for file in files for name, tensor in load_file(index.parent / file).items()}
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+WEIGHT_FILES: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    "model.safetensors": load_file,
+    "model.safetensors.index.json": _read_sharded,
+    "pytorch_model.bin": _read_pickle,
+}

@@ -1,0 +1,100 @@
+"""A corpus folder while it is being made: who may write, what is finished, what may be removed.
+
+As long as the folder holds `unfinished.json` and no manifest it belongs to `prepare`, which may go on with it or clear
+it away. Nothing that `prepare` has not made is ever removed.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError, build, overwrite_atomically
+from cramming.data.shards import TASKS, TOKENIZER, Shard
+
+UNFINISHED = "unfinished.json"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What an interrupted run was about to make, from which sources, and the shards it has finished."""
+
+    settings_hash: str
+    sources: list[dict[str, Any]]
+    shards: dict[str, list[Shard]]
+
+    def save(self, folder: Path) -> None:
+        write_text(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Unfinished | None":
+        """The state that an interrupted run left; None if there is none. UserError: other things are in the folder."""
+        path = folder / UNFINISHED
+        if path.is_file():
+            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+        if foreign := sorted(item.name for item in folder.iterdir()):
+            some = ", ".join(foreign[:3])
+            raise UserError(f"{folder}: not a corpus, and not empty ({some}); name another data.corpus")
+        return None
+
+    def keep_only_finished(self, folder: Path) -> None:
+        """Remove half-written shards and temporary files; the tokenizer, if there, is whole."""
+        shards = [shard for part in self.shards.values() for shard in part]
+        keep = {UNFINISHED, TOKENIZER} | {name for shard in shards for name in (shard.file, shard.index_file)}
+        for file in _own_files(folder):
+            if file.name not in keep:
+                _remove(file)
+
+
+def write_text(path: Path, text: str) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    overwrite_atomically(path, write)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Only one `prepare` at a time in a folder. The lock is on the folder itself and ends with the process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another `cramming prepare` is writing here; wait until it has ended") from None
+        yield
+    finally:
+        os.close(handle)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def discard(folder: Path) -> None:
+    """Remove what an unfinished run has written, and nothing else."""
+    if (folder / UNFINISHED).is_file():
+        for file in _own_files(folder):
+            _remove(file)
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Everything in the folder that `prepare` makes, temporary files included."""
+    own = (".bin", ".idx", ".part", ".tmp", ".old")
+    names = (UNFINISHED, TOKENIZER, TASKS)
+    return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,179 @@
+"""Text from the Hugging Face hub, streamed with `datasets`; or from a local folder that `datasets` can load.
+
+A data set may hold text (`text_field`), or token ids with the tokenizer that made them (`ids_field`, `tokenizer_file`),
+as the cramming paper's ready-made corpus does. Without network this says so at once, where the libraries would retry
+for half a minute.
+"""
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cramming.config import UserError
+from data_prep.files import missing_field, text_value
+from data_prep.sources import DataConfig, Document, Source
+
+PROBE_SECONDS = 5
+
+
+class ConnectionLostError(UserError):
+    """The network failed midway: what was prepared so far is kept and the same command goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig(DataConfig):
+    """`data=hub` and its presets. `dataset` is a hub name, or a local folder that `datasets` can load."""
+
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    text_field: str = "text"
+    ids_field: str | None = None  # a column of token ids, instead of text
+    tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.dataset:
+            raise ValueError("dataset is not set; name one (data.dataset=owner/name) or take a preset (data=wikipedia)")
+        if (self.ids_field is None) != (self.tokenizer_file is None):
+            raise ValueError("ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer")
+
+
+class HubSource(Source):
+    """A data set of the hub, streamed. Without network it says so at once instead of retrying for half a minute."""
+
+    config_class: ClassVar[type[DataConfig]] = HubConfig
+
+    def __init__(self, config: HubConfig) -> None:
+        assert config.dataset is not None
+        self.config, self.dataset = config, config.dataset
+        self.local = Path(self.dataset).is_dir()
+        self.total = config.max_documents
+
+    def inventory(self) -> list[dict[str, Any]]:
+        config = self.config
+        name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
+        return [
+            {
+                "name": name,
+                "kind": "hub",
+                "license": config.license,
+                "revision": config.revision,
+            }
+        ]
+
+    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        return None if inventory == self.inventory() else self.inventory()[0]["name"]
+
+    def documents(self) -> Iterator[Document]:
+        return self._documents(self._open())
+
+    def sample_documents(self, characters: float) -> Iterator[Document]:
+        """With `max_documents` these; else the beginning of a shuffled stream: a whole pass is hours of download."""
+        if self.config.max_documents:
+            yield from self.documents()
+            return
+        for document in self._documents(self._open().shuffle(self.config.seed, buffer_size=1000)):
+            yield document
+            characters -= len(document.text)
+            if characters <= 0:
+                return
+
+    def _documents(self, data: Any) -> Iterator[Document]:
+        self.position = 0
+        field = self.config.ids_field or self.config.text_field
+        name = self.inventory()[0]["name"]
+        iterator = iter(data)
+        while (record := self._next(iterator)) is not None:
+            if field not in record:
+                raise missing_field(name, field, record)
+            self.position += 1
+            place = f"{name}:{self.position:.0f}"
+            if self.config.ids_field:
+                yield Document("", place, name, np.asarray(record[field], dtype=np.int64))
+            else:
+                yield Document(text_value(place, field, record[field]), place, name)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        try:
+            return next(iterator, None)
+        except (OSError, ConnectionError, TimeoutError) as error:
+            raise ConnectionLostError(
+                f"data.dataset={self.dataset}: reading broke off after {self.position:.0f} documents"
+                f" ({_one_line(error)}); run the same command again to go on"
+            ) from None
+
+    def _open(self) -> Any:
+        self._require_network()
+        import datasets
+
+        config = self.config
+        datasets.disable_progress_bars()
+        try:
+            return datasets.load_dataset(
+                self.dataset,
+                config.subset,
+                split=config.split,
+                revision=config.revision,
+                streaming=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"data.dataset={self.dataset}: cannot be opened: {_one_line(error)}") from None
+
+    def tokenizer_file(self) -> Path | None:
+        config = self.config
+        if config.tokenizer_file is None:
+            return None
+        if self.local:
+            return Path(self.dataset) / config.tokenizer_file
+        self._require_network()
+        import huggingface_hub
+
+        try:
+            found = huggingface_hub.hf_hub_download(
+                self.dataset,
+                config.tokenizer_file,
+                repo_type="dataset",
+                revision=config.revision,
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {_one_line(error)}") from None
+        return Path(found)
+
+    def _require_network(self) -> None:
+        if self.local:
+            return
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in (
+            "1",
+            "ON",
+            "YES",
+            "TRUE",
+        )
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        reason = "HF_HUB_OFFLINE is set" if offline else _why_unreachable(endpoint)
+        if reason:
+            raise UserError(
+                f"data.dataset={self.dataset}: the Hugging Face hub cannot be reached ({reason});"
+                " use local files: cramming prepare data=text data.paths='[your.txt]', or data=embedded"
+            )
+
+
+def _why_unreachable(endpoint: str) -> str | None:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS):
+            return None
+    except urllib.error.HTTPError:  # an answer, whatever it says
+        return None
+    except OSError as error:
+        return _one_line(getattr(error, "reason", error))
+
+
+def _one_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,104 @@
+"""Every kernel equals the definition: dense masked softmax over all tokens, forward and backward."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cramming.config import UserError
+from cramming.model import attention
+from cramming.model.attention import Packing
+
+HEADS, SIZE = 2, 8
+ROWS = Packing(torch.arange(0, 97, 24, dtype=torch.int32), 24, 24)
+RAGGED = Packing(torch.tensor([0, 1, 30, 30, 37, 90, 96, 96, 96], dtype=torch.int32), None, 53)
+IN_ROWS = Packing(torch.tensor([0, 5, 24, 48, 60, 72, 73, 96, 96], dtype=torch.int32), None, 24, 24)
+UNEVEN = Packing(
+    torch.tensor([0, *range(2, 46, 2), 96], dtype=torch.int32), None, 52
+)  # one long, many short: two groups
+
+
+def run(kernel: str, packing: Packing, window: int | None, qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and gradient of its weighted sum."""
+    qkv = qkv.clone().requires_grad_()
+    layout = attention.prepare(kernel, packing, len(qkv), window, torch.float32, 0.0)
+    out = attention.attend(*qkv.unbind(1), layout)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    assert qkv.grad is not None
+    return out.detach(), qkv.grad
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 23, 200])
+@pytest.mark.parametrize(
+    ("kernel", "packing"),
+    [("sdpa", ROWS), ("padded", ROWS), ("padded", RAGGED), ("sdpa", IN_ROWS), ("padded", IN_ROWS), ("padded", UNEVEN)],
+)
+def test_kernel_equals_dense(kernel: str, packing: Packing, window: int | None) -> None:
+    qkv = torch.randn(96, 3, HEADS, SIZE)
+    expected, expected_grad = run("dense", packing, window, qkv)
+    out, grad = run(kernel, packing, window, qkv)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_dense_equals_each_sequence_alone(window: int | None) -> None:
+    """The definition itself: a sequence does not see its neighbours, and a window counts to both sides."""
+    qkv = torch.randn(96, 3, HEADS, SIZE)
+    out, _ = run("dense", RAGGED, window, qkv)
+    for first, last in zip(RAGGED.bounds_S[:-1].tolist(), RAGGED.bounds_S[1:].tolist()):
+        q, k, v = qkv[first:last].unbind(1)
+        for i in range(last - first):
+            low = 0 if window is None else max(0, i - window)
+            high = last - first if window is None else i + window + 1
+            weights = (torch.einsum("hk,shk->hs", q[i], k[low:high]) * SIZE**-0.5).softmax(-1)
+            torch.testing.assert_close(out[first + i], torch.einsum("hs,shk->hk", weights, v[low:high]))
+
+
+def test_padding_is_bounded_however_uneven_the_lengths() -> None:
+    layout = attention.prepare("padded", UNEVEN, 96, None, torch.float32, 0.0)
+    assert sum(rows * length for rows, length in layout.groups) <= 2 * 96
+    assert len(layout.groups) == 2
+
+
+def test_auto_chooses_by_packing() -> None:
+    chosen = [attention.choose(p, None, torch.bfloat16, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
+    assert chosen == ["sdpa", "sdpa", "padded"]
+
+
+def test_no_mask_where_none_is_needed() -> None:
+    """A window as wide as the row costs nothing."""
+    assert attention.prepare("sdpa", ROWS, 96, 23, torch.float32, 0.0).masks == (None,)
+
+
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
+def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> None:
+    qkv = torch.randn(96, 3, HEADS, SIZE)
+    layout = attention.prepare("auto", packing, 96, None, torch.float32, 0.5)
+    exact = attention.attend(*qkv.unbind(1), layout)
+    samples = torch.stack([attention.attend(*qkv.unbind(1), layout, 0.5) for _ in range(400)])
+    assert samples.std(0).max() > 0.1
+    torch.testing.assert_close(samples.mean(0), exact, atol=0.5, rtol=0)
+    assert (samples.mean(0) - exact).abs().mean() < 0.06
+
+
+def test_unknown_kernel_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match="auto, dense, sdpa, padded, varlen"):
+        attention.prepare("flash9", ROWS, 96, None, torch.float32, 0.0)
+
+
+@pytest.mark.parametrize(("kernel", "packing"), [("varlen", ROWS), ("sdpa", RAGGED)])
+def test_kernel_that_cannot_run_here_is_refused(kernel: str, packing: Packing) -> None:
+    with pytest.raises(UserError, match=kernel):
+        attention.prepare(kernel, packing, 96, None, torch.float32, 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
+def test_varlen_equals_dense_on_cuda(packing: Packing, window: int | None) -> None:
+    packing = packing._replace(bounds_S=packing.bounds_S.cuda())
+    qkv = torch.randn(96, 3, HEADS, 32, device="cuda", dtype=torch.bfloat16)
+    expected, expected_grad = run("dense", packing, window, qkv)
+    out, grad = run("varlen", packing, window, qkv)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(grad, expected_grad, atol=5e-2, rtol=5e-2)

@@ -1,0 +1,213 @@
+"""The chunked loss is the plain loss; the heads see sequences, not rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cramming.model import heads
+from cramming.model.attention import Packing
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
+from cramming.model.heads import MaskedLM, SequenceClassifier, linear_cross_entropy
+from cramming.model.layers import INITS, initialize
+
+CONFIG = ModelConfig(vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48)
+RAGGED = Packing(torch.tensor([0, 7, 7, 20, 48, 48], dtype=torch.int32), None, 28)
+POSITIONS = torch.cat([torch.arange(n) for n in (7, 13, 28)])
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 7, 1000])
+def test_chunked_loss_and_gradients_are_the_plain_ones(
+    rows: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(heads.CHUNK_ELEMENTS, "cpu", rows * 60)
+    inputs = [torch.randn(21, 16), torch.randn(60, 16), torch.randn(60)]
+    targets = torch.randint(0, 60, (21,))
+    targets[::4] = -100
+    results = []
+    for function in (plain, lambda *a: linear_cross_entropy(*a, torch.float32)):
+        hidden, weight, bias = leaves = [x.clone().requires_grad_() for x in inputs]
+        loss, correct = function(hidden, weight, bias if with_bias else None, targets)
+        (loss * 0.37).backward()
+        results.append([loss.detach(), correct] + [x.grad for x in leaves[: 3 if with_bias else 2]])
+    for expected, found in zip(*results):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_products_stay_near_fp32(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(40, 16), torch.randn(60, 16) * 0.3, torch.randn(60)]
+    targets = torch.randint(0, 60, (40,))
+    results = []
+    for kind in (torch.float32, dtype):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        loss, _ = linear_cross_entropy(*leaves, targets, kind)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        results.append([loss.detach(), *(x.grad for x in leaves)])
+    for expected, found in zip(*results):
+        assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_no_gradient_is_made_when_none_is_wanted() -> None:
+    with torch.no_grad():
+        loss, _ = linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), None, torch.arange(4), torch.float32)
+    assert not loss.requires_grad
+
+
+def test_very_unlikely_targets_have_a_finite_loss() -> None:
+    hidden, weight = torch.tensor([[200.0]]), torch.tensor([[1.0], [-1.0]])
+    loss, correct = linear_cross_entropy(hidden, weight, None, torch.tensor([1]), torch.float32)
+    assert (float(loss), int(correct)) == (400.0, 0)
+
+
+def test_all_targets_ignored_is_zero_loss_and_zero_gradient() -> None:
+    weight = torch.randn(9, 8, requires_grad=True)
+    loss, correct = linear_cross_entropy(torch.randn(4, 8), weight, None, torch.full((4,), -100), torch.float32)
+    loss.backward()
+    assert weight.grad is not None
+    assert (float(loss), int(correct), float(weight.grad.abs().max())) == (0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_masked_lm_loss_is_cross_entropy_of_its_logits(tie: bool) -> None:
+    model = MaskedLM(replace(CONFIG, tie_embeddings=tie))
+    ids, places = torch.randint(0, 60, (48,)), torch.tensor([3, 9, 9, 40, 0])
+    targets = torch.tensor([5, 6, 7, 8, -100])
+    loss, correct = model(ids, POSITIONS, RAGGED, places, targets)
+    logits = model.logits(ids, POSITIONS, RAGGED, places)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, targets, reduction="sum"))
+    assert int(correct) == int((logits.argmax(-1) == targets).sum())
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope", "scaled_sinusoidal", "none"])
+def test_packed_documents_equal_separate_ones(positions: str) -> None:
+    config = replace(CONFIG, positions=positions, local_window=8, global_every=2)
+    model, ids = MaskedLM(config).eval(), torch.randint(0, 60, (48,))
+    together = model.encoder(ids, POSITIONS, RAGGED)
+    for first, last in ((0, 7), (7, 20), (20, 48)):
+        size = last - first
+        alone = Packing(torch.tensor([0, size], dtype=torch.int32), size, size)
+        torch.testing.assert_close(
+            model.encoder(ids[first:last], torch.arange(size), alone), together[first:last], atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("labels", "pooler_size"), [(1, None), (3, 12)])
+def test_classifier_gives_one_row_per_sequence(pooling: str, labels: int, pooler_size: int | None) -> None:
+    model = SequenceClassifier(Encoder(CONFIG), labels, pooling, pooler_size).eval()  # type: ignore[arg-type]
+    ids = torch.randint(0, 60, (48,))
+    logits = model(ids, POSITIONS, RAGGED)
+    assert logits.shape == (5, labels)
+    hidden = model.encoder(ids, POSITIONS, RAGGED)
+    for row, (first, last) in {0: (0, 7), 2: (7, 20), 3: (20, 48)}.items():
+        pooled = hidden[first:last].mean(0) if pooling == "mean" else hidden[first]
+        pooled = pooled if model.pooler is None else model.pooler(pooled).tanh()
+        torch.testing.assert_close(logits[row], model.classifier(pooled))
+    torch.testing.assert_close(logits[1], logits[4])  # the empty ones
+    logits.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_classifier_leaves_the_encoder_as_it_was() -> None:
+    encoder = Encoder(CONFIG)
+    before = {name: p.clone() for name, p in encoder.named_parameters()}
+    SequenceClassifier(encoder, 2)
+    assert all(torch.equal(p, before[name]) for name, p in encoder.named_parameters())
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = SequenceClassifier(Encoder(replace(CONFIG, dropout=0.3, attention_dropout=0.3)), 2, dropout=0.3)
+    ids = torch.randint(0, 60, (48,))
+    run = [model(ids, POSITIONS, RAGGED) for _ in range(2)]
+    assert not torch.equal(*run)
+    run = [model.eval()(ids, POSITIONS, RAGGED) for _ in range(2)]
+    assert torch.equal(*run)
+
+
+@pytest.mark.parametrize("scheme", INITS)
+def test_initialisation_covers_every_parameter_and_repeats(scheme: str) -> None:
+    config = replace(CONFIG, init=scheme, qk_norm=True, positions="scaled_sinusoidal", tie_embeddings=False)  # type: ignore[arg-type]
+    model = SequenceClassifier(Encoder(config), 2, pooler_size=8)
+    for part in (model, MaskedLM(config)):
+        with torch.no_grad():
+            for parameter in part.parameters():
+                parameter.fill_(torch.nan)
+        torch.manual_seed(3)
+        initialize(part, config)
+        first = [p.clone() for p in part.parameters()]
+        assert all(p.isfinite().all() for p in first)
+        torch.manual_seed(3)
+        initialize(part, config)
+        assert all(torch.equal(a, b) for a, b in zip(first, part.parameters()))
+
+
+def test_depth_scaled_shrinks_what_enters_the_residual_stream() -> None:
+    config = replace(CONFIG, init="depth_scaled", num_layers=8, hidden_size=128, intermediate_size=256)
+    block = MaskedLM(config).encoder.blocks[0]
+    ratio = block.attn.out.weight.std() / block.attn.qkv.weight.std()
+    assert float(ratio) == pytest.approx(16**-0.5, rel=0.05)
+
+
+def test_unknown_parameters_are_not_left_uninitialised() -> None:
+    with pytest.raises(AssertionError, match="no initialisation"):
+        initialize(torch.nn.ParameterDict({"mystery": torch.nn.Parameter(torch.zeros(2))}), CONFIG)
+
+
+def test_activation_checkpointing_from_outside_changes_nothing() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, ids = MaskedLM(replace(CONFIG, positions="rope")), torch.randint(0, 60, (48,))
+    args = (ids, POSITIONS, RAGGED, torch.arange(0, 48, 5), ids[::5])
+    gradients = []
+    for wrapped in (False, True):
+        if wrapped:
+            for block in model.encoder.blocks:
+                block.forward = lambda *a, f=block.forward: checkpoint(f, *a, use_reentrant=False)
+        model.zero_grad()
+        model(*args)[0].backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_equals_eager(whole: bool) -> None:
+    config = replace(CONFIG, positions="rope", local_window=8, global_every=2, mlp="glu")
+    model, ids = MaskedLM(config), torch.randint(0, 60, (48,))
+    packing = Packing(torch.tensor([0, 16, 20, 32, 48, 48], dtype=torch.int32), None, 16, 16)
+    args = (ids, torch.cat([torch.arange(n) for n in (16, 4, 12, 16)]), packing, torch.arange(0, 48, 5), ids[::5])
+    results = []
+    for compiled in (False, True):
+        if compiled and whole:
+            model.compile(fullgraph=True)
+        elif compiled:
+            for block in model.encoder.blocks:
+                block.compile(fullgraph=True)
+        model.zero_grad()
+        loss, correct = model(*args)
+        loss.backward()
+        results.append([loss.detach(), correct] + [p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for expected, found in zip(*results):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_compiled_classifier_equals_eager() -> None:
+    model, ids = SequenceClassifier(Encoder(CONFIG), 1).eval(), torch.randint(0, 60, (48,))
+    packing = Packing(torch.arange(0, 49, 16, dtype=torch.int32), 16, 16)
+    expected = model(ids, torch.arange(48) % 16, packing)
+    model.compile(fullgraph=True)
+    torch.testing.assert_close(model(ids, torch.arange(48) % 16, packing), expected, atol=1e-5, rtol=1e-4)

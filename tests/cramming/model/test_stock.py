@@ -1,0 +1,200 @@
+"""Our models compute what stock BertForMaskedLM and ModernBertForMaskedLM compute for the same weights, and back."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+)
+
+from cramming.config import UserError, build, config_folder
+from cramming.model.attention import Packing
+from cramming.model.config import ModelConfig
+from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
+from cramming.model.heads import MaskedLM
+from cramming.model.stock import stock_family
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+VOCAB = 256
+
+
+def stock_bert(**changes: object) -> BertForMaskedLM:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 80, "max_position_embeddings": 96}
+    return BertForMaskedLM(BertConfig(**{**sizes, **changes}))
+
+
+def stock_modern(**changes: object) -> ModernBertForMaskedLM:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 72, "max_position_embeddings": 96, "local_attention": 16, **IDS}
+    return ModernBertForMaskedLM(ModernBertConfig(**{**sizes, **changes}))
+
+
+def perturb(model: torch.nn.Module) -> None:
+    """Move every parameter off its initial value: zeros and ones would hide a swapped bias or norm."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def own_logits(model: MaskedLM, lengths: list[int], packing: Packing, ids_T: Tensor) -> list[Tensor]:
+    positions_T = torch.cat([torch.arange(n) for n in lengths])
+    logits = model.eval().logits(ids_T, positions_T, packing, torch.arange(len(ids_T)))
+    return list(logits.split(lengths))
+
+
+def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> None:
+    """Packed, ours; padded and one by one, theirs: within 1e-4 in fp32."""
+    stock.eval()
+    documents = [torch.randint(3, own.config.vocab_size or 0, (n,)) for n in lengths]
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    ours = own_logits(own, lengths, Packing(bounds, None, max(lengths)), torch.cat(documents))
+    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(d) for d in documents], batch_first=True)
+    together = stock(input_ids=padded, attention_mask=mask).logits
+    for document, mine, row in zip(documents, ours, together):
+        alone = stock(input_ids=document[None]).logits[0]
+        torch.testing.assert_close(mine, alone, atol=1e-4, rtol=0)
+        torch.testing.assert_close(mine, row[: len(document)], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        stock_bert,
+        lambda: stock_bert(hidden_act="gelu_new", type_vocab_size=1, layer_norm_eps=1e-6),
+        lambda: stock_bert(hidden_act="relu"),
+        stock_modern,
+        lambda: stock_modern(norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True),
+        lambda: stock_modern(decoder_bias=False, tie_word_embeddings=False, global_attn_every_n_layers=2),
+        lambda: stock_modern(hidden_activation="silu", classifier_activation="silu", num_hidden_layers=1),
+    ],
+)
+@torch.no_grad()
+def test_stock_checkpoint_gives_the_same_logits_here(make: object, tmp_path: Path) -> None:
+    stock = make()  # type: ignore[operator]
+    perturb(stock)
+    stock.save_pretrained(tmp_path)
+    assert_equal(load_masked_lm(tmp_path), stock, [50, 3, 96, 1, 33])
+
+
+def model_yaml(name: str, **changes: object) -> ModelConfig:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        node = OmegaConf.to_container(compose(overrides=[f"+model={name}"]))["model"]  # type: ignore[index,call-overload]
+    return build(ModelConfig, {**node, **changes}, "model")
+
+
+@pytest.mark.parametrize("name", ["bert-base", "bert-large", "modern", "small", "tiny"])
+@torch.no_grad()
+def test_yaml_model_gives_the_same_logits_in_stock_transformers(
+    name: str, tmp_path: Path, tokenizer_file: Path, save: object
+) -> None:
+    config = model_yaml(name, vocab_size=VOCAB, num_layers=2 if name.startswith("bert") else 4, max_length=160)
+    own = MaskedLM(config)
+    perturb(own)
+    save(own, tmp_path / "final")  # type: ignore[operator]
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
+    assert (
+        type(stock).__name__
+        == {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[str(stock_family(config))]
+    )
+    assert_equal(own, stock, [120, 7, 160])
+
+
+@torch.no_grad()
+def test_token_types_enter_as_in_bert(tmp_path: Path) -> None:
+    stock = stock_bert().eval()
+    perturb(stock)
+    stock.save_pretrained(tmp_path)
+    own, ids = load_masked_lm(tmp_path).eval(), torch.randint(3, VOCAB, (20,))
+    types = torch.tensor([0] * 8 + [1] * 12)
+    packing = Packing(torch.tensor([0, 20], dtype=torch.int32), 20, 20)
+    hidden = own.encoder(ids, torch.arange(20), packing, types)
+    theirs = stock.bert(input_ids=ids[None], token_type_ids=types[None]).last_hidden_state[0]
+    torch.testing.assert_close(hidden, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [BertModel, BertForPreTraining])
+@torch.no_grad()
+def test_encoder_loads_from_other_bert_classes_and_from_pickles(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    stock = kind(stock_bert().config).eval()
+    torch.save(stock.state_dict(), tmp_path / "pytorch_model.bin")
+    stock.config.save_pretrained(tmp_path)
+    ids = torch.randint(3, VOCAB, (20,))
+    packing = Packing(torch.tensor([0, 20], dtype=torch.int32), 20, 20)
+    hidden = load_encoder(tmp_path).eval()(ids, torch.arange(20), packing)
+    theirs = (stock.bert if kind is BertForPreTraining else stock)(input_ids=ids[None]).last_hidden_state[0]
+    torch.testing.assert_close(hidden, theirs, atol=1e-5, rtol=0)
+    if kind is BertModel:
+        with pytest.raises(UserError, match=r"lack cls\.predictions\."):
+            load_masked_lm(tmp_path)
+
+
+def test_modernbert_files_of_older_transformers_are_read(tmp_path: Path) -> None:
+    old = {"model_type": "modernbert", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3}
+    old |= {"num_attention_heads": 2, "intermediate_size": 48, "global_attn_every_n_layers": 2}
+    old |= {"global_rope_theta": 5000.0, "local_rope_theta": 300.0, "local_attention": 8}
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    config = load_encoder_config(tmp_path)
+    assert (config.global_every, config.local_window) == (2, 8)
+    assert (config.rope_theta_global, config.rope_theta_local) == (5000.0, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_what_this_model_cannot_compute_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    BertConfig(**{**stock_bert().config.to_dict(), **changes}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        load_encoder_config(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classifier_activation": "relu"}, "classifier_activation"),
+        ({"layer_types": ["sliding_attention"] + ["full_attention"] * 4}, "layer_types"),
+        ({"mlp_dropout": 0.1}, "mlp_dropout"),
+    ],
+)
+def test_modernbert_variants_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    ModernBertConfig(**{**stock_modern().config.to_dict(), **changes}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_encoder_config(tmp_path)
+
+
+def test_dropout_of_the_folder_can_be_replaced(tmp_path: Path) -> None:
+    ModernBertConfig(**{**stock_modern().config.to_dict(), "mlp_dropout": 0.1}).save_pretrained(tmp_path)
+    config = load_encoder_config(tmp_path, dropout=0.2, attention_dropout=0.3)
+    assert (config.dropout, config.attention_dropout) == (0.2, 0.3)
+
+
+def test_family_follows_from_the_fields() -> None:
+    assert stock_family(model_yaml("bert-base")) == "bert"
+    assert stock_family(model_yaml("modern")) == "modernbert"
+    assert stock_family(model_yaml("crammed-bert")) is None
+    assert stock_family(replace(model_yaml("bert-base"), token_types=0)) is None
+    assert stock_family(replace(model_yaml("modern"), first_attn_norm=True)) is None
+    assert stock_family(replace(model_yaml("modern"), qk_norm=True)) is None

@@ -1,0 +1,239 @@
+"""The command line: a table of verbs; a user's mistake is one line on stderr and exit code 2."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from cramming import cli
+from cramming.config import UserError
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`run("pretrain", "name=a")` in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["cramming", *arguments])
+        capfd.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+        return Ended(code, *capfd.readouterr())
+
+    return call
+
+
+def is_one_line(text: str) -> bool:
+    return text.startswith("cramming: ") and text.endswith("\n") and text.count("\n") == 1
+
+
+@pytest.fixture
+def verb_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Replaces `pretrain` by a stub; yields the settings it was called with."""
+    calls: list[dict[str, Any]] = []
+    stub = ModuleType("stub_verb")
+    stub.main = calls.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_verb", stub)
+    monkeypatch.setitem(cli.VERBS, "pretrain", cli.Verb("stub_verb:main", "stub"))
+    yield calls
+
+
+def test_alone_and_help_list_every_verb(run: Run) -> None:
+    for arguments in ((), ("--help",), ("-h",), ("help",)):
+        ended = run(*arguments)
+        assert ended.code == 0
+        assert all(f"\n  {verb} " in ended.out for verb in cli.VERBS)
+
+
+def test_version(run: Run) -> None:
+    from cramming import __version__
+
+    assert run("--version") == (0, __version__ + "\n", "")
+
+
+def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: list[dict[str, Any]]) -> None:
+    assert run("pretrain", "name=42", "model.hidden_size=64", "optim.betas=[0.8,0.9]").code == 0
+    (settings,) = verb_calls
+    assert settings["name"] == 42
+    assert settings["model"]["hidden_size"] == 64
+    assert settings["optim"]["betas"] == [0.8, 0.9]
+    assert {"data", "tokenizer", "budget", "eval", "report", "checkpoint"} <= settings.keys()
+
+    def plain(node: Any) -> bool:
+        if isinstance(node, dict):
+            return all(map(plain, node.values()))
+        return all(map(plain, node)) if type(node) is list else type(node) in (str, int, float, bool, type(None))
+
+    assert plain(settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["frobnicate"], ["'frobnicate'", "pretrain", "report"]),
+        (["--frobnicate"], ["--frobnicate", "pretrain"]),
+        (["pretrain", "colour=red"], ["colour: unknown setting", "--cfg job"]),
+        (["pretrain", "+colour=red"], ["colour: unknown setting"]),
+        (["pretrain", "model=huge"], ["model/huge", "bert-base", "tiny"]),
+        (["pretrain", "a=["], ["a=["]),
+        (["pretrain", "a b"], ["a b"]),
+        (["pretrain", "model.hidden_size=${nothing}"], ["model.hidden_size", "nothing"]),
+        (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
+        (["completion", "fish"], ["bash and zsh", "fish"]),
+    ],
+)
+def test_mistakes_are_one_line_and_code_2(
+    run: Run, verb_calls: list[dict[str, Any]], arguments: list[str], names: list[str], tmp_path: Path
+) -> None:
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert is_one_line(ended.err), ended.err
+    assert all(name in ended.err for name in names), ended.err
+    assert verb_calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "names"),
+    [
+        (UserError("model.x: is wrong"), 2, "model.x: is wrong"),
+        (UserError("two\nlines"), 2, "two lines"),
+        (PermissionError(13, "Permission denied", "runs"), 2, "Permission denied: runs"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_how_a_verb_may_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb_calls: list[Any], error: BaseException, code: int, names: str
+) -> None:
+    def fail(settings: dict[str, Any]) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["stub_verb"], "main", fail)
+    ended = run("pretrain")
+    assert ended.code == code
+    assert is_one_line(ended.err), ended.err
+    assert names in ended.err
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), FileNotFoundError(2, "ours")])
+def test_our_own_defects_keep_their_traceback(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb_calls: list[Any], error: Exception
+) -> None:
+    def fail(settings: dict[str, Any]) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["stub_verb"], "main", fail)
+    with pytest.raises(type(error), match="ours"):
+        run("pretrain")
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_every_verb_prints_its_settings(run: Run, verb: str, tmp_path: Path) -> None:
+    ended = run(verb, "--cfg", "job", "name=shown")
+    assert ended.code == 0
+    assert "name: shown" in ended.out
+    assert "heartbeat_seconds" in ended.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verbs_help_lists_the_groups_and_their_choices(run: Run, tmp_path: Path) -> None:
+    helped = run("prepare", "--help")
+    assert helped.code == 0
+    assert "bert-base" in helped.out
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestChildren:
+    """`run` and `--multirun` start one process per verb and per job."""
+
+    @pytest.fixture
+    def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        started: list[list[str]] = []
+
+        def note(command: list[str]) -> int:
+            started.append(command[3:])
+            return 3 if "name=bad" in command else -15 if "name=killed" in command else 0
+
+        monkeypatch.setattr(cli, "_run_process", note)
+        return started
+
+    def test_run_is_the_pipeline_with_the_same_overrides(self, run: Run, commands: list[list[str]]) -> None:
+        assert run("run", "name=a", "seed=3").code == 0
+        assert commands == [[verb, "name=a", "seed=3"] for verb in ("prepare", "pretrain", "glue", "report")]
+
+    @pytest.mark.parametrize(("name", "code"), [("bad", 3), ("killed", 143)])
+    def test_a_verb_that_fails_ends_the_pipeline(
+        self, run: Run, commands: list[list[str]], name: str, code: int
+    ) -> None:
+        assert run("run", f"name={name}").code == code
+        assert [c[0] for c in commands] == ["prepare"]
+
+    @pytest.mark.parametrize("verb", ["run", "pretrain"])
+    def test_multirun_starts_one_process_per_job(self, run: Run, commands: list[list[str]], verb: str) -> None:
+        assert run(verb, "--multirun", "name=a,b", "model=tiny").code == 0
+        assert commands == [[verb, f"name={name}", "model=tiny"] for name in "ab"]
+
+    def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
+        assert run("pretrain", "-m", "name=bad,b").code == 3
+        assert commands == [["pretrain", "name=bad"]]
+
+
+def test_a_child_gets_our_sigterm() -> None:
+    """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
+    code = (
+        "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
+    )
+    parent = f"""
+import sys
+from cramming.cli import _run_process
+sys.exit(_run_process([sys.executable, "-c", {code!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == "on\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 7
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m cramming pretrain --cfg job | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_completion_scripts_are_valid_shell() -> None:
+    for shell in ("bash", "zsh"):
+        script = cli.completion_script(shell)
+        assert all(verb in script for verb in cli.VERBS)
+    checked = subprocess.run(
+        ["bash", "-n"], input=cli.completion_script("bash"), text=True, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")

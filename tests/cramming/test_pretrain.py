@@ -1,0 +1,344 @@
+"""The timed part in one process: exact repetition, exact resume, and mistakes told in one line.
+
+Each run here takes 12 steps of a model of some 20,000 parameters. What needs a process of its own (kill -9, the time
+budget, Ctrl-C) is in tests/end_to_end.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cramming import pretrain
+from cramming.budget import processes_of, read_journal
+from cramming.config import UserError
+from cramming.engine import Engine
+from cramming.record import load_metrics, load_record
+
+Start = Callable[..., Path]
+TOKENS = ["budget=tokens", "budget.steps=null"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Start:
+    """`start("name=a", ...)` trains and returns the run folder."""
+
+    def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
+        settings = compose(*tiny_overrides, f"runs={runs}", *overrides)
+        pretrain.main(settings)
+        return runs / str(settings["name"])
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Path:
+    """The run that the others are compared with."""
+    runs = tmp_path_factory.mktemp("unbroken")
+    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
+    return runs / "a"
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in load_metrics(run) if "loss" in row]
+
+
+def result(run: Path) -> Any:
+    section = load_record(run)["pretrain"]
+    keys = ("status", "final_sha256", "steps", "tokens", "sequences", "exaflops", "train_loss", "validation")
+    return {key: section[key] for key in keys}
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
+    """Do `action` before the step number `step` (counted from 1 in this process)."""
+    original, calls = Engine.step, [0]
+
+    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == step:
+            action()
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(Engine, "step", counted)
+
+
+class Crash(BaseException):
+    """Nobody catches it: the process would be gone."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+def test_a_run_learns_and_leaves_everything_behind(unbroken: Path) -> None:
+    found = load_record(unbroken)
+    section = found["pretrain"]
+    assert section["status"] == "finished"
+    assert section["steps"] == 12
+    assert section["sequences"] == 12 * 8
+    assert section["tokens"] == 12 * 8 * 32
+    assert section["budget"]["unit"] == "steps"
+    assert section["budget"]["spent"] == section["budget"]["limit"] == 12
+    assert section["budget"]["overrun_seconds"] == 0
+    assert section["validation"]["targets"] == 16 * 8
+    assert [step for step, _ in losses(unbroken)] == list(range(1, 13))
+    assert losses(unbroken)[-1][1] < losses(unbroken)[0][1]
+    assert section["train_loss"] == losses(unbroken)[-1][1]
+    assert {"config", "environment", "corpus", "pretrain"} <= found.keys()
+    names = {p.name for p in unbroken.iterdir()}
+    assert {
+        "config.yaml",
+        "environment.json",
+        "budget.jsonl",
+        "metrics.jsonl",
+        "checkpoints",
+        "final",
+        "record.json",
+    } <= names
+    assert len(list((unbroken / "checkpoints").iterdir())) == 2
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (unbroken / "final").iterdir()}
+    assert not [p for p in unbroken.rglob("*") if ".tmp" in p.name or ".old" in p.name]
+    rates = [row["lr"] for row in load_metrics(unbroken) if "lr" in row]
+    assert rates[0] == 0.0  # progress 0 of a schedule with warm-up
+    assert max(rates) == pytest.approx(1e-3)
+    assert sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1  # half way, and the end
+
+
+def test_final_loads_in_stock_transformers(unbroken: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(unbroken / "final")
+    assert model(torch.arange(10)[None]).logits.isfinite().all()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(start: Start, unbroken: Path) -> None:
+    again = start("name=a", "checkpoint.every_steps=5")  # when it saves must not matter
+    assert losses(again) == losses(unbroken)
+    assert result(again) == result(unbroken)
+    other = start("name=b", "seed=1", "budget.steps=2")
+    assert losses(other)[0] != losses(unbroken)[0]
+
+
+@pytest.mark.parametrize("settings", [[], ["schedule=triangle", "model.dropout=0.2", "train.packing=documents"]])
+def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp and dropout."""
+    whole = start("name=whole", *settings) if settings else unbroken
+    for resume in ("false", "true"):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            start("name=a", f"resume={resume}", *settings)
+        assert ended.value.code == 128 + signal.SIGTERM
+    stopped = load_record(whole.parent.parent / "runs" / "a") if settings else None
+    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == ("interrupted", 10)
+    run = start("name=a", "resume=true", *settings)
+    assert losses(run) == losses(whole)
+    assert result(run) == result(whole)
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
+
+
+def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        start("name=a")
+    assert ended.value.code == 130
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        break_at(patch, 3, twice)
+        start("name=a", "resume=true")
+    run = start("name=a", "resume=true")
+    assert result(run) == result(unbroken)
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "failed", "finished"]
+
+
+def test_a_time_budget_is_used_and_never_passed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds, as if this process had just begun; stopped half way, then resumed."""
+    monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
+    hours = ["budget=hours", "budget.steps=null", f"budget.hours={2.5 / 3600}", "train.log_every=10"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        break_at(patch, 10, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a", *hours)
+    run = start("name=a", "resume=true", *hours)
+    section = load_record(run)["pretrain"]
+    assert section["status"] == "finished"
+    assert section["steps"] > 10
+    assert section["budget"]["overrun_seconds"] == 0.0
+    assert 1.5 < section["budget"]["spent_seconds"] <= 2.5
+    rows = load_metrics(run)
+    assert all(row["seconds"] <= 2.5 for row in rows if "loss" in row)
+    assert [row["progress"] for row in rows if "loss" in row] == sorted(
+        row["progress"] for row in rows if "loss" in row
+    )
+    assert rows[-1]["step"] == section["steps"]
+
+
+def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Dies in step 9 with a checkpoint at 6, resumes with the newest checkpoint damaged: goes on from step 3."""
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 9, crash)
+        start("name=a", "checkpoint.every_steps=3")
+    files = sorted((tmp_path / "runs/a/checkpoints").iterdir())
+    assert [f.name for f in files] == ["step-00000003.pt", "step-00000006.pt"]
+    files[-1].write_bytes(files[-1].read_bytes()[:-1000])
+    assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "running"
+    run = start("name=a", "checkpoint.every_steps=3", "resume=true")
+    assert losses(run) == losses(unbroken)
+    assert result(run) == result(unbroken)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["step"] == 5 for line in lines) == 2  # done twice, counted once
+
+
+def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a")
+    run = start("name=a", "resume=true")
+    assert result(run) == result(unbroken)
+    processes = load_record(run)["pretrain"]["budget"]["processes"]
+    assert len(processes) == 2
+    assert load_record(run)["pretrain"]["budget"]["spent_seconds"] > processes[0]["spent_seconds"]
+
+
+def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path) -> None:
+    for size in (8, 2):
+        run = start(f"name=m{size}", f"train.micro_batch={size}")
+        assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
+
+
+def test_checkpointing_does_not_change_a_bit(start: Start, unbroken: Path) -> None:
+    assert result(start("name=a", "memory=checkpoint")) == result(unbroken)
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [([*TOKENS, "budget.tokens=1000"], 3), ([*TOKENS, "budget.tokens=1024"], 4), (["budget.steps=1"], 1)],
+)
+def test_budgets_in_tokens_and_steps_are_never_passed(start: Start, budget: list[str], steps: int) -> None:
+    section = load_record(start("name=a", *budget))["pretrain"]
+    assert section["steps"] == steps
+    assert section["tokens"] == steps * 8 * 32
+    assert section["budget"]["spent"] <= section["budget"]["limit"]
+
+
+def test_a_budget_in_exaflops(start: Start, unbroken: Path) -> None:
+    per_step = load_record(unbroken)["pretrain"]["exaflops"] / 12
+    section = load_record(start("name=a", "budget=exaflops", "budget.steps=null", f"budget.exaflops={3.5 * per_step}"))[
+        "pretrain"
+    ]
+    assert section["steps"] == 3
+    assert section["budget"]["spent"] == pytest.approx(3 * per_step)
+
+
+def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbroken: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="already has a finished run"):
+        start("name=a", runs=unbroken.parent)
+    start("name=a", "resume=true", runs=unbroken.parent)
+    assert {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()} == before
+
+
+class TestMistakes:
+    def refused(self, start: Start, *overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            start("name=a", *overrides)
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    @pytest.mark.parametrize(
+        ("overrides", "names"),
+        [
+            (["budget=hours", "budget.steps=null", "budget.hours=0"], "budget: hours=0 is not above 0"),
+            (["budget.steps=-5"], "budget: steps=-5 is not above 0"),
+            (["budget.steps=2.5"], "budget.steps=2.5"),
+            (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
+            (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
+            (["train.micro_batch=0"], "train: micro_batch=0"),
+            (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
+            (["model.hidden_size=33"], "model: hidden_size=33 is not a multiple of num_heads=2"),
+            (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer of"),
+            (["model.norm=batch"], "model.norm='batch': choose one of"),
+            (["train.packing=tight"], "train.packing='tight': choose one of rows, documents"),
+            (["objective.rate=1.5"], "objective: rate=1.5"),
+            (["optim.lr=0"], "optim: lr=0"),
+            (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
+            (["schedule.decay=2"], "schedule: decay=2"),
+            (["precision.mode=fp8"], "precision.mode='fp8'"),
+            (["checkpoint.every_steps=0"], "checkpoint: "),
+            (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
+            (["parallel.backend=mpi"], "parallel.backend='mpi'"),
+            (["data.corpus=nowhere"], "nowhere: no corpus here"),
+            (["name=a/b"], "name='a/b'"),
+            ([*TOKENS, "budget.tokens=10"], "not one step of train.batch_size=8 fits"),
+        ],
+    )
+    def test_one_line_and_nothing_is_left(self, start: Start, tmp_path: Path, overrides: list[str], names: str) -> None:
+        assert names in self.refused(start, *overrides)
+        assert not (tmp_path / "runs" / "a").exists()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_a_gpu_that_is_not_there(self, start: Start, tmp_path: Path) -> None:
+        assert "device=cuda" in self.refused(start, "device=cuda")
+        assert not (tmp_path / "runs" / "a").exists()
+
+    def test_an_unfinished_run_and_a_resume_with_other_settings(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            break_at(patch, 4, crash)
+            start("name=a")
+        assert "resume=true" in self.refused(start)
+        message = self.refused(start, "resume=true", "optim.lr=0.5")
+        assert message.startswith("optim.lr=0.5: ")
+        assert "optim.lr=0.001" in message
+
+    def test_a_resume_with_another_corpus_in_the_same_place(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        corpus = make_corpus(tmp_path / "corpus", documents=50)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            break_at(patch, 4, crash)
+            start("name=a", f"data.corpus={corpus}")
+        corpus.rename(tmp_path / "old")
+        make_corpus(corpus, documents=50, seed=1)
+        assert "not the one" in self.refused(start, "resume=true", f"data.corpus={corpus}")
+
+    def test_a_damaged_journal(self, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            break_at(patch, 4, crash)
+            start("name=a")
+        journal = tmp_path / "runs" / "a" / "budget.jsonl"
+        journal.write_text("{}\n" + journal.read_text())
+        assert "budget.jsonl:1: damaged budget journal" in self.refused(start, "resume=true")
+
+
+def test_a_prediction_of_the_next_step_is_on_the_safe_side() -> None:
+    pace = pretrain.Pace()
+    assert pace.step_seconds(4) == 0.0  # the first step is simply tried
+    assert pace.update_seconds() > 0.0
+    for seconds in (1.0, 3.0, 2.0):
+        pace.note(2, seconds, seconds / 10)
+    assert pace.step_seconds(4) >= 6.0
+    assert pace.update_seconds() >= 0.3
+    for _ in range(8):  # a slow step is forgotten
+        pace.note(2, 1.0, 0.1)
+    assert pace.step_seconds(2) < 1.5

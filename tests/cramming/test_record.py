@@ -1,0 +1,214 @@
+"""The record: merged atomically, no number in it that is none; a run folder has one writer and one set of settings."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming import record
+from cramming.config import UserError
+from cramming.record import (
+    MetricsLog,
+    create_run_folder,
+    finite,
+    load_metrics,
+    load_record,
+    refuse_changed_settings,
+    refuse_finished_run,
+    run_folder,
+    run_lock,
+    write_record_section,
+)
+
+SETTINGS: dict[str, Any] = {
+    "name": "a", "seed": 0, "resume": False, "runs": "runs", "corpora": "corpora", "division": "closed",
+    "model": {"hidden_size": 32, "betas": [0.9, 0.95]}, "budget": {"hours": 1.0}, "eval": {"seeds": 3},
+    "checkpoint": {"every_steps": None}, "report": {"title": "x"},
+}  # fmt: skip
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    merged = json.loads(json.dumps(SETTINGS))
+    for key, value in sections.items():
+        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+    return merged
+
+
+@pytest.mark.parametrize("name", ["a", "42", "first-try_2.1", "lr=1e-3,b", "größe"])
+def test_names_that_become_folders(tmp_path: Path, name: str) -> None:
+    assert run_folder({"name": name, "runs": str(tmp_path)}) == tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "../a", "a b", "a\nb", "-a", "a\\b", "~"])
+def test_names_that_do_not(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="name=") as caught:
+        run_folder({"name": name, "runs": str(tmp_path)})
+    assert "\n" not in str(caught.value)
+
+
+def test_sections_are_merged_one_level_deep(tmp_path: Path) -> None:
+    write_record_section(tmp_path, pretrain={"status": "running"}, glue={"random": {"score": 1}})
+    write_record_section(tmp_path, pretrain={"steps": 5}, glue={"pretrained": {"score": 2}})
+    write_record_section(tmp_path, glue={"random": {"seconds": 3}})
+    found = load_record(tmp_path)
+    assert found["pretrain"] == {"status": "running", "steps": 5}
+    assert found["glue"] == {"random": {"seconds": 3}, "pretrained": {"score": 2}}
+    assert (found["format"], found["name"]) == (1, tmp_path.name)
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    assert finite({"a": [nan, 1.0, (inf, -inf)], "b": {"c": nan}, "d": "nan", "e": 5, "f": True}) == {
+        "a": [None, 1.0, [None, None]], "b": {"c": None}, "d": "nan", "e": 5, "f": True,
+    }  # fmt: skip
+    write_record_section(tmp_path, pretrain={"train_loss": nan, "validation": {"loss": inf}})
+    text = (tmp_path / "record.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert load_record(tmp_path)["pretrain"] == {"train_loss": None, "validation": {"loss": None}}
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "record format list"),
+        ('{"format": 99}', "record format 99"),
+        ("{}", "record format None"),
+    ],
+)
+def test_records_that_cannot_be_read(tmp_path: Path, content: str, names: str) -> None:
+    (tmp_path / "record.json").write_text(content)
+    with pytest.raises(UserError, match=names) as caught:
+        load_record(tmp_path)
+    assert "record.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_record_names_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"record\.json: no such record"):
+        load_record(tmp_path)
+
+
+class TestRestart:
+    def settings(self, tmp_path: Path, *, resume: bool) -> dict[str, Any]:
+        return {"name": "a", "runs": str(tmp_path), "resume": resume}
+
+    @pytest.mark.parametrize("status", ["running", "interrupted"])
+    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, status: str) -> None:
+        write_record_section(tmp_path / "a", pretrain={"status": status})
+        with pytest.raises(UserError, match="resume=true"):
+            refuse_finished_run(self.settings(tmp_path, resume=False))
+        assert refuse_finished_run(self.settings(tmp_path, resume=True)) is False
+
+    def test_a_finished_run_is_never_trained_again(self, tmp_path: Path) -> None:
+        write_record_section(tmp_path / "a", pretrain={"status": "finished"})
+        with pytest.raises(UserError, match="already has a finished run"):
+            refuse_finished_run(self.settings(tmp_path, resume=False))
+        assert refuse_finished_run(self.settings(tmp_path, resume=True)) is True
+
+    def test_a_new_name_is_free(self, tmp_path: Path) -> None:
+        for resume in (False, True):
+            assert refuse_finished_run(self.settings(tmp_path, resume=resume)) is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"seed": 1}, "seed=1: the run in .* was started with seed=0"),
+        ({"model": {"hidden_size": 64}}, r"model\.hidden_size=64.*=32"),
+        ({"model": {"betas": [0.9, 0.99]}}, r"model\.betas"),
+        ({"model": {"extra": 1}}, r"model\.extra=1"),
+        ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
+    ],
+)
+def test_a_resume_with_other_settings_names_the_first(tmp_path: Path, changes: dict[str, Any], names: str) -> None:
+    write_record_section(tmp_path, config=SETTINGS)
+    with pytest.raises(UserError, match=names):
+        refuse_changed_settings(tmp_path, changed(**changes))
+
+
+def test_places_and_what_comes_after_the_training_may_change(tmp_path: Path) -> None:
+    write_record_section(tmp_path, config=SETTINGS)
+    refuse_changed_settings(
+        tmp_path, changed(resume=True, runs="elsewhere", eval={"seeds": 5}, checkpoint={"every_steps": 3})
+    )
+
+
+def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
+    create_run_folder(tmp_path, SETTINGS, {"torch": "1"}, resume=False)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert {"config.yaml", "environment.json", "record.json"} <= before.keys()
+    create_run_folder(tmp_path, changed(resume=True), {"torch": "2"}, resume=True)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+class TestMetrics:
+    def test_the_later_row_of_a_step_counts(self, tmp_path: Path) -> None:
+        log = MetricsLog(tmp_path)
+        for step, loss in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0)):
+            log.write({"step": step, "loss": loss})
+        log.write({"step": 2, "validation_loss": 5.0})
+        log.close()
+        assert [(r["step"], r.get("loss"), r.get("validation_loss")) for r in load_metrics(tmp_path)] == [
+            (1, 9.0, None), (2, 6.0, None), (2, None, 5.0), (3, 7.0, None),
+        ]  # fmt: skip
+
+    def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+        assert [r["step"] for r in load_metrics(tmp_path)] == [1]
+        log = MetricsLog(tmp_path)
+        log.write({"step": 2, "loss": 1.0})
+        log.close()
+        assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
+
+    def test_every_row_is_on_disk_at_once_and_holds_no_nan(self, tmp_path: Path) -> None:
+        log = MetricsLog(tmp_path)
+        log.write({"step": 1, "loss": float("nan")})
+        assert load_metrics(tmp_path) == [{"step": 1, "loss": None}]
+        log.close()
+
+    def test_no_metrics_yet(self, tmp_path: Path) -> None:
+        assert load_metrics(tmp_path) == []
+
+
+class TestLock:
+    def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(self, tmp_path: Path) -> None:
+        code = f"""
+import time
+from pathlib import Path
+from cramming.record import run_lock
+with run_lock(Path({str(tmp_path / "a")!r})):
+    print("on", flush=True)
+    time.sleep(60)
+"""
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert holder.stdout
+        with holder.stdout:
+            assert holder.stdout.readline() == "on\n"
+        with pytest.raises(UserError, match="another process is working on this run"), run_lock(tmp_path / "a"):
+            pass
+        holder.kill()
+        holder.wait()
+        with run_lock(tmp_path / "a"):
+            pass
+
+    def test_a_run_that_wrote_nothing_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="corpus"), run_lock(tmp_path / "runs" / "a"):
+            raise UserError("corpus: missing")
+        assert list((tmp_path / "runs").iterdir()) == []
+
+    def test_what_a_run_wrote_stays(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="later"), run_lock(tmp_path / "a"):
+            (tmp_path / "a" / "record.json").write_text("{}")
+            raise UserError("later")
+        assert (tmp_path / "a" / "record.json").exists()
+
+
+def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "site-packages" / "cramming" / "record.py"))
+    assert record.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}

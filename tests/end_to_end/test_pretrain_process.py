@@ -1,0 +1,150 @@
+"""What only a process of its own can show: kill -9, the time budget from the first instruction, Ctrl-C, two ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming import pretrain
+from cramming.budget import processes_of, read_journal
+from cramming.record import load_metrics, load_record
+
+# As `python -m cramming`, but the process kills itself at the beginning of a step: no handler runs, nothing is flushed.
+KILLED_AT = """
+import os, signal, sys
+from cramming import cli
+from cramming.engine import Engine
+original, calls = Engine.step, [0]
+def step(self, *arguments, **named):
+    calls[0] += 1
+    if calls[0] == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, *arguments, **named)
+Engine.step = step
+cli.main()
+"""
+
+
+def command(tiny_overrides: list[str], runs: Path, *overrides: str, killed_at: int | None = None) -> list[str]:
+    program = ["-m", "cramming"] if killed_at is None else ["-c", KILLED_AT.format(step=killed_at)]
+    return [sys.executable, *program, "pretrain", *tiny_overrides, f"runs={runs}", *overrides]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in load_metrics(run) if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Path:
+    """A run that was killed at step 9, after the checkpoint of step 6."""
+    runs = tmp_path_factory.mktemp("killed")
+    arguments = command(tiny_overrides, runs, "name=a", "checkpoint.every_steps=3", killed_at=9)
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    return runs / "a"
+
+
+@pytest.fixture(scope="module")
+def start_seconds(killed_run: Path) -> float:
+    """How long this machine takes now from the start of a process to its training."""
+    return float(read_journal(killed_run / "budget.jsonl")[-1]["elapsed"])
+
+
+def test_kill_9_and_resume_equals_unbroken_bit_for_bit(
+    killed_run: Path,
+    start_seconds: float,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+) -> None:
+    """The resumed one and the unbroken one run in this process."""
+    run, whole = killed_run, tmp_path / "a"
+    assert load_record(run)["pretrain"]["status"] == "running"
+    assert not (run / "final").exists()
+    settings = compose(*tiny_overrides, "name=a", "checkpoint.every_steps=3")
+    pretrain.main({**settings, "runs": str(run.parent), "resume": True})
+    pretrain.main({**settings, "runs": str(whole.parent)})
+    assert losses(run) == losses(whole)
+    for key in ("final_sha256", "steps", "tokens", "validation", "train_loss"):
+        assert load_record(run)["pretrain"][key] == load_record(whole)["pretrain"][key]
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["killed", "finished"]
+
+
+def test_a_time_budget_holds_over_kill_9_and_resume(
+    start_seconds: float, tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    """The processes together, interpreter start and imports included, get no second more than the budget."""
+    limit = 2.5 * start_seconds + 2.0
+    overrides = [
+        "name=a",
+        "checkpoint.every_steps=3",
+        "budget=hours",
+        "budget.steps=null",
+        "budget.heartbeat_seconds=0.2",
+    ]
+    overrides += [f"budget.hours={limit / 3600}", "train.log_every=20"]
+    began = time.monotonic()
+    killed = subprocess.run(command(tiny_overrides, tmp_path, *overrides, killed_at=10), check=False)
+    if killed.returncode == 2:
+        pytest.skip(f"this machine is too busy now to start a process in {limit:.0f} s")
+    assert killed.returncode == -signal.SIGKILL
+    alive = time.monotonic() - began
+    (first,) = processes_of(read_journal(tmp_path / "a" / "budget.jsonl"))
+    assert alive - 1.0 < first["spent_seconds"] <= alive
+
+    done = subprocess.run(
+        command(tiny_overrides, tmp_path, *overrides, "resume=true"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    section = load_record(tmp_path / "a")["pretrain"]
+    budget = section["budget"]
+    assert section["status"] == "finished"
+    assert budget["overrun_seconds"] == 0.0
+    assert budget["spent_seconds"] <= limit
+    assert [p["ended"] for p in budget["processes"]] == ["killed", "finished"]
+    if first["spent_seconds"] < limit / 3:  # else the second process may be too slow to reach a step
+        assert section["steps"] > 10
+        assert budget["spent_seconds"] > first["spent_seconds"]
+
+
+def test_ctrl_c_ends_with_130_and_the_run_can_go_on(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    process = subprocess.Popen(
+        command(tiny_overrides, tmp_path, "name=a", "budget.steps=1000000", "train.validations=0"),
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while len(losses(tmp_path / "a")) < 3 and time.monotonic() < until:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    section = load_record(tmp_path / "a")["pretrain"]
+    assert section["status"] == "interrupted"
+    assert section["steps"] >= 3
+    newest = max((tmp_path / "a" / "checkpoints").iterdir())
+    assert newest.name == f"step-{section['steps']:08d}.pt"
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> None:
+    """The same losses; and a second start of the finished run has nothing to do, on every rank."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cramming"]
+    arguments = ["pretrain", *tiny_overrides, f"runs={tmp_path}", "name=two"]
+    subprocess.run([*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180)
+    pretrain.main({**compose(*tiny_overrides, "name=one"), "runs": str(tmp_path)})
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in two] == [step for step, _ in one]
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-4)
+    section = load_record(tmp_path / "two")["pretrain"]
+    assert section["devices"] == 2
+    assert section["tokens"] == load_record(tmp_path / "one")["pretrain"]["tokens"]
+    finished = subprocess.run(
+        [*torchrun, *arguments, "resume=true"], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
+    )
+    assert finished.returncode == 0

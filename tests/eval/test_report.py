@@ -1,0 +1,262 @@
+"""`cramming report` over folders of runs: whole, broken, interrupted, foreign ones; and what may be ranked."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cramming.config import UserError
+from eval import leaderboard, plots, submission, tasks
+from eval.reading import Run, load_runs
+from eval.render import DASH
+from eval.report import main
+from eval.standings import entrants, gain_over
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For tests that look at the plots; the others go without, since drawing takes most of a report's time."""
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(plots, "training", lambda curves: None)
+        monkeypatch.setattr(plots, "scores", lambda bars, title: None)
+
+
+def _report(runs: Path, **settings: Any) -> Path:
+    main({"runs": str(runs), "report": {"out": None, "each_run": True, **settings}})
+    return Path(settings.get("out") or runs / "report")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make_record: Any, write_run: Any, make_section: Any) -> Path:
+    """Two full runs, of which the second scored higher."""
+    for name, base in (("low", 0.6), ("high", 0.7)):
+        record = make_record() | {"name": name}
+        record["glue"]["pretrained"] = make_section("pretrained", base=base)
+        write_run(tmp_path / "runs" / name, record)
+    return tmp_path / "runs"
+
+
+def _first_column(text: str) -> list[str]:
+    return [line.split("|")[2].strip().split("<br>")[0] for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_writes_everything_and_names_the_page_last(runs: Path, drawn: None, capsys: pytest.CaptureFixture[str]) -> None:
+    out = _report(runs)
+    shown = capsys.readouterr().out
+    assert shown.strip().splitlines()[-1] == f"report: {out / 'leaderboard.html'}"
+    assert "avg-9" in shown and "high" in shown
+    tables = [f"leaderboard.{kind}" for kind in ("md", "html", "csv")]
+    for name in (*tables, "plots/training.png", "plots/scores-glue.png"):
+        assert (out / name).stat().st_size > 500, name
+    for name in ("report.md", "report.html", "plots/training.png"):
+        assert (runs / "high" / "report" / name).stat().st_size > 500, name
+    assert not list(runs.rglob("*.tmp"))
+
+
+def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(runs: Path) -> None:
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    names = _first_column(text[: text.index("## Pretraining")])
+    places = [names.index(name) for name in ("high", "low", "RoBERTa-base", "BERT-base, no pretraining")]
+    assert places == sorted(places)
+    assert "| 1 | high<br>" in text and "| 2 | low<br>" in text
+    for average in tasks.AVERAGES["glue"].values():
+        assert average.definition in text
+    assert "dev split, median of 3 seeds, last epoch scored, 5 epochs" in text
+    assert "second-hand" in text
+
+
+def test_csv_has_the_exact_numbers(runs: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((_report(runs) / "leaderboard.csv").read_text(encoding="utf-8"))))
+    high = next(row for row in rows if row["run"] == "high" and row["init"] == "pretrained")
+    record = json.loads((runs / "high" / "record.json").read_text())["glue"]["pretrained"]
+    assert float(high["avg9"]) == pytest.approx(record["averages"]["avg9"]["value"], abs=1e-4)
+    assert float(high["rte"]) == pytest.approx(record["tasks"]["rte"]["score"], abs=1e-4)
+    assert high["division"] == "closed" and high["seeds"] == "0 1 2"
+    assert {row["kind"] for row in rows} == {"run", "published"}
+
+
+def test_same_records_same_bytes(runs: Path, drawn: None) -> None:
+    for metrics in runs.glob("*/metrics.jsonl"):  # the score plot will do
+        metrics.unlink()
+
+    def content() -> dict[str, bytes]:
+        return {str(p.relative_to(runs)): p.read_bytes() for p in runs.rglob("*") if p.is_file()}
+
+    _report(runs)
+    first = content()
+    _report(runs)
+    assert content() == first
+
+
+def test_a_report_can_be_rebuilt_from_a_copied_run_folder(runs: Path, tmp_path: Path) -> None:
+    _report(runs)
+    shutil.copytree(runs / "high", tmp_path / "elsewhere" / "high", ignore=shutil.ignore_patterns("report"))
+    _report(tmp_path / "elsewhere")
+    ours, theirs = (folder / "high" / "report" / "report.md" for folder in (runs, tmp_path / "elsewhere"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_bad_runs_are_listed_and_hide_no_other(runs: Path, make_record: Any, write_run: Any) -> None:
+    broken = {"torn": b'{"format": 1, "na', "old": b'{"format": 99}', "list": b"[]", "binary": b"\xff\xfe"}
+    for name, content in broken.items():
+        (runs / name).mkdir()
+        (runs / name / "record.json").write_bytes(content)
+    (runs / "unborn").mkdir()
+    (runs / "unborn" / "budget.jsonl").write_text("")
+    (runs / "notes").mkdir()
+    write_run(runs / "ungefähr 长名", make_record() | {"name": "<b>长|$x$</b>"}, metrics=False)
+    out = _report(runs)
+    text, html = ((out / f"leaderboard.{kind}").read_text(encoding="utf-8") for kind in ("md", "html"))
+    for name in ("torn", "old", "list", "binary", "unborn"):
+        assert f"| {name} | " in text
+    assert "record format 99" in text and "notes" not in text
+    assert "<b>" not in html and "&lt;b&gt;长" in html
+    assert "| 1 | high<br>" in text and "| 1 | &lt;b>长" in text and "| 3 | low<br>" in text
+    assert not (runs / "torn" / "report").exists()
+
+
+def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make_record: Any, write_run: Any) -> None:
+    record = make_record() | {"name": "killed"}
+    del record["glue"]
+    record["pretrain"].update(status="interrupted", validation=None)
+    write_run(runs / "killed", record)
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "### killed [not scored, interrupted]" in text
+    assert "Not scored yet: `cramming glue name=killed`" in text and "is interrupted, not finished" in text
+
+
+def test_numbers_that_json_cannot_hold_do_not_stop_the_report(runs: Path) -> None:
+    path = runs / "low" / "record.json"
+    record = json.loads(path.read_text())
+    record["pretrain"]["train_loss"] = float("nan")
+    record["glue"]["pretrained"]["tasks"]["rte"]["score"] = float("inf")
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "pretrain.train_loss is nan" in text
+    tables = text[: text.index("### ")]
+    assert "nan" not in tables and "inf" not in tables
+
+
+def test_two_runs_of_one_name_get_two_labels(runs: Path) -> None:
+    shutil.copytree(runs / "high", runs / "copy")
+    labels = [run.label for run in load_runs(runs)]
+    assert labels == ["high (copy)", "high (high)", "low"]
+
+
+def test_anchors_of_similar_folder_names_differ() -> None:
+    names = ("a-b", "a.b", "a,b", "a=b", "a.2eb")
+    assert len({leaderboard.anchor(Run(Path(name), name)) for name in names}) == len(names)
+
+
+def test_subsets_and_missing_tasks_are_marked_and_have_no_rank(runs: Path, recompute_averages: Any) -> None:
+    path = runs / "high" / "record.json"
+    record = json.loads(path.read_text())
+    for section in record["glue"].values():
+        del section["tasks"]["qqp"]
+        section["absent"] = {"qqp": "no such task folder in data"}
+        section["tasks"]["qnli"].update(train_examples=13459, subset=True)
+        section["averages"] = recompute_averages(section)
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("|") and "| high<br>" in line)
+    assert row.startswith("|  |") and "†" in row and f"| {DASH} | {DASH} |" in row
+    assert text.index("| 1 | low<br>") < text.index("Not ranked: parts") < text.index(row)
+    assert "no score for QQP (QQP: no such task folder in data)" in text
+    assert "13,459 of 104,743" in text
+
+
+def test_subset_averages_carry_the_mark(runs: Path) -> None:
+    path = runs / "high" / "record.json"
+    record = json.loads(path.read_text())
+    for section in record["glue"].values():
+        section["tasks"]["qnli"].update(train_examples=13459, subset=True)
+    path.write_text(json.dumps(record))
+    row = next(r for r in entrants(load_runs(runs)) if r.run.label == "high" and r.init == "pretrained")
+    assert not row.ranked and row.main is not None
+    assert leaderboard.number_cells(row)[0].text.endswith("†")
+
+
+def test_invalid_records_stand_apart(runs: Path) -> None:
+    path = runs / "high" / "record.json"
+    record = json.loads(path.read_text())
+    record["pretrain"]["budget"]["overrun_seconds"] = 2.0
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert text.index("| 1 | low<br>") < text.index("Not ranked: invalid") < text.index("|  | high<br>")
+
+
+def test_gain_over_random_initialisation(runs: Path) -> None:
+    rows = entrants(load_runs(runs))
+    trained, random = (next(r for r in rows if r.run.label == "high" and r.init == i) for i in ("pretrained", "random"))
+    gain, count = gain_over(trained, random)
+    assert gain == pytest.approx(20.0) and count == 9
+
+
+def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, write_run: Any) -> None:
+    write_run(runs / "small", make_record("embedded") | {"name": "small"})
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    glue, embedded = text.index("## GLUE"), text.index("## Embedded tasks")
+    assert "| 1 | small<br>" in text[embedded:] and "| small<br>" not in text[glue:embedded]
+    assert "RoBERTa" not in text[embedded : text.index("## Pretraining")]
+
+
+def test_out_and_each_run_settings(runs: Path, tmp_path: Path) -> None:
+    _report(runs, out=str(tmp_path / "site"), each_run=False)
+    assert (tmp_path / "site" / "leaderboard.html").exists()
+    assert not (runs / "report").exists() and not (runs / "high" / "report").exists()
+
+
+def test_user_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for settings, words in (
+        ({"runs": str(tmp_path / "none"), "report": {"out": None, "each_run": True}}, "no such folder"),
+        ({"runs": str(tmp_path / "empty"), "report": {"out": None, "each_run": True}}, "no run folder"),
+        ({"runs": str(tmp_path), "report": {"out": str(tmp_path / "file"), "each_run": True}}, "is a file"),
+        ({"runs": str(tmp_path), "report": {"out": None, "each_run": True, "colour": 1}}, "report.colour"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            main(settings)
+        assert "\n" not in str(caught.value)
+
+
+def test_submission_is_written_when_complete_and_explained_when_not(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {n: (t, tasks.Source(**{**s.__dict__, "examples": 10})) for n, (t, s) in submission.FILES.items()}
+    monkeypatch.setattr(submission, "FILES", files)
+    folder = runs / "high" / "glue" / "pretrained" / "predictions"
+    folder.mkdir(parents=True)
+    assert "for want of test predictions: CoLA.tsv, SST-2.tsv" in _run_text(runs)
+    arrays: dict[str, dict[str, Any]] = {}
+    for task, source in files.values():
+        arrays.setdefault(task.name, {})[f"test.{source.entry}"] = np.zeros(10)
+    for name, content in arrays.items():
+        np.savez(folder / f"{name}-seed0.npz", **content)
+    assert "Submission to the GLUE server" in _run_text(runs)
+    archive = runs / "high" / "report" / "submission.zip"
+    assert submission.validate(archive) == []
+    assert len(zipfile.ZipFile(archive).namelist()) == 11
+
+
+def _run_text(runs: Path) -> str:
+    _report(runs)
+    return (runs / "high" / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_report_needs_no_torch() -> None:
+    code = "import sys, eval.report; print([m for m in ('torch', 'transformers', 'data_prep') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,208 @@
+"""Every rule can be broken, a good record breaks none, and docs/rules.md says what the code checks."""
+
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.reading import load_run
+from eval.rules import RULES, judge
+
+Record = dict[str, Any]
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+
+
+@pytest.fixture(params=["glue", "embedded"])
+def good(request: pytest.FixtureRequest, tmp_path: Path, make_record: Any, write_run: Any) -> Record:
+    """A record with its journal, as the loader hands it to the rules."""
+    run = load_run(write_run(tmp_path / "first", make_record(request.param)))
+    assert run.problem is None
+    return dict(run.record)
+
+
+def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
+    verdict = judge(good)
+    assert verdict.broken == ()
+    assert verdict.division == "closed"
+
+
+def _tasks(record: Record) -> dict[str, Any]:
+    return record["glue"]["pretrained"]["tasks"]
+
+
+def _average(record: Record) -> dict[str, Any]:
+    return next(iter(record["glue"]["pretrained"]["averages"].values()))
+
+
+def _official(record: Record) -> None:
+    _tasks(record)["cola"].update(official_train_examples=8551, train_examples=100)
+
+
+BREAKS: dict[str, list[Callable[[Record], Any]]] = {
+    "R1": [lambda r: r.update(rules_version="0"), lambda r: r.pop("suite_version")],
+    "R2": [lambda r: r["pretrain"].update(train_loss=math.inf), lambda r: r["corpus"].update(counts=[1, math.nan])],
+    "R3": [lambda r: r["pretrain"].update(status="interrupted"), lambda r: r["pretrain"].update(tokens=None)],
+    "R4": [
+        lambda r: r["pretrain"]["budget"].update(overrun_seconds=0.1),
+        lambda r: r["pretrain"]["budget"].update(spent=r["pretrain"]["budget"]["limit"] * 1.01),
+        lambda r: r["pretrain"]["budget"].pop("unit"),
+        lambda r: r["pretrain"].pop("budget"),
+    ],
+    "R5": [
+        lambda r: r.pop("journal"),
+        lambda r: r["journal"].update(sha256="0" * 64),
+        lambda r: r["journal"].update(steps=99),
+        lambda r: r["journal"].update(last_step_seconds=70.0),
+        lambda r: r["journal"].update(total_seconds=30.0),
+        lambda r: r["journal"].update(processes=r["journal"]["processes"][:1]),
+        lambda r: r.update(journal={"problem": "budget.jsonl:3: damaged"}),
+    ],
+    "R6": [
+        lambda r: r.pop("glue"),
+        lambda r: r["glue"].pop("pretrained"),
+        lambda r: r["glue"]["pretrained"].update(split="test"),
+        lambda r: r["glue"]["pretrained"].update(suite="mine"),
+        lambda r: r["glue"]["random"].pop("selection"),
+    ],
+    "R7": [
+        lambda r: _tasks(r)["rte"].update(score=99.0),
+        lambda r: _tasks(r)["rte"].update(score=None),
+        lambda r: _tasks(r)["rte"]["metrics"]["accuracy"]["per_seed"].pop(),
+    ],
+    "R8": [
+        lambda r: _average(r).update(value=_average(r)["value"] + 1),
+        lambda r: _average(r).update(value=None),
+        lambda r: _average(r).pop("definition"),
+        lambda r: _tasks(r).pop("rte"),
+        lambda r: r["glue"]["pretrained"].pop("averages"),
+    ],
+    "R9": [_official],
+    "R10": [lambda r: r["pretrain"].update(devices=2), lambda r: r["environment"].pop("device")],
+    "R11": [lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0)],
+    "R12": [lambda r: r["pretrain"].update(objective="causal")],
+    "R13": [lambda r: r["pretrain"].update(init="bert-base-uncased"), lambda r: r["pretrain"].pop("init")],
+    "R14": [
+        lambda r: r["glue"]["pretrained"].update(model_sha256="0" * 64),
+        lambda r: r["glue"]["pretrained"].pop("model_sha256"),
+    ],
+    "R15": [lambda r: r["corpus"].update(manifest_sha256=None), lambda r: r["corpus"]["sources"][0].pop("license")],
+    "R16": [
+        lambda r: r["corpus"].update(sources=[]),
+        lambda r: r["corpus"]["sources"].append({"name": "data/GLUE/RTE/train.tsv", "license": "x"}),
+        lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "license": "x"}),
+    ],
+    "R17": [lambda r: r["corpus"]["tokenizer"].pop("sha256")],
+    "R18": [
+        lambda r: _tasks(r)["cola"]["hyperparameters"].update(learning_rate=1e-3),
+        lambda r: r["glue"]["random"]["tasks"]["cola"].pop("hyperparameters"),
+        lambda r: r["glue"]["pretrained"].pop("hyperparameters"),
+    ],
+    "R19": [lambda r: r["glue"]["random"]["hyperparameters"].update(epochs=6)],
+    "R20": [lambda r: r["glue"]["pretrained"].update(selection="best epoch")],
+    "R21": [
+        lambda r: r["glue"]["pretrained"].update(seeds=[0, 1]),
+        lambda r: r["glue"]["pretrained"].update(seeds=[1, 1, 1]),
+    ],
+    "R22": [
+        lambda r: _tasks(r)["rte"].update(subset=True),
+        lambda r: _average(r).update(value=None, missing=["rte"]),
+    ],
+    "R23": [
+        lambda r: r["environment"]["git"].update(dirty=True),
+        lambda r: r["environment"]["git"].update(commit=None),
+        lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
+    ],
+    "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [rule.number for rule in RULES])
+def test_each_rule_can_be_broken(number: str, tmp_path: Path, make_record: Any, write_run: Any) -> None:
+    rule = next(rule for rule in RULES if rule.number == number)
+    for index, change in enumerate(BREAKS[number]):
+        record = dict(load_run(write_run(tmp_path / str(index), make_record())).record)
+        change(record)
+        finding = rule(record)
+        assert not finding.ok, f"{number}, change {index}"
+        assert finding.rule == number and finding.evidence
+        division = judge(record).division
+        assert division == "invalid" if rule.division == "both" else division in ("open", "invalid")
+
+
+def test_closed_rules_lead_to_the_open_division_with_reasons(good: Record) -> None:
+    good["pretrain"]["devices"] = 8
+    verdict = judge(good)
+    assert verdict.division == "open"
+    assert [finding.rule for finding in verdict.broken] == ["R10"]
+    assert "8" in verdict.broken[0].evidence
+
+
+def test_a_run_may_claim_the_open_division(good: Record) -> None:
+    good["division_requested"] = "open"
+    assert judge(good).division == "open"
+
+
+def test_a_model_from_elsewhere_is_open_not_invalid(good: Record) -> None:
+    """`cramming glue model_path=...` records have no pretraining."""
+    for key in ("pretrain", "corpus", "journal"):
+        del good[key]
+    assert judge(good).division == "open"
+
+
+def test_scores_on_marked_subsets_with_missing_tasks_are_open(good: Record, recompute_averages: Any) -> None:
+    for section in good["glue"].values():
+        del section["tasks"]["qqp"]
+        section["tasks"]["qnli"].update(train_examples=13459, subset=True)
+        section["averages"] = recompute_averages(section)
+    verdict = judge(good)
+    assert verdict.division == "open"
+    assert [finding.rule for finding in verdict.broken] == ["R22"]
+
+
+def test_a_failed_seed_leaves_its_score_missing_and_the_record_valid(good: Record, recompute_averages: Any) -> None:
+    section = good["glue"]["pretrained"]
+    section["tasks"]["cola"].update(score=None, problem="seed 1: the loss is not finite")
+    section["tasks"]["cola"]["metrics"]["matthews_correlation"]["per_seed"][1] = None
+    section["averages"] = recompute_averages(section)
+    assert judge(good).division == "open"
+    section["tasks"]["cola"]["score"] = 50.0  # a median of the seeds that did not fail is a substitute
+    assert "R7" in {finding.rule for finding in judge(good).broken}
+
+
+def _paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else []
+    return [p for key, child in children for p in [(*path, key), *_paths(child, (*path, key))]]
+
+
+def test_checks_are_total_over_any_content(good: Record, make_record: Any) -> None:
+    """Whatever stands in a record's place, the rules answer; they never raise."""
+    rng = random.Random(0)
+    strange = [None, [], {}, "", "text", math.nan, math.inf, -1, True, [[1]], {"a": None}, 10**400, [None, {}]]
+    paths = _paths(good)
+    for path in [*rng.sample(paths, 100), *(p for p in paths if len(p) <= 2)]:
+        for value in rng.sample(strange, 2):
+            node: Any = good
+            for key in path[:-1]:
+                node = node[key]
+            before, node[path[-1]] = node[path[-1]], value
+            assert len(judge(good).findings) == len(RULES)
+            node[path[-1]] = before
+    assert judge(good).division == "closed"
+    assert judge({}).division == "invalid"
+
+
+def test_docs_and_table_have_the_same_numbers_and_sentences() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    found = re.findall(r"^- \*\*(R\d+)\*\* \((both|closed)\) (.+)$", text, re.MULTILINE)
+    assert found == [(rule.number, rule.division, rule.sentence) for rule in RULES]
+    assert [rule.number for rule in RULES] == [f"R{n}" for n in range(1, len(RULES) + 1)]
+
+
+def test_docs_name_the_version_of_the_code() -> None:
+    from cramming.record import RULES_VERSION
+
+    assert f"# Rules, version {RULES_VERSION}\n" in DOCS.read_text(encoding="utf-8")

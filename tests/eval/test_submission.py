@@ -1,0 +1,156 @@
+"""The GLUE server's zip: ours is accepted by our validator, and planted mistakes are each named."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval import submission, tasks
+from eval.submission import FILES, archive, collect, to_tsv, validate
+
+
+@pytest.fixture(autouse=True)
+def small_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten examples per test set instead of up to 390,965."""
+    small = {
+        name: (task, tasks.Source(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()
+    }
+    monkeypatch.setattr(submission, "FILES", small)
+
+
+def _predictions() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.uniform(-1, 6, 10) if task.regression else rng.integers(0, len(task.labels), 10).astype(float)
+        for name, (task, _) in FILES.items()
+    }
+
+
+def _write(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as bundle:
+        for name, content in files.items():
+            bundle.writestr(name, content)
+    return path
+
+
+def _good_files() -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive(_predictions()))) as bundle:
+        return {name: bundle.read(name) for name in bundle.namelist()}
+
+
+def test_the_servers_names_and_words() -> None:
+    names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI"
+    assert sorted(FILES) == sorted(f"{name}.tsv" for name in names.split())
+    files = {name: content.decode() for name, content in _good_files().items()}
+    assert all(text.startswith("index\tprediction\n0\t") for text in files.values())
+    words = {name: {line.split("\t")[1] for line in text.splitlines()[1:]} for name, text in files.items()}
+    three = {"entailment", "neutral", "contradiction"}
+    assert all(words[f"{name}.tsv"] <= three for name in ("MNLI-m", "MNLI-mm", "AX"))
+    assert all(words[f"{name}.tsv"] <= {"entailment", "not_entailment"} for name in ("QNLI", "RTE"))
+    assert all(words[f"{name}.tsv"] <= {"0", "1"} for name in ("CoLA", "SST-2", "MRPC", "QQP", "WNLI"))
+
+
+def test_scores_are_clipped_and_have_three_decimals() -> None:
+    text = to_tsv("STS-B.tsv", [-1.0, 5.4, 2.34567, *[0.0] * 7])
+    assert text.splitlines()[1:4] == ["0\t0.000", "1\t5.000", "2\t2.346"]
+
+
+def test_validator_accepts_ours_and_the_zip_is_reproducible(tmp_path: Path) -> None:
+    (tmp_path / "s.zip").write_bytes(archive(_predictions()))
+    assert validate(tmp_path / "s.zip") == []
+    assert archive(_predictions()) == archive(_predictions())
+
+
+def _replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        assert old in content
+        return content.replace(old, new, 1)
+
+    return change
+
+
+MISTAKES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
+    "missing file": ("WNLI.tsv", None, "WNLI.tsv: missing"),
+    "no header": ("RTE.tsv", _replace(b"index\tprediction\n", b""), "RTE.tsv:1: the header"),
+    "wrong header": ("RTE.tsv", _replace(b"index\tprediction", b"id\tlabel"), "RTE.tsv:1: the header"),
+    "spaces for tab": ("SST-2.tsv", _replace(b"3\t", b"3 "), "SST-2.tsv:5: 1 fields"),
+    "too few rows": ("CoLA.tsv", lambda c: c[: c.rindex(b"9\t")], "CoLA.tsv: 9 predictions for 10"),
+    "too many rows": ("CoLA.tsv", lambda c: c + b"10\t1\n", "CoLA.tsv: 11 predictions for 10"),
+    "numbers for words": ("QNLI.tsv", _replace(b"entailment", b"1"), "QNLI.tsv:"),
+    "words for numbers": ("MRPC.tsv", lambda c: c[:-2] + b"entailment\n", "MRPC.tsv:11: label 'entailment'"),
+    "wrong word": ("AX.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"not_entailment\n", "AX.tsv:11: label"),
+    "shuffled index": ("QQP.tsv", lambda c: c.replace(b"\n4\t", b"\n5\t", 1), "QQP.tsv:6: index 5 where 4"),
+    "score out of range": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"5.5\n", "STS-B.tsv:11: score '5.5'"),
+    "score is not a number": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"nan\n", "STS-B.tsv:11: score 'nan'"),
+    "not UTF-8": ("MNLI-m.tsv", lambda c: b"\xff\xfe" + c, "MNLI-m.tsv: not UTF-8"),
+    "Windows line ends": ("MNLI-mm.tsv", lambda c: c.replace(b"\n", b"\r\n"), "MNLI-mm.tsv:1: the header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_validator_names_planted_mistakes(mistake: str, tmp_path: Path) -> None:
+    name, change, message = MISTAKES[mistake]
+    files = _good_files()
+    content = files.pop(name)
+    if change:
+        files[name] = change(content)
+    problems = validate(_write(tmp_path / "s.zip", files))
+    assert len(problems) == 1 and problems[0].startswith(message), problems
+
+
+def test_validator_names_other_files_and_broken_zips(tmp_path: Path) -> None:
+    files = _good_files()
+    inside = _write(tmp_path / "folder.zip", {f"glue/{name}": content for name, content in files.items()})
+    assert len(validate(inside)) == 2 * len(FILES)
+    (tmp_path / "broken.zip").write_bytes(archive(_predictions())[:100])
+    assert "not a readable zip" in validate(tmp_path / "broken.zip")[0]
+    assert "not a readable zip" in validate(tmp_path / "none.zip")[0]
+
+
+def test_no_zip_from_bad_predictions() -> None:
+    for name, values, message in (
+        ("CoLA.tsv", [0.0] * 9, "9 predictions for 10"),
+        ("CoLA.tsv", [float("nan")] + [0.0] * 9, "not finite"),
+        ("CoLA.tsv", [2.0] + [0.0] * 9, "not a class number"),
+        ("CoLA.tsv", [0.5] + [0.0] * 9, "not a class number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            to_tsv(name, values)
+
+
+def _store(folder: Path, predictions: dict[str, np.ndarray], **changed: Any) -> None:
+    """As eval.results leaves them: one file per task and seed, several test sets in MNLI's."""
+    folder.mkdir(exist_ok=True)
+    by_task: dict[str, dict[str, Any]] = {}
+    for name, (task, source) in FILES.items():
+        arrays = by_task.setdefault(task.name, {})
+        arrays[f"test.{source.entry}"] = predictions[name]
+        arrays[f"test_ids.{source.entry}"] = np.arange(10)
+    for task_name, arrays in by_task.items():
+        np.savez_compressed(folder / f"{task_name}-seed3.npz", **{**arrays, **changed.get(task_name, {})})
+
+
+def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
+    predictions = _predictions()
+    _store(tmp_path, predictions)
+    found, missing = collect(tmp_path, 3)
+    assert missing == {}
+    assert archive(found) == archive(predictions)
+
+
+def test_says_which_predictions_are_missing(tmp_path: Path) -> None:
+    _store(
+        tmp_path,
+        _predictions(),
+        sst2={"test.sst2": np.zeros(9)},
+        rte={"test_ids.rte": np.arange(10)[::-1]},
+    )
+    (tmp_path / "wnli-seed3.npz").unlink()
+    (tmp_path / "qqp-seed3.npz").write_bytes(b"torn")
+    _, missing = collect(tmp_path, 3)
+    assert list(missing) == ["SST-2.tsv", "QQP.tsv", "RTE.tsv", "WNLI.tsv"]
+    assert "9 of 10" in missing["SST-2.tsv"] and "order" in missing["RTE.tsv"]

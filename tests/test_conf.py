@@ -1,0 +1,80 @@
+"""Every YAML file under conf/ composes, and what it composes to builds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.budget import BudgetConfig
+from cramming.checkpoint import CheckpointConfig
+from cramming.config import RootConfig, build, config_folder
+from cramming.data.masking import ObjectiveConfig
+from cramming.model.config import ModelConfig
+from cramming.optim import OptimConfig
+from cramming.parallel.apply import MemoryConfig
+from cramming.parallel.mesh import ParallelConfig
+from cramming.parts import TrainConfig
+from cramming.precision import PrecisionConfig
+from cramming.schedule import ScheduleConfig
+from data_prep.prepare import SOURCES
+from data_prep.tokenizer import TokenizerConfig
+from eval.glue import EvalConfig
+from eval.report import ReportConfig
+
+SECTIONS: dict[str, type] = {
+    "tokenizer": TokenizerConfig,
+    "model": ModelConfig,
+    "objective": ObjectiveConfig,
+    "optim": OptimConfig,
+    "schedule": ScheduleConfig,
+    "precision": PrecisionConfig,
+    "memory": MemoryConfig,
+    "parallel": ParallelConfig,
+    "budget": BudgetConfig,
+    "train": TrainConfig,
+    "checkpoint": CheckpointConfig,
+    "eval": EvalConfig,
+    "report": ReportConfig,
+}
+GROUPS = {
+    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+    for folder in sorted(config_folder().iterdir())
+    if folder.is_dir()
+}
+
+
+def build_all(settings: dict[str, Any], *, data: bool = True) -> None:
+    assert not settings.pop("experiment", None)  # an experiment overrides the sections, it has no settings of its own
+    sections = {key for key, value in settings.items() if isinstance(value, dict)}
+    assert sections == {*SECTIONS, "data"}
+    for name, cls in SECTIONS.items():
+        build(cls, settings[name], name)
+    if data:
+        build(SOURCES[settings["data"]["source"]].config_class, settings["data"], "data")
+    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+
+
+def test_the_defaults_build(compose: Callable[..., dict[str, Any]]) -> None:
+    build_all(compose())
+
+
+# To compose takes a second, so each round takes one option of every group at once; a message names its group.
+@pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
+def test_every_option_composes_and_builds(compose: Callable[..., dict[str, Any]], turn: int) -> None:
+    chosen = {group: options[turn % len(options)] for group, options in GROUPS.items()}
+    user_gives = {"text": ["data.paths=[a.txt]"], "hub": ["data.dataset=a/b"], "base": ["data.name=a", "data.source=b"]}
+    settings = compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], []))
+    build_all(settings, data=chosen["data"] != "base")
+
+
+def test_every_file_is_an_option_of_a_group_of_the_root() -> None:
+    groups = set(GROUPS)
+    assert groups == {*SECTIONS, "data", "experiment"} - {"checkpoint"}
+    assert {p.name for p in config_folder().iterdir()} - groups == {"config.yaml"}
+    assert [p for p in config_folder().rglob("*.yaml") if len(p.relative_to(config_folder()).parts) > 2] == []
+
+
+def test_every_file_says_what_it_is_for_and_is_short() -> None:
+    for path in Path(config_folder()).rglob("*.yaml"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 60, path

@@ -1,0 +1,239 @@
+"""Imports point down only, as docs and design say; what must not need torch does not.
+
+The source is read, not run: an import inside a function counts as well. `cramming/cli.py` names the entry modules as
+text, in its table of verbs, and is the only module that may.
+"""
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("cramming", "data_prep", "eval")
+
+# The higher may import the lower, and its own level where no circle arises.
+LEVELS = {
+    "cramming": 0,
+    "cramming.config": 0,
+    "cramming.progress": 0,
+    "cramming.budget": 0,
+    "cramming.schedule": 0,
+    "cramming.record": 0,
+    "cramming.device": 0,
+    "cramming.data": 0,
+    "cramming.data.shards": 0,
+    "cramming.data.masking": 0,
+    "cramming.precision": 1,
+    "cramming.model": 1,
+    "cramming.parallel": 2,
+    "cramming.engine": 2,
+    "cramming.checkpoint": 2,
+    "cramming.optim": 2,
+    "cramming.data.batches": 2,
+    "cramming.parts": 3,
+    "cramming.pretrain": 3,
+    "cramming.cli": 3,
+    "cramming.__main__": 3,
+}
+TORCH_FREE = [
+    "cramming.config",
+    "cramming.record",
+    "cramming.budget",
+    "cramming.schedule",
+    "cramming.progress",
+    "cramming.cli",
+    "cramming.data.shards",
+    "cramming.data.masking",
+    "eval.rules",
+    "eval.report",
+    "eval.render",
+    "eval.plots",
+    "eval.submission",
+    "eval.references",
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+@functools.cache
+def parsed(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imports_of(module: str, *, at_import_time: bool = False) -> Iterator[str]:
+    """Modules that `module` imports; `from a import b` gives `a.b` where that is a module, else `a`."""
+    tree = parsed(module)
+    nodes = _outside_functions(tree) if at_import_time else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else str(node.module)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield child
+            yield from _outside_functions(child)
+
+
+@functools.cache
+def own(module: str) -> set[str]:
+    """What `module` imports of this project's packages."""
+    return {name for name in imports_of(module) if name.split(".")[0] in PACKAGES}
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def level(module: str) -> int:
+    while module not in LEVELS:
+        assert "." in module, f"{module} is not in the table of levels"
+        module = module.rpartition(".")[0]
+    return LEVELS[module]
+
+
+def test_every_module_of_cramming_has_a_level() -> None:
+    top = {name for name in MODULES if name.count(".") == 1 and is_within(name, "cramming")}
+    assert top <= LEVELS.keys(), "a new module: give it its level here and in the design"
+    assert LEVELS.keys() <= MODULES.keys(), "a module that no longer exists"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming")])
+def test_cramming_imports_point_down(module: str) -> None:
+    for name in own(module):
+        assert is_within(name, "cramming"), f"{module} imports {name}: cramming never imports data_prep or eval"
+        assert level(name) <= level(module), f"{module} (level {level(module)}) imports {name} (level {level(name)})"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming.model")])
+def test_the_model_is_mathematics_only(module: str) -> None:
+    allowed = ("cramming.model", "cramming.config", "cramming.progress", "cramming.record", "cramming")
+    for name in own(module):
+        assert any(name == a or (a != "cramming" and is_within(name, a)) for a in allowed), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
+def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
+    allowed = {"cramming", "cramming.config", "cramming.data.shards", "cramming.progress", "cramming.data"}
+    for name in own(module):
+        assert name in allowed or is_within(name, "data_prep"), f"{module} imports {name}"
+    for name in imports_of(module):
+        assert name.split(".")[0] not in ("torch", "transformers"), f"{module} imports {name}"
+
+
+def closure(module: str, package: str) -> set[str]:
+    """`module` and what it imports of `package`, directly or not."""
+    found, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in MODULES and name not in found:
+            found.add(name)
+            waiting += [n for n in own(name) if is_within(n, package)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "entry", ["eval.rules", "eval.report", "eval.render", "eval.submission", "eval.plots", "eval.references"]
+)
+def test_rules_and_report_read_records_only(entry: str) -> None:
+    allowed = {"cramming", "cramming.config", "cramming.record", "cramming.progress", "cramming.budget"}
+    for module in closure(entry, "eval"):
+        for name in own(module):
+            assert name in allowed or is_within(name, "eval"), f"{entry} -> {module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "eval")])
+def test_eval_does_not_import_data_prep(module: str) -> None:
+    assert not {name for name in own(module) if is_within(name, "data_prep")}
+
+
+def test_only_the_table_of_verbs_names_entry_modules() -> None:
+    entries = {"cramming.pretrain", "data_prep.prepare", "eval.glue", "eval.report"}
+    for module in MODULES:
+        assert not entries & own(module), f"{module} imports an entry module"
+        if module != "cramming.cli":
+            text = MODULES[module].read_text(encoding="utf-8")
+            assert not [e for e in entries if f'"{e}:main"' in text], module
+
+
+def test_no_circles() -> None:
+    graph = {module: {n for n in own(module) if n in MODULES and n != module} for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for name in sorted(graph[module]):
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_only_the_mesh_reads_the_launchers_variables() -> None:
+    for module, path in MODULES.items():
+        if module != "cramming.parallel.mesh":
+            text = path.read_text(encoding="utf-8")
+            assert not [v for v in ('"RANK"', '"WORLD_SIZE"', '"LOCAL_RANK"') if v in text], module
+
+
+def test_the_torch_free_modules_import_without_torch() -> None:
+    """In a process where importing torch or transformers fails; all of data_prep too."""
+    names = [*TORCH_FREE, *(m for m in MODULES if is_within(m, "data_prep"))]
+    code = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Blocked())
+import importlib
+for name in {names!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_command_line_answers_before_anything_heavy_is_imported() -> None:
+    """`cramming`, `--help` and a typing mistake need `config` alone; Hydra comes with the verb."""
+    code = """
+import sys
+import cramming.cli
+print(*[m for m in sys.modules if m.split(".")[0] in ("cramming", "torch", "hydra", "omegaconf", "numpy", "rich")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert set(done.stdout.split()) == {"cramming", "cramming.cli", "cramming.config"}
+
+
+def test_nothing_heavy_is_imported_by_the_library_modules_on_the_clock() -> None:
+    """transformers and datasets take seconds: `pretrain` loads neither before its deadline."""
+    seen, waiting = set[str](), ["cramming.pretrain"]
+    while waiting:
+        module = waiting.pop()
+        if module in MODULES and module not in seen:
+            seen.add(module)
+            names = list(imports_of(module, at_import_time=True))
+            heavy = [
+                n for n in names if n.split(".")[0] in ("transformers", "datasets", "evaluate", "sklearn", "matplotlib")
+            ]
+            assert not heavy, f"{module} imports {heavy}"
+            waiting += names
