@@ -113,7 +113,7 @@ def report(text: Path, threads: int, vocab_size: int, sides: dict[str, list[dict
         "",
         "On a contended machine wall time depends on what else runs; the processor time of the same work does not.",
         "",
-        "| side | MB/s (median wall) | of bare | MB per processor second (median) | of bare | wall seconds of each round |",
+        "| side (medians) | MB/s | of bare | MB per processor second | of bare | seconds of each round |",
         "|---|---|---|---|---|---|",
     ]
     for side, title in (

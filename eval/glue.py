@@ -152,45 +152,49 @@ def score_model(
     settings: EvalConfig,
     device: torch.device,
 ) -> dict[str, Any]:
-    """All tasks and seeds from one initialisation; the record's section, after writing glue.json and timing.json."""
+    """All tasks and seeds from one initialisation; returns the record's section.
+
+    glue.json holds what is the same in every repetition; the record's section adds the machine and the seconds.
+    """
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
-    store, seeds = Pieces(folder), settings.seeds
+    store, hyper = Pieces(folder), settings.hyperparameters
     keys = {
-        (d.task.name, seed): piece_key(d, seed, init, source, settings.hyperparameters, numerics, device)
-        for d, seed in itertools.product(data, seeds)
+        (d.task.name, seed): piece_key(d, seed, init, source, hyper, numerics, device)
+        for d, seed in itertools.product(data, settings.seeds)
     }
-    by_name = {d.task.name: d for d in data}
-    pieces = {
-        (name, seed): piece
-        for (name, seed), key in keys.items()
-        if (piece := store.load(by_name[name].task, seed, key)) is not None
-    }
-    for (name, seed), piece in pieces.items():
-        show_piece(by_name[name].task, init, seed, piece, "stored")
+    pieces = stored_pieces(store, keys, init)
     todo = [run for run in keys if run not in pieces]
+    by_name = {d.task.name: d for d in data}
     weight_bytes = sum(f.stat().st_size for f in source.folder.glob("*.safetensors"))
     workers = choose_workers(settings.workers, settings.threads, len(todo), device, weight_bytes)
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         todo.sort(key=lambda run: -len(by_name[run[0]].train))
-    total = settings.hyperparameters.epochs * sum(len(by_name[name].train) for name, _ in todo)
     jobs = make_jobs(todo, by_name, source, init, settings, precision, device)
-    with Progress(f"fine-tune ({init})", total, "examples") as bar:
+    with Progress(f"fine-tune ({init})", hyper.epochs * sum(len(by_name[n].train) for n, _ in todo), "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
             run = (job.task, job.seed)
             pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
-            show_piece(by_name[job.task].task, init, job.seed, pieces[run], f"{found.seconds:.0f} s")
-    model = {
-        "init": init,
-        "model": source.label,
-        "model_sha256": source.sha256 if init == "pretrained" else None,
-        "environment": {**environment(asdict(describe(device))), **numerics},
-    }
-    summary = summarise(model, suite.name, data, pieces, seeds, settings.hyperparameters, suite.absent)
+            show_piece(TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
+    sha256 = source.sha256 if init == "pretrained" else None
+    model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
+    summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent)
     write_json(folder / "glue.json", summary)
-    timing = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
-    write_json(folder / "timing.json", timing)
-    return with_seconds(summary, timing)
+    machine = environment(asdict(describe(device)))
+    seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
+    write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
+    return {**with_seconds(summary, seconds), "environment": machine}
+
+
+def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """The runs that an earlier, interrupted call has finished under the same settings."""
+    pieces = {}
+    for (name, seed), key in keys.items():
+        piece = store.load(TASKS[name], seed, key)
+        if piece is not None:
+            pieces[name, seed] = piece
+            show_piece(TASKS[name], init, seed, piece, "stored")
+    return pieces
 
 
 def piece_key(
@@ -227,13 +231,13 @@ def make_jobs(
             yield Job(name, seed, init, encoded, source, hyper, precision, str(device), settings.threads)
 
 
-def with_seconds(summary: dict[str, Any], timing: dict[str, float]) -> dict[str, Any]:
+def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """The summary with the fine-tuning seconds per entry (those of its task) and in all."""
     tasks = {
-        name: {**entry, "seconds": sum(timing[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
+        name: {**entry, "seconds": sum(seconds[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
         for name, entry in summary["tasks"].items()
     }
-    return {**summary, "tasks": tasks, "seconds": sum(timing.values())}
+    return {**summary, "tasks": tasks, "seconds": sum(seconds.values())}
 
 
 def show_piece(task: Task, init: str, seed: int, piece: dict[str, Any], remark: str) -> None:

@@ -4,7 +4,7 @@
         pieces/<task>-seed<k>.json          metrics of one run, with a key of everything they depend on
         predictions/<task>-seed<k>.npz      its predictions: `dev.<entry>`, `test.<entry>` and `test_ids.<entry>`
         glue.json                           the summary; bit for bit the same however often the work was interrupted
-        timing.json                         seconds per run and task, which are not
+        timing.json                         the machine and the seconds of every run, which are not
 
 A piece is written after its predictions, both atomically; a run whose piece has the right key is not done again.
 """

@@ -34,7 +34,7 @@ VOCABULARY = 300
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was() -> Iterator[None]:
-    """Random state, signal handlers and matmul precision belong to the process: a test must not reach another by them."""
+    """Random state, signal handlers and matmul precision belong to the process: no test may reach another by them."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     yield

@@ -52,7 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grads is not None:
                 grads.add(first, h, probabilities, index, counted)
         if grads is not None:
-            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+            ctx.save_for_backward(*grads.finish())
             ctx.dtype = hidden_MD.dtype
         ctx.mark_non_differentiable(correct)
         return loss, correct
@@ -76,7 +76,7 @@ class _Gradients:
         self.low_weight = weight
         self.raised = 64.0 if weight.dtype == torch.float16 else 1.0
         self.hidden = torch.empty_like(hidden, dtype=torch.float32)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.weight: Tensor | None = None  # the largest of all: begun by the first chunk's product, not by zeros
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor) -> None:
@@ -86,11 +86,22 @@ class _Gradients:
         if self.bias is not None:
             self.bias += d_logits.sum(0)
         low = (d_logits * self.raised if self.raised != 1.0 else d_logits).to(h.dtype)
-        self.hidden[first : first + len(h)] = (low @ self.low_weight).float() / self.raised
-        if low.dtype == torch.float32:
+        self.hidden[first : first + len(h)] = low @ self.low_weight
+        if self.weight is None:
+            self.weight = (low.t() @ h).float()
+        elif low.dtype == torch.float32:
             self.weight.addmm_(low.t(), h)
         else:
-            self.weight.add_(low.t() @ h, alpha=1.0 / self.raised)
+            self.weight += low.t() @ h
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of hidden states, weight and bias; zeros where there was no target at all."""
+        if self.weight is None:
+            self.weight = torch.zeros_like(self.low_weight, dtype=torch.float32)
+        if self.raised != 1.0:
+            self.hidden /= self.raised
+            self.weight /= self.raised
+        return self.hidden, self.weight, self.bias
 
 
 def linear_cross_entropy(

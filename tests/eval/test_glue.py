@@ -150,6 +150,11 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any]) -> None:
     config["eval"]["workers"] = 2
     main({**config, "name": "parallel"})
     assert glue_json(config) == glue_json({**config, "name": "parallel"})
+    here, there = (
+        sorted((Path(config["runs"]) / n / "glue/pretrained/pieces").iterdir()) for n in ("first", "parallel")
+    )
+    losses = [[json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:

@@ -78,6 +78,14 @@ def test_all_targets_ignored_is_zero_loss_and_zero_gradient() -> None:
     assert (float(loss), int(correct), float(weight.grad.abs().max())) == (0.0, 0, 0.0)
 
 
+def test_no_targets_at_all() -> None:
+    weight = torch.randn(9, 8, requires_grad=True)
+    nothing = torch.empty(0, dtype=torch.long)
+    loss, _ = linear_cross_entropy(torch.randn(0, 8), weight, None, nothing, torch.float32)
+    loss.backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
 @pytest.mark.parametrize("tie", [True, False])
 def test_masked_lm_loss_is_cross_entropy_of_its_logits(tie: bool) -> None:
     model = MaskedLM(replace(CONFIG, tie_embeddings=tie))

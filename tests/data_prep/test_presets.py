@@ -1,0 +1,38 @@
+"""Every YAML of the groups `data` and `tokenizer` builds, and presets add to what they inherit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cramming.config import build, config_folder
+from cramming.data.shards import corpus_folder
+from data_prep.prepare import SOURCES
+from data_prep.tokenizer import TokenizerConfig
+
+DATA = sorted(path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base")
+TOKENIZERS = sorted(path.stem for path in (config_folder() / "tokenizer").glob("*.yaml"))
+NEEDED = {"hub": ["data.dataset=owner/name"], "text": ["data.paths=[a.txt]"]}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -> None:
+    settings = compose(f"data={name}", *NEEDED.get(name, []))
+    section = settings["data"]
+    config = build(SOURCES[section["source"]].config_class, section, "data")
+    assert config.name == name and config.clean.min_characters > 0
+    assert corpus_folder(settings).name.startswith(f"{name}-wordpiece-32768-")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizer_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -> None:
+    config = build(TokenizerConfig, compose(f"tokenizer={name}")["tokenizer"], "tokenizer")
+    assert (config.kind, config.lowercase) == (name.split("-")[0], name == "wordpiece")
+    assert config.vocab_size == 32768
+
+
+def test_presets_have_folders_of_their_own(compose: Callable[..., dict[str, Any]]) -> None:
+    folders = {
+        corpus_folder(compose(f"data={d}", *NEEDED.get(d, []), f"tokenizer={t}")) for d in DATA for t in TOKENIZERS
+    }
+    assert len(folders) == len(DATA) * len(TOKENIZERS)
