@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from cramming.config import RootConfig, UserError, build, config_folder
@@ -87,6 +88,7 @@ def _fail(message: str, code: int = 2) -> None:
 
 def run_verb(verb: str, overrides: Sequence[str]) -> None:
     """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
+    overrides = with_implied(overrides)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -119,6 +121,13 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         raise mistakes[0]
 
 
+def with_implied(overrides: Sequence[str]) -> list[str]:
+    """`eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses."""
+    real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
+    chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
+    return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
+
+
 def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
     build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
     if verb == "run":
@@ -130,10 +139,14 @@ def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) ->
 
 def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
     """The verb `run`: the pipeline, each verb a process of its own, so that the budget clock sees only the training."""
+    from cramming.data.shards import MANIFEST
     from cramming.record import refuse_finished_run
 
     refuse_finished_run(settings)
+    given_corpus = settings["data"]["corpus"]
     for verb in PIPELINE:
+        if verb == "prepare" and given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists():
+            continue
         _run_or_exit([verb, *overrides])
 
 

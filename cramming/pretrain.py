@@ -23,6 +23,7 @@ from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.model.config import count_parameters
 from cramming.model.export import save_pretrained
+from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
@@ -189,7 +190,7 @@ def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_r
     row = {
         "step": parts.work.steps,
         "progress": progress,
-        "seconds": parts.clock.elapsed_seconds(),
+        "seconds": parts.work.last_step_seconds,
         "tokens": parts.work.tokens,
         "loss": sum(s.loss for s in recent) / len(recent),
         "accuracy": sum(s.accuracy for s in recent) / len(recent),
@@ -240,7 +241,9 @@ def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None
     validation: dict[str, float] | None = None
     if reason == "finished":
         validation = validate(parts, 1.0)
-        save_pretrained(parts.engine.model, parts.folder / "final", parts.corpus.folder / "tokenizer.json")
+        model = parts.engine.model
+        assert isinstance(model, MaskedLM)
+        save_pretrained(model, parts.folder / "final", parts.corpus.folder / "tokenizer.json")
     parts.metrics.close()
     work, count, budget = parts.work, count_parameters(parts.model_config), parts.clock.summary()
     info = devices.describe(parts.engine.device)

@@ -22,7 +22,9 @@ def say(message: str) -> None:
 
 
 def format_count(value: float, unit: str) -> str:
-    """`12.3 MB` for unit B, `12.3k steps` else."""
+    """`12.3 MB` for unit B, `45%` for unit %, `12.3k steps` else."""
+    if unit == "%":
+        return f"{value:.0f}%"
     for factor, prefix in ((1e12, "T"), (1e9, "G" if unit == "B" else "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             number = f"{value / factor:.1f}{'' if unit == 'B' else prefix}"
@@ -34,7 +36,7 @@ class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         unit = task.fields["unit"]
         done = format_count(task.completed, unit)
-        rate = f", {format_count(task.speed, unit)}/s" if task.speed else ""
+        rate = f", {format_count(task.speed, unit)}/s" if task.speed and unit != "%" else ""
         return Text(f"{done}{rate}")
 
 
@@ -92,9 +94,10 @@ class Progress:
         elapsed = now - self._started
         parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
         if self.total:
-            left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
-            parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
-            parts.append(f"eta {left:.0f} s")
+            if self.unit != "%":
+                parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
+        if self.total and self.done:
+            parts.append(f"eta {elapsed * (self.total - self.done) / self.done:.0f} s")
         parts.append(f"{elapsed:.0f} s")
         if self._note:
             parts.append(self._note)

@@ -69,9 +69,6 @@ class HubSource(Source):
             }
         ]
 
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        return None if inventory == self.inventory() else self.inventory()[0]["name"]
-
     def documents(self) -> Iterator[Document]:
         return self._documents(self._open())
 

@@ -123,16 +123,18 @@ def pack(
     writers: dict[Split, ShardWriter],
     done: dict[Split, ResumePoint],
     threads: int,
-    on_batch: Callable[[bool], None],
+    position: Callable[[], float],
+    on_batch: Callable[[float, bool], None],
 ) -> Counter[str]:
     """Encode and write everything, then close the writers. Returns token counts.
 
-    `on_batch(finished)` is called after every written batch; `finished` says that it completed a shard.
+    `position()` is how far the source has been read. `on_batch(position, finished)` is called after every written
+    batch, with the position up to which the text is done and whether the batch completed a shard.
     """
     counts: Counter[str] = Counter()
     drop = {split: done[split].tokens for split in writers}
 
-    def write(encoded: dict[Split, Encoded]) -> None:
+    def write(encoded: dict[Split, Encoded], place: float) -> None:
         finished = False
         for split, (tokens, starts) in encoded.items():
             skip = min(drop[split], len(tokens))
@@ -143,28 +145,33 @@ def pack(
             finished |= writers[split].append(tokens, starts)
         if counts["tokens"] >= ENOUGH_TOKENS:
             require_fit(counts)
-        on_batch(finished)
+        on_batch(place, finished)
 
-    for encoded in _encode_in_order(batches(pieces(selected, done)), encoder, threads):
-        write(encoded)
+    placed = ((batch, position()) for batch in batches(pieces(selected, done)))
+    for encoded, place in _encode_in_order(placed, encoder, threads):
+        write(encoded, place)
     require_fit(counts)
     for writer in writers.values():
         writer.close()
     return counts
 
 
-def _encode_in_order(stream: Iterable[list[Piece]], encoder: Encoder, threads: int) -> Iterator[dict[Split, Encoded]]:
-    pending: deque[Future[dict[Split, Encoded]]] = deque()
+def _encode_in_order(
+    stream: Iterable[tuple[list[Piece], float]], encoder: Encoder, threads: int
+) -> Iterator[tuple[dict[Split, Encoded], float]]:
+    pending: deque[tuple[Future[dict[Split, Encoded]], float]] = deque()
     with _one_thread_per_call(), ThreadPoolExecutor(threads) as pool:
         try:
-            for batch in stream:
-                pending.append(pool.submit(encoder, batch))
+            for batch, place in stream:
+                pending.append((pool.submit(encoder, batch), place))
                 if len(pending) > 2 * threads:
-                    yield pending.popleft().result()
+                    future, place = pending.popleft()
+                    yield future.result(), place
             while pending:
-                yield pending.popleft().result()
+                future, place = pending.popleft()
+                yield future.result(), place
         finally:
-            for future in pending:
+            for future, _ in pending:
                 future.cancel()
 
 

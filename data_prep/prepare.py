@@ -248,13 +248,13 @@ def _pack(
     encoder = pack.Encoder(model, shards.SpecialIds(**info.special_ids), info.vocab_size, dtype)
     with Progress("tokenize", job.source.total, job.source.unit) as bar:
 
-        def on_batch(finished: bool) -> None:
-            bar.update(job.source.position)
+        def on_batch(position: float, finished: bool) -> None:
+            bar.update(position)
             if finished:
                 dataclasses.replace(state, shards={s: w.shards for s, w in writers.items()}).save(job.folder)
 
         selected = select(limited(job.source.documents(), job.data), job.data, tally)
-        counts = pack.pack(selected, encoder, writers, done, job.data.threads, on_batch)
+        counts = pack.pack(selected, encoder, writers, done, job.data.threads, lambda: job.source.position, on_batch)
     before = sum(shards.count_token(job.folder, state.shards[s], dtype, encoder.ids.unk) for s in BOTH)
     tally.counts["unknown_tokens"] = before + counts["unknown_tokens"]
     return {split: writer.shards for split, writer in writers.items()}

@@ -93,8 +93,8 @@ class Source:
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """What differs from the inventory of an earlier run, in words; None if nothing does."""
-        now, then = ({entry["name"] for entry in part} for part in (self.inventory(), inventory))
-        return None if now == then else f"{', '.join(sorted(now ^ then))}"
+        now = self.inventory()
+        return None if inventory == now else ", ".join(entry["name"] for entry in now)
 
     def documents(self) -> Iterator[Document]:
         raise NotImplementedError

@@ -7,7 +7,7 @@ has the same interface. Random initialisation means the same architecture with f
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from cramming.config import UserError, settings_hash
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
-from cramming.model.export import load_encoder_config, load_masked_lm
+from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
 from cramming.record import file_sha256
 from eval.hub import prepare_hub
@@ -76,7 +76,7 @@ def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
     if model_type not in OWN_TYPES:
         return None
     try:
-        return load_encoder_config(folder)
+        return load_encoder_config(folder, dropout=0.0, attention_dropout=0.0)
     except UserError:
         if model_type == "cramming":  # nothing else could load it
             raise
@@ -123,8 +123,7 @@ def build_classifier(
 
 
 def _own_encoder(source: ModelSource, init: str, dropout: float, attention_dropout: float) -> Encoder:
-    config = replace(load_encoder_config(source.folder), dropout=dropout, attention_dropout=attention_dropout)
-    encoder = Encoder(config)
+    encoder = Encoder(load_encoder_config(source.folder, dropout, attention_dropout))
     if init == "pretrained":
         encoder.load_state_dict(_pretrained_state(source.folder))
     return encoder
@@ -132,8 +131,12 @@ def _own_encoder(source: ModelSource, init: str, dropout: float, attention_dropo
 
 @lru_cache(maxsize=1)
 def _pretrained_state(folder: Path) -> dict[str, Tensor]:
-    """The encoder's weights, read once per process."""
-    return load_masked_lm(folder).encoder.state_dict()
+    """The encoder's weights, read once per process.
+
+    Reading builds a model, which draws random numbers; they must not shift those of the run that happens to come first.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return load_encoder(folder, dropout=0.0, attention_dropout=0.0).state_dict()
 
 
 class StockEncoder(nn.Module):

@@ -20,6 +20,7 @@ from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from data_prep import hub, pack, prepare, tokenizer
 from data_prep.prepare import UNFINISHED, main
+from data_prep.sources import Document
 
 Config = Callable[..., dict[str, Any]]
 
@@ -182,6 +183,32 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
     ):
         with pytest.raises(UserError, match=message):
             main(text_config(text_file, **data))
+
+
+def test_embedded_corpus_brings_its_tasks(
+    tmp_path: Path, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from data_prep import embedded
+
+    def documents(seed: int, size: int) -> Iterator[Document]:
+        return (Document(text, str(i), "embedded") for i, text in enumerate(made_up(size, seed)))
+
+    def write_tasks(folder: Path, seed: int) -> None:
+        (folder / "CoLA").mkdir()
+        (folder / "CoLA" / "train.tsv").write_text(f"{seed}")
+
+    monkeypatch.setattr(embedded, "documents", documents, raising=False)
+    monkeypatch.setattr(embedded, "write_tasks", write_tasks, raising=False)
+    data = {"name": "e", "source": "embedded", "size": 50, "seed": 7}
+    config = {"corpora": str(tmp_path), "data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 300}}
+    folder = run(config).folder
+    assert (folder / "tasks" / "CoLA" / "train.tsv").read_text() == "7"
+    main(config)
+    monkeypatch.setattr(embedded, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
+    other = {**config, "data": {**data, "seed": 8}}
+    with pytest.raises(RuntimeError, match="half"):
+        main(other)
+    assert not (corpus_folder(other) / "tasks").exists() and not (corpus_folder(other) / MANIFEST).exists()
 
 
 # --- interruption -----------------------------------------------------------------------------------------------------

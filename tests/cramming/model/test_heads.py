@@ -75,7 +75,7 @@ def test_all_targets_ignored_is_zero_loss_and_zero_gradient() -> None:
     loss, correct = linear_cross_entropy(torch.randn(4, 8), weight, None, torch.full((4,), -100), torch.float32)
     loss.backward()
     assert weight.grad is not None
-    assert (float(loss), int(correct), float(weight.grad.abs().max())) == (0.0, 0, 0.0)
+    assert (loss.item(), int(correct), weight.grad.abs().max().item()) == (0.0, 0, 0.0)
 
 
 def test_no_targets_at_all() -> None:

@@ -51,7 +51,7 @@ def test_names_of_weights_stay(make_model: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [MemoryConfig(0, "blocks"), MemoryConfig(0, "model"), MemoryConfig(1, "model")])
+@pytest.mark.parametrize("config", [MemoryConfig(0, "blocks"), MemoryConfig(1, "model")])
 def test_compiled_equals_eager(make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig) -> None:
     batch = tiny_source.batch(0, 4)
     loss, plain = loss_and_gradients(make_model(), batch)
