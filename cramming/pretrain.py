@@ -174,7 +174,7 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
-    """Whether the step from progress `before` to `now` passed one of the evenly spaced points; the end is `finish`'s."""
+    """Whether the step from progress `before` to `now` passed one of the even points; the end is `finish`'s."""
     return int(before * config.validations) < int(now * config.validations) < config.validations
 
 
