@@ -22,8 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from cramming.data.batches import Batch
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
@@ -38,7 +45,7 @@ from cramming.precision import Precision, PrecisionConfig
 from cramming.record import cpu_name
 
 VOCABULARY, LENGTH, RATE, CLIP = 32768, 128, 0.25, 0.5
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 SHAPES = {"256x4": (256, 4, 4, 32), "768x12": (768, 12, 12, 8)}  # hidden size, layers, heads, sequences per step
 OPTIM = OptimConfig("adamw", lr=1e-4, betas=(0.9, 0.98), eps=1e-12, weight_decay=0.01, clip=CLIP)
 
@@ -54,7 +61,7 @@ class StepTimes(TrainerCallback):
 
 
 class Peer:
-    """Trainer + BertForMaskedLM; the model and optimizer state of each round are new, as `Trainer.train()` makes them."""
+    """Trainer + BertForMaskedLM. The weights go on through the rounds; the optimizer is new in each."""
 
     def __init__(self, hidden: int, layers: int, heads: int, rows: int, dtype: str, device: torch.device):
         config = BertConfig(
@@ -69,9 +76,10 @@ class Peer:
         ids = random_rows((steps + 1) * self.rows, seed)
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
-                output_dir=folder, per_device_train_batch_size=self.rows, max_steps=steps + 1, optim="adamw_torch_fused",
-                max_grad_norm=CLIP, learning_rate=OPTIM.lr, bf16=self.dtype == "bf16", use_cpu=self.device.type == "cpu",
-                report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+                output_dir=folder, per_device_train_batch_size=self.rows, max_steps=steps + 1,
+                optim="adamw_torch_fused", max_grad_norm=CLIP, learning_rate=OPTIM.lr, bf16=self.dtype == "bf16",
+                use_cpu=self.device.type == "cpu", report_to="none", save_strategy="no", logging_strategy="no",
+                disable_tqdm=True,
             )  # fmt: skip
             collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=RATE)
             dataset = [{"input_ids": row} for row in ids.tolist()]
@@ -107,9 +115,9 @@ class Ours:
         masked = self.masker(ids_NL, np.arange(first, first + rows))
         bounds = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32)
         return Batch(
-            torch.from_numpy(masked.ids_NL.reshape(-1)), torch.arange(length).repeat(rows), Packing(bounds, length, length),
-            torch.from_numpy(masked.target_positions_M), torch.from_numpy(masked.target_ids_M),
-            int((masked.target_ids_M != IGNORE).sum()),
+            torch.from_numpy(masked.ids_NL.reshape(-1)), torch.arange(length).repeat(rows),
+            Packing(bounds, length, length), torch.from_numpy(masked.target_positions_M),
+            torch.from_numpy(masked.target_ids_M), int((masked.target_ids_M != IGNORE).sum()),
         )  # fmt: skip
 
 
@@ -125,16 +133,20 @@ def random_rows(rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(5, VOCABULARY, (rows, LENGTH))
 
 
+SIDES: dict[str, type[Peer] | type[Ours]] = {"trainer": Peer, "ours": Ours}
+
+
 def compare(shape: str, dtype: str, rounds: int, steps: int, device: torch.device) -> dict[str, Any]:
     """Interleaved rounds of both sides; tokens per second per step, medians and their ratio."""
     hidden, layers, heads, rows = SHAPES[shape]
-    sides = {"trainer": Peer(hidden, layers, heads, rows, dtype, device), "ours": Ours(hidden, layers, heads, rows, dtype, device)}
+    sides = {name: side(hidden, layers, heads, rows, dtype, device) for name, side in SIDES.items()}
     raw: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(rounds):
         for name, side in sides.items():
             raw[name] += [rows * LENGTH / s for s in side.step_seconds(steps, seed=round_)]
     medians = {name: statistics.median(values) for name, values in raw.items()}
-    row = {"shape": shape, "dtype": dtype, "tokens_per_step": rows * LENGTH, **medians, "ratio": medians["ours"] / medians["trainer"]}
+    ratio = medians["ours"] / medians["trainer"]
+    row = {"shape": shape, "dtype": dtype, "tokens_per_step": rows * LENGTH, **medians, "ratio": ratio}
     print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return {**row, "raw": {k: [round(v, 1) for v in values] for k, values in raw.items()}}
 
@@ -158,16 +170,17 @@ def main() -> None:
 def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     lines = [
         "# Training throughput against Hugging Face Trainer + BertForMaskedLM", "",
-        f"`python benchmarks/throughput.py --rounds {args.rounds} --steps {args.steps}`: sequences of {LENGTH}, vocabulary"
-        f" {VOCABULARY}, {RATE:.0%} of tokens masked on both sides, dropout 0, fused AdamW, clipping; rounds alternate in one"
-        " process; tokens/s per step, medians.", "",
+        f"`python benchmarks/throughput.py --rounds {args.rounds} --steps {args.steps}`: sequences of {LENGTH},"
+        f" vocabulary {VOCABULARY}, {RATE:.0%} of tokens masked on both sides, dropout 0, fused AdamW, clipping; rounds"
+        " alternate in one process; tokens/s per step, medians.", "",
         f"{cpu_name()}, {torch.get_num_threads()} threads, {platform.platform()}, Python {platform.python_version()},"
         f" torch {torch.__version__}, transformers {transformers.__version__}", "",
         "| shape | dtype | tokens/step | Trainer tok/s | ours tok/s | ratio |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         lines.append(
-            f"| {r['shape']} | {r['dtype']} | {r['tokens_per_step']} | {r['trainer']:.0f} | {r['ours']:.0f} | **{r['ratio']:.2f}** |"
+            f"| {r['shape']} | {r['dtype']} | {r['tokens_per_step']} | {r['trainer']:.0f} | {r['ours']:.0f}"
+            f" | **{r['ratio']:.2f}** |"
         )
     lines += ["", "Raw tokens/s of every step:", "", "```json"]
     lines += [json.dumps({k: r[k] for k in ("shape", "dtype", "raw")}) for r in rows]

@@ -14,16 +14,16 @@ of the last elapsed time each one wrote.
 """
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from cramming.config import UserError
-from cramming.record import file_sha256
+from cramming.config import UserError, file_sha256
 
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
 EndReason = Literal["finished", "stopped", "failed"]
@@ -107,7 +107,10 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a torn line has no newline behind it
         try:
             event = json.loads(line)
-            if not (float(event["elapsed"]) >= 0 and int(event["process"]) >= 0 and str(event["event"])):
+            numbers = isinstance(event["elapsed"], int | float) and isinstance(event["process"], int)
+            if not numbers or not 0 <= event["elapsed"] < math.inf or event["process"] < 0:
+                raise ValueError
+            if event["event"] == "end" and event["reason"] not in get_args(EndReason):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.config import RootConfig, UserError, build, config_folder
 
@@ -81,7 +81,7 @@ def main() -> None:
 _ENVIRONMENT_ERRORS = (13, 28, 30, 122)  # EACCES, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
 
 
-def _fail(message: str, code: int = 2) -> None:
+def _fail(message: str, code: int = 2) -> NoReturn:
     print(f"cramming: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 

@@ -169,12 +169,19 @@ def settings_hash(*nodes: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
 def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
     whole.
 
     The temporary lies beside the target (same file system) and is synced to disk before the rename, so a power cut or a
-    `kill -9` leaves either version. On an error the temporary is removed and the target is untouched.
+    `kill -9` leaves either version; only to replace a folder takes two renames, between which the old one is called
+    `.old`. On an error the temporary is removed and the target is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

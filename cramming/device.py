@@ -1,6 +1,7 @@
-"""What this process computes on: the device's name, peak rate and memory, the seeds, and the energy it used."""
+"""What this process computes on: the device's name, peak rate and memory, and the seeds."""
 
 import random
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from cramming.config import UserError
 from cramming.record import cpu_name
 
-# Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s, from the makers' data sheets. The longest matching
-# part of the device name counts. Model FLOP utilisation is only reported for devices of this table.
+# Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s, from the makers' data sheets. The longest entry that
+# stands in the device's name as whole words counts ("L4" is not in "L40"). Model FLOP utilisation is only reported for
+# devices of this table.
 PEAK_TFLOPS = {
     "RTX 2080 Ti": 53.8,
     "TITAN RTX": 65.2,
@@ -40,7 +42,6 @@ class DeviceInfo:
     name: str
     memory_bytes: int
     peak_tflops: float | None
-    count: int = 1
 
 
 def select(requested: str) -> torch.device:
@@ -58,7 +59,7 @@ def describe(device: torch.device) -> DeviceInfo:
     """Name, memory in bytes and peak rate of `device`."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        matches = [key for key in PEAK_TFLOPS if key.lower() in properties.name.lower()]
+        matches = [key for key in PEAK_TFLOPS if re.search(rf"\b{key}\b", properties.name, re.IGNORECASE)]
         peak = PEAK_TFLOPS[max(matches, key=len)] if matches else None
         return DeviceInfo("cuda", properties.name, properties.total_memory, peak)
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)

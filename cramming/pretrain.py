@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ import torch
 
 from cramming import device as devices
 from cramming.budget import EndReason
-from cramming.config import UserError, build
+from cramming.config import UserError, build, file_sha256
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.model.config import count_parameters
@@ -27,14 +27,7 @@ from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
-from cramming.record import (
-    file_sha256,
-    load_metrics,
-    refuse_finished_run,
-    run_folder,
-    run_lock,
-    write_record_section,
-)
+from cramming.record import load_metrics, refuse_finished_run, run_folder, run_lock, write_record_section
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
 
 
@@ -79,7 +72,8 @@ def main(settings: dict[str, Any]) -> None:
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
     finished = mesh.from_main(mesh.is_main and refuse_finished_run(settings))
     if finished:
-        say(f"{folder}: already finished, nothing to do")
+        if mesh.is_main:
+            say(f"{folder}: already finished, nothing to do")
     else:
         with run_lock(folder) if mesh.is_main else nullcontext():
             run(settings, folder, mesh, mesh.device)
@@ -88,12 +82,12 @@ def main(settings: dict[str, Any]) -> None:
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> None:
     """Build, train, finish: one process's whole life."""
-    stop, is_new = StopRequest(), not (folder / "record.json").exists()
+    stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [".lock"]
     parts = build_parts(settings, folder, mesh, device)
     announce(parts)
     reason: EndReason = "failed"
     try:
-        reason, totals = train(parts, stop)
+        reason, data_wait_share = train(parts, stop)
         if mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
     finally:
@@ -106,15 +100,16 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
             f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
         )
     if mesh.is_main:
-        finish(parts, reason, totals)
+        finish(parts, reason, data_wait_share)
     mesh.barrier()
     if reason == "stopped":
-        say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
+        if mesh.is_main:
+            say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
         raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]:
-    """The experiment. Returns why it ended and totals for the record."""
+def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
+    """The experiment. Returns why it ended, and the share of the time that was spent waiting for data."""
     work, config, mesh, clock, engine = parts.work, parts.train, parts.mesh, parts.clock, parts.engine
     batches = micro_batch_stream(parts)
     pace, recent = Pace(), deque[StepStats](maxlen=config.log_every)
@@ -167,10 +162,9 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, dict[str, float]]
                 last_save = time.monotonic()
     batches.close()
     seconds = time.monotonic() - began
-    rate = (work.tokens - tokens_at_start) / seconds
     if mesh.is_main and recent and work.steps % config.log_every:
-        log_step(parts, recent, reached, learning_rate, rate)
-    return reason, {"tokens_per_second": rate, "data_wait_share": data_wait / seconds}
+        log_step(parts, recent, reached, learning_rate, (work.tokens - tokens_at_start) / seconds)
+    return reason, data_wait / seconds
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
@@ -185,7 +179,7 @@ def micro_batch_stream(parts: Parts) -> Generator[Batch]:
 
 
 def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_rate: float, rate: float) -> None:
-    """One row of metrics.jsonl: means over the steps since the last row, and the tokens per second of this process."""
+    """One row of metrics.jsonl: means over the last `log_every` steps of this process, and its tokens per second."""
     assert parts.clock and parts.metrics
     row = {
         "step": parts.work.steps,
@@ -235,7 +229,7 @@ def announce(parts: Parts) -> None:
     )
 
 
-def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None:
+def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     """After the deadline: export the model and complete the record. None of this is on the clock."""
     assert parts.clock and parts.metrics
     validation: dict[str, float] | None = None
@@ -243,12 +237,13 @@ def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None
         validation = validate(parts, 1.0)
         model = parts.engine.model
         assert isinstance(model, MaskedLM)
-        save_pretrained(model, parts.folder / "final", parts.corpus.folder / "tokenizer.json")
+        special = {f"{name}_token": token for name, token in parts.corpus.manifest.tokenizer.special.items()}
+        save_pretrained(model, parts.folder / "final", parts.corpus.tokenizer_file, special)
     parts.metrics.close()
     work, count, budget = parts.work, count_parameters(parts.model_config), parts.clock.summary()
-    info = devices.describe(parts.engine.device)
-    seconds = budget["spent_seconds"]
-    utilization = work.flops / seconds / (info.peak_tflops * 1e12) if info.peak_tflops and seconds else None
+    last_row: dict[str, Any] = next((row for row in reversed(load_metrics(parts.folder)) if "loss" in row), {})
+    peak_tflops, seconds = devices.describe(parts.engine.device).peak_tflops, budget["spent_seconds"]
+    peak_flops = peak_tflops * 1e12 * parts.mesh.world_size if peak_tflops else None
     section: dict[str, Any] = {
         "status": "finished" if reason == "finished" else "interrupted",
         "init": "scratch",
@@ -262,10 +257,11 @@ def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None
         "sequences": work.sequences,
         "exaflops": work.flops / 1e18,
         "corpus_epochs": work.sequences / parts.source.num_windows,
-        "train_loss": next((r["loss"] for r in reversed(load_metrics(parts.folder)) if "loss" in r), None),
+        "train_loss": last_row.get("loss"),
         "validation": validation,
-        **totals,
-        "model_flops_utilization": utilization,
+        "tokens_per_second": last_row.get("tokens_per_second"),
+        "data_wait_share": data_wait_share,
+        "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "precision": parts.engine.precision.mode,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
         "skipped_steps": work.skipped_steps,
@@ -277,6 +273,5 @@ def finish(parts: Parts, reason: EndReason, totals: Mapping[str, float]) -> None
     if validation:
         say(
             f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {seconds:.1f} s"
-            f" ({totals['tokens_per_second']:.0f} tokens/s), validation loss {validation['loss']:.3f}; model in"
-            f" {parts.folder / 'final'}"
+            f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'}"
         )

@@ -93,9 +93,8 @@ class Progress:
         self._last_line = now
         elapsed = now - self._started
         parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
-        if self.total:
-            if self.unit != "%":
-                parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
+        if self.total and self.unit != "%":
+            parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
         if self.total and self.done:
             parts.append(f"eta {elapsed * (self.total - self.done) / self.done:.0f} s")
         parts.append(f"{elapsed:.0f} s")

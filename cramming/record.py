@@ -9,7 +9,8 @@
         checkpoints/       what a resume needs
         final/             the model, in a stock format where one exists
         glue/<init>/       fine-tuning results and predictions
-        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue
+        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue; and
+                           `resumed`, the environment of each later process that went on with the training
 
 A record is made of sections that the verbs write one after the other, each atomically. A number that is missing or not
 finite is stored as null: JSON has no NaN, and nobody downstream may mistake a substitute for a measurement.
@@ -56,7 +57,9 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
         return False
     status = load_record(folder).get("pretrain", {}).get("status")
     if status == "finished" and not settings["resume"]:
-        raise UserError(f"name={settings['name']}: {folder} already has a finished run; give another name=...")
+        raise UserError(
+            f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
+        )
     if status in ("running", "interrupted") and not settings["resume"]:
         raise UserError(
             f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
@@ -189,11 +192,14 @@ def create_run_folder(
 ) -> None:
     """Write what is known at the start: config.yaml, environment.json, git.diff and the record's first sections.
 
-    A resumed run keeps what its first start wrote, and must have the same settings.
+    A resumed run must have the same settings and keeps what its first start wrote; the record adds where and with
+    which code it goes on, and the division claimed now.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if resume and (folder / "record.json").exists():
         refuse_changed_settings(folder, settings)
+        resumed = [*load_record(folder).get("resumed", []), environment]
+        write_record_section(folder, resumed=resumed, division_requested=settings["division"])
         return
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     overwrite_atomically(folder / "config.yaml", lambda p: _write_text(p, text))
@@ -253,18 +259,13 @@ def _git(*arguments: str) -> str | None:
 
 
 def cpu_name() -> str:
+    """The processor's name as the operating system gives it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or sys.platform
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 @contextmanager

@@ -80,4 +80,5 @@ class HeldOut(Generic[Item]):
         return [("train", item)]
 
     def finish(self) -> list[tuple[Split, Item]]:
+        """The text has ended: what was kept back, if no document was held out."""
         return [] if self._candidate is None else [("validation", self._candidate[1])]

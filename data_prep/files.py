@@ -77,6 +77,7 @@ class OpenFile:
 
     @property
     def position(self) -> int:
+        """Bytes read so far; 0 when the file is closed."""
         return 0 if self.raw.closed else self.raw.tell()
 
     @contextmanager
@@ -209,6 +210,7 @@ def _read_parquet(file: OpenFile, field: str) -> Iterator[str]:
 
 
 def missing_field(place: str, field: str, present: Any) -> UserError:
+    """The complaint about a record without `field`, naming the fields it has."""
     return UserError(f"{place}: no field {field!r}; there are: {', '.join(map(str, present))} (set data.text_field)")
 
 

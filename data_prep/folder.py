@@ -30,6 +30,7 @@ class Unfinished:
     shards: dict[str, list[Shard]]
 
     def save(self, folder: Path) -> None:
+        """Write it into the corpus folder, atomically."""
         write_text(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
 
     @classmethod
@@ -53,6 +54,7 @@ class Unfinished:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file, atomically."""
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 

@@ -105,6 +105,7 @@ def pieces(selected: Iterable[tuple[Split, Document]], done: dict[Split, ResumeP
 
 
 def batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in groups large enough to be worth a call of the tokenizer."""
     batch: list[Piece] = []
     characters = 0
     for piece in stream:

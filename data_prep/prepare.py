@@ -18,30 +18,20 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cramming import __version__
-from cramming.config import UserError, build, overwrite_atomically
+from cramming.config import UserError, build, file_sha256, overwrite_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.progress import Progress, say
 from data_prep import pack, tokenizer
 from data_prep.clean import normalize
 from data_prep.folder import UNFINISHED, Unfinished, discard, lock, write_text
+from data_prep.generated import EmbeddedConfig, EmbeddedSource
 from data_prep.hub import ConnectionLostError, HubConfig, HubSource
 from data_prep.selection import Tally, select
-from data_prep.sources import (
-    DataConfig,
-    EmbeddedConfig,
-    EmbeddedSource,
-    Source,
-    TextSource,
-    limited,
-)
+from data_prep.sources import DataConfig, Source, TextSource, limited
 from data_prep.tokenizer import TokenizerConfig
 
-SOURCES: dict[str, Any] = {
-    "embedded": EmbeddedSource,
-    "text": TextSource,
-    "hub": HubSource,
-}
+SOURCES: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}
 BOTH: tuple[Split, Split] = ("train", "validation")
 
 
@@ -78,7 +68,7 @@ class Job:
     def _tokenizer_entry(self) -> list[dict[str, Any]]:
         if not self.tokenizer.path:
             return []
-        sha256 = shards.file_sha256(Path(self.tokenizer.path).expanduser())
+        sha256 = file_sha256(Path(self.tokenizer.path).expanduser())
         return [
             {
                 "name": self.tokenizer.path,

@@ -1,6 +1,6 @@
 """Where text comes from. A source is a stream of documents that can be opened again and again.
 
-    embedded   generated from a seed, no download (data_prep/embedded)
+    embedded   generated from a seed, no download (data_prep/generated.py)
     text       local files: text, JSON lines, CSV, TSV, parquet, plain or compressed (data_prep/files.py reads them)
     hub        a data set of the Hugging Face hub, streamed (data_prep/hub.py)
 
@@ -8,7 +8,6 @@ A source also says what it consists of (`inventory`), so that the manifest can n
 file has changed, and how far it has been read, for the progress bar.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError
-from cramming.data.shards import file_sha256
+from cramming.config import UserError, file_sha256
 from data_prep import files
 from data_prep.clean import CleanConfig
 
@@ -58,6 +56,7 @@ class DataConfig:
 
     @property
     def threads(self) -> int:
+        """Tokenizing threads: as set, else one per usable core."""
         if self.workers:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -71,13 +70,6 @@ class TextConfig(DataConfig):
     format: Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None = None  # null: by each file's name
     documents: Literal["block", "line", "file", "record"] = "block"
     text_field: str = "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddedConfig(DataConfig):
-    """`data=embedded`."""
-
-    size: int
 
 
 class Source:
@@ -97,6 +89,7 @@ class Source:
         return None if inventory == now else ", ".join(entry["name"] for entry in now)
 
     def documents(self) -> Iterator[Document]:
+        """All documents from the beginning, in the same order at every call."""
         raise NotImplementedError
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
@@ -188,39 +181,6 @@ def _readable_size(path: Path) -> int:
             return path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-class EmbeddedSource(Source):
-    """The generated corpus: a pure function of seed and size, so its identity is its generator's source code."""
-
-    config_class: ClassVar[type[DataConfig]] = EmbeddedConfig
-
-    def __init__(self, config: EmbeddedConfig) -> None:
-        self.config = config
-
-    def inventory(self) -> list[dict[str, Any]]:
-        code = hashlib.sha256()
-        for path in sorted((Path(__file__).parent / "embedded").glob("*.py")):
-            code.update(path.read_bytes())
-        return [
-            {
-                "name": "embedded",
-                "kind": "embedded",
-                "license": self.config.license,
-                "sha256": code.hexdigest(),
-            }
-        ]
-
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        return None if inventory == self.inventory() else "the generator of the embedded corpus"
-
-    def documents(self) -> Iterator[Document]:
-        from data_prep import embedded
-
-        self.position = 0
-        for document in embedded.documents(self.config.seed, self.config.size):
-            self.position += 1
-            yield document
 
 
 def limited(documents: Iterator[Document], config: DataConfig) -> Iterator[Document]:

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from cramming.config import UserError
-from cramming.data.shards import SpecialIds, TokenizerInfo, file_sha256
+from cramming.config import UserError, file_sha256
+from cramming.data.shards import SpecialIds, TokenizerInfo
 from data_prep.clean import split_at_whitespace
 from data_prep.sources import Document
 
@@ -197,6 +197,7 @@ def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[st
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings."""
     cls, sep = special["cls"], special["sep"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
@@ -206,6 +207,7 @@ def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+    """The ids of the five special tokens."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     return SpecialIds(**{name: vocab[token] for name, token in special_tokens(tokenizer).items()})
 

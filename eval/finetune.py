@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from cramming.model.attention import Packing
 from cramming.model.heads import SequenceClassifier
+from cramming.optim import parameter_groups
 from cramming.precision import Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.encode import Encoded, EncodedTask
@@ -183,11 +184,8 @@ def train(
 
 
 def make_optimizer(model: nn.Module, hyper: Hyperparameters) -> torch.optim.AdamW:
-    """AdamW; weight decay only on matrices, not on biases and norms."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": hyper.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    betas = (hyper.beta1, hyper.beta2)
+    """AdamW; weight decay only on matrices, not on biases and norms, as in pretraining."""
+    groups, betas = parameter_groups(model, hyper.weight_decay), (hyper.beta1, hyper.beta2)
     return torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True)
 
 

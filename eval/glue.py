@@ -156,6 +156,7 @@ def score_model(
 
     glue.json holds what is the same in every repetition; the record's section adds the machine and the seconds.
     """
+    machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     store, hyper = Pieces(folder), settings.hyperparameters
@@ -180,7 +181,6 @@ def score_model(
     model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
     summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent)
     write_json(folder / "glue.json", summary)
-    machine = environment(asdict(describe(device)))
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
     return {**with_seconds(summary, seconds), "environment": machine}

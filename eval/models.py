@@ -15,13 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cramming.config import UserError, settings_hash
+from cramming.config import UserError, file_sha256, settings_hash
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
-from cramming.record import file_sha256
 from eval.hub import prepare_hub
 
 OWN_TYPES = ("cramming", "bert", "modernbert")

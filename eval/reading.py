@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cramming.budget import processes_of, read_journal
-from cramming.config import UserError
-from cramming.record import file_sha256, load_metrics, load_record
+from cramming.config import UserError, file_sha256
+from cramming.record import load_metrics, load_record
 
 Record = Mapping[str, Any]
 

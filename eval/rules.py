@@ -254,8 +254,14 @@ def one_device(record: Record) -> Outcome:
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
     devices, kind = number(record, "pretrain.devices"), at(record, "environment.device.kind")
-    name = at(record, "environment.device.name") or "no name"
-    return devices == 1 and kind in ("cpu", "cuda"), f"{at(record, 'pretrain.devices')} device(s), {kind}: {name}"
+    names = dict.fromkeys(str(at(e, "device.name") or "no name") for e in _pretraining_environments(record))
+    ok = devices == 1 and kind in ("cpu", "cuda") and len(names) == 1
+    return ok, f"{at(record, 'pretrain.devices')} device(s), {kind}: {', then '.join(names)}"
+
+
+def _pretraining_environments(record: Record) -> list[Any]:
+    """Of the first start, and of every process that resumed it."""
+    return [at(record, "environment"), *entries(at(record, "resumed"))]
 
 
 def one_day(record: Record) -> Outcome:
@@ -392,14 +398,14 @@ def full_tasks(record: Record) -> Outcome:
 
 def clean_code(record: Record) -> Outcome:
     """The code, in pretraining and in fine-tuning, is a commit of a clean git tree."""
-    where: dict[str, list[str]] = {}
-    parts = {"pretraining": record if at(record, "pretrain") else None, **sections(record)}
-    for name, part in parts.items():
-        if part is not None:
-            commit, dirty = at(part, "environment.git.commit"), at(part, "environment.git.dirty")
-            state = "clean" if dirty is False else "with uncommitted changes"
-            finding = f"commit {str(commit)[:12]}, {state}" if commit else "no git commit on record"
-            where.setdefault(finding, []).append(name)
+    ran = [("pretraining", e) for e in _pretraining_environments(record)] if at(record, "pretrain") else []
+    ran += [(init, at(section, "environment")) for init, section in sections(record).items()]
+    where: dict[str, dict[str, None]] = {}
+    for name, environment in ran:
+        commit, dirty = at(environment, "git.commit"), at(environment, "git.dirty")
+        state = "clean" if dirty is False else "with uncommitted changes"
+        finding = f"commit {str(commit)[:12]}, {state}" if commit else "no git commit on record"
+        where.setdefault(finding, {})[name] = None
     problems = [f"{', '.join(names)}: {found}" for found, names in where.items() if not found.endswith("clean")]
     return _all_or(problems, "; ".join(where) or "no code ran")
 

@@ -44,16 +44,23 @@ def _leave_the_process_as_it_was() -> Iterator[None]:
     torch.set_float32_matmul_precision(precision)
 
 
-def write_corpus(folder: Path, *, documents: int = 400, shard_tokens: int = 4_000, seed: int = 0) -> Path:
-    """A corpus in the real format: random documents of `a b c ...` runs, learnable, in several shards."""
+def write_corpus(
+    folder: Path, *, documents: int = 400, shard_tokens: int = 4_000, seed: int = 0, spelling: str = "[PAD]"
+) -> Path:
+    """A corpus in the real format: random documents of `a b c ...` runs, learnable, in several shards.
+
+    `spelling` shows how its special tokens are written, for example `<pad>`.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from cramming.data.shards import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo, file_sha256
+    from cramming.config import file_sha256
+    from cramming.data.shards import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo
 
     folder.mkdir(parents=True)
-    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    names = ("pad", "unk", "cls", "sep", "mask")
+    special = {name: spelling.replace("PAD", name.upper()).replace("pad", name) for name in names}
     words = [*special.values(), *(f"w{i}" for i in range(VOCABULARY - len(special)))]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=special["unk"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / TOKENIZER))
 

@@ -1,4 +1,4 @@
-"""Imports point down only, as docs and design say; what must not need torch does not.
+"""Imports point down only; what must not need torch does not.
 
 The source is read, not run: an import inside a function counts as well. `cramming/cli.py` names the entry modules as
 text, in its table of verbs, and is the only module that may.
@@ -111,7 +111,7 @@ def level(module: str) -> int:
 
 def test_every_module_of_cramming_has_a_level() -> None:
     top = {name for name in MODULES if name.count(".") == 1 and is_within(name, "cramming")}
-    assert top <= LEVELS.keys(), "a new module: give it its level here and in the design"
+    assert top <= LEVELS.keys(), "a new module: give it its level here"
     assert LEVELS.keys() <= MODULES.keys(), "a module that no longer exists"
 
 

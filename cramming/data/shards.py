@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cramming.config import UserError, build, overwrite_atomically, settings_hash
+from cramming.config import UserError, build, file_sha256, overwrite_atomically, settings_hash
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -62,6 +62,7 @@ class Shard:
 
     @property
     def index_file(self) -> str:
+        """Name of the file with the document starts."""
         return str(Path(self.file).with_suffix(".idx"))
 
 
@@ -94,6 +95,7 @@ class Manifest:
     splits: dict[str, list[Shard]] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """The text of manifest.json."""
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -144,7 +146,7 @@ def corpus_folder(config: Mapping[str, Any]) -> Path:
     if data.get("corpus"):
         return Path(data["corpus"]).expanduser()
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return Path(config["corpora"]) / f"{data['name']}-{kind}-{corpus_hash(config)}"
+    return Path(config["corpora"]).expanduser() / f"{data['name']}-{kind}-{corpus_hash(config)}"
 
 
 class ShardWriter:
@@ -282,6 +284,7 @@ class Corpus:
 
     @property
     def tokenizer_file(self) -> Path:
+        """The corpus's tokenizer.json."""
         return self.folder / TOKENIZER
 
     def stream(self, split: Split) -> "TokenStream":
@@ -326,6 +329,7 @@ class TokenStream:
 
     @cached_property
     def document_starts(self) -> np.ndarray:
+        """Read from the index files when first asked for: `packing: rows` never needs them."""
         parts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
         return np.concatenate([part + base for part, base in zip(parts, self._bases)])
 
@@ -371,12 +375,6 @@ def _check_size(path: Path, size: int) -> None:
     if found != size:
         what = "missing" if found is None else f"{found} bytes instead of {size}"
         raise UserError(f"{path}: {what}; the corpus is damaged: delete its folder and run `cramming prepare` again")
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _check_hash(path: Path, expected: str) -> None:

@@ -190,6 +190,8 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
 
 
 class Kernel(NamedTuple):
+    """One way to compute attention: the layout of a batch, and one layer on it."""
+
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
 

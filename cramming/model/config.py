@@ -22,9 +22,7 @@ class ModelConfig:
     hidden_size: int = 768
     num_layers: int = 12
     num_heads: int = 12
-    intermediate_size: int = (
-        3072  # input width of the MLP's second matrix (with `glu` the first has twice as many rows)
-    )
+    intermediate_size: int = 3072  # input width of the MLP's second matrix (with `glu` the first has 2x as many rows)
     max_length: int = 512  # longest sequence; the size of the table for learned positions
 
     norm_order: Literal["pre", "post"] = "post"
@@ -33,16 +31,12 @@ class ModelConfig:
     norm_bias: bool = True
     embedding_norm: bool = True
     final_norm: bool = False
-    first_attn_norm: bool = (
-        True  # false: no norm before the first layer's attention (ModernBERT: embedding_norm does it)
-    )
+    first_attn_norm: bool = True  # false: no norm before the first attention (ModernBERT: embedding_norm does it)
 
     positions: Literal["learned", "scaled_sinusoidal", "rope", "none"] = "learned"
     rope_theta_global: float = 160_000.0
     rope_theta_local: float = 10_000.0
-    local_window: int | None = (
-        None  # tokens in all, as ModernBERT counts: a local layer sees |i - j| <= local_window // 2
-    )
+    local_window: int | None = None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
     global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
     qk_norm: bool = False  # RMS norm of each head's queries and keys
 
@@ -86,6 +80,7 @@ class ModelConfig:
 
     @property
     def head_size(self) -> int:
+        """Width of one head's queries, keys and values."""
         return self.hidden_size // self.num_heads
 
     def half_window(self, layer: int) -> int | None:
@@ -101,6 +96,8 @@ def _require(condition: bool, message: str) -> None:
 
 
 class ParameterCount(NamedTuple):
+    """How many trained numbers a model has."""
+
     total: int
     without_embeddings: int  # without token, position and token-type tables (a tied decoder is one of them)
 

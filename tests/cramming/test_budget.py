@@ -87,7 +87,9 @@ class TestJournal:
 
     @pytest.mark.parametrize(
         "damage", ["", "{}", "null", "7", '{"process": 0}', "\0\0\0", '{"event": "x", "process": 0, "elapsed": -5}',
-                   '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}'],
+                   '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}',
+                   '{"event": "x", "process": "0", "elapsed": 1}', '{"event": "x", "process": 0, "elapsed": Infinity}',
+                   '{"event": "end", "process": 0, "elapsed": 1}'],
     )  # fmt: skip
     def test_damage_elsewhere_ends_the_run(self, tmp_path: Path, damage: str) -> None:
         journal = tmp_path / "budget.jsonl"

@@ -118,6 +118,25 @@ def test_final_loads_in_stock_transformers(unbroken: Path) -> None:
     assert model(torch.arange(10)[None]).logits.isfinite().all()
 
 
+def test_special_tokens_spelled_otherwise_reach_the_exported_tokenizer(
+    start: Start, make_corpus: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As in the cramming paper's own corpus: it must not end in an error after the training."""
+    corpus = make_corpus(tmp_path / "corpus", spelling="<pad>")
+    run = start("name=a", "budget.steps=2", f"data.corpus={corpus}")
+    saved = json.loads((run / "final" / "special_tokens_map.json").read_text())
+    assert (saved["pad_token"], saved["mask_token"]) == ("<pad>", "<mask>")
+
+
+def test_files_that_the_run_did_not_make_outlive_a_budget_without_a_step(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="not one step"):
+        start("name=a", *TOKENS, "budget.tokens=10")
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(start: Start, unbroken: Path) -> None:
     again = start("name=a", "checkpoint.every_steps=5")  # when it saves must not matter
     assert losses(again) == losses(unbroken)

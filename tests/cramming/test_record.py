@@ -143,8 +143,12 @@ def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
     create_run_folder(tmp_path, SETTINGS, {"torch": "1"}, resume=False)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert {"config.yaml", "environment.json", "record.json"} <= before.keys()
-    create_run_folder(tmp_path, changed(resume=True), {"torch": "2"}, resume=True)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    create_run_folder(tmp_path, changed(resume=True, division="open"), {"torch": "2"}, resume=True)
+    after = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    record_before, record_after = (json.loads(files.pop("record.json")) for files in (before, after))
+    assert after == before
+    added = {"resumed": [{"torch": "2"}], "division_requested": "open"}
+    assert record_after == record_before | added  # a resume may run elsewhere, with other code: it must show
 
 
 class TestMetrics:

@@ -11,7 +11,7 @@ import pytest
 
 from cramming.data.shards import Corpus
 
-SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()  # noqa: SIM905
+SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()
 BASE = {"seed": 0, "workers": 2, "shard_tokens": 1 << 20, "validation_fraction": 0.05}
 TOKENIZER = {"kind": "wordpiece", "vocab_size": 300}
 

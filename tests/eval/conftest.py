@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cramming.record import FORMAT_VERSION, RULES_VERSION, file_sha256
+from cramming.config import file_sha256
+from cramming.record import FORMAT_VERSION, RULES_VERSION
 from eval.tasks import AVERAGES, ENTRIES
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}

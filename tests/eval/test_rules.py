@@ -81,7 +81,11 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["glue"]["pretrained"].pop("averages"),
     ],
     "R9": [_official],
-    "R10": [lambda r: r["pretrain"].update(devices=2), lambda r: r["environment"].pop("device")],
+    "R10": [
+        lambda r: r["pretrain"].update(devices=2),
+        lambda r: r["environment"].pop("device"),
+        lambda r: r.update(resumed=[{**r["environment"], "device": {"kind": "cpu", "name": "another"}}]),
+    ],
     "R11": [lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0)],
     "R12": [lambda r: r["pretrain"].update(objective="causal")],
     "R13": [lambda r: r["pretrain"].update(init="bert-base-uncased"), lambda r: r["pretrain"].pop("init")],
@@ -114,6 +118,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R23": [
         lambda r: r["environment"]["git"].update(dirty=True),
         lambda r: r["environment"]["git"].update(commit=None),
+        lambda r: r.update(resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]),
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
