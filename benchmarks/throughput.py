@@ -46,7 +46,7 @@ from cramming.record import cpu_name
 
 VOCABULARY, LENGTH, RATE, CLIP = 32768, 128, 0.25, 0.5
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-SHAPES = {"256x4": (256, 4, 4, 32), "768x12": (768, 12, 12, 8)}  # hidden size, layers, heads, sequences per step
+SHAPES = {"256x4": (256, 4, 4, 32), "768x12": (768, 12, 12, 16)}  # hidden size, layers, heads, sequences per step
 OPTIM = OptimConfig("adamw", lr=1e-4, betas=(0.9, 0.98), eps=1e-12, weight_decay=0.01, clip=CLIP)
 
 
@@ -170,7 +170,8 @@ def main() -> None:
 def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     lines = [
         "# Training throughput against Hugging Face Trainer + BertForMaskedLM", "",
-        f"`python benchmarks/throughput.py --rounds {args.rounds} --steps {args.steps}`: sequences of {LENGTH},"
+        f"`python benchmarks/throughput.py --shapes {' '.join(args.shapes)} --dtypes {' '.join(args.dtypes)}"
+        f" --rounds {args.rounds} --steps {args.steps}`: sequences of {LENGTH},"
         f" vocabulary {VOCABULARY}, {RATE:.0%} of tokens masked on both sides, dropout 0, fused AdamW, clipping; rounds"
         " alternate in one process; tokens/s per step, medians.", "",
         f"{cpu_name()}, {torch.get_num_threads()} threads, {platform.platform()}, Python {platform.python_version()},"
