@@ -65,7 +65,12 @@ class Writer(Speaker):
         verdict = self.pick(VERDICTS)
         start = f"{other.word} said that {self.note(claim(self, fact, verdict))}"
         he = other.pronouns[0]
-        return start + {"right": f", and {he} was right.", "wrong": f", but {he} was wrong.", "open": ", but nobody knew."}[verdict]
+        return (
+            start
+            + {"right": f", and {he} was right.", "wrong": f", but {he} was wrong.", "open": ", but nobody knew."}[
+                verdict
+            ]
+        )
 
     def about(self, fact: State | Deed) -> list[str]:
         """A fact and what hangs on it."""
@@ -135,14 +140,15 @@ def life(w: Writer) -> list[str]:
     job = tuple(lexicon.JOBS)[number % len(lexicon.JOBS)]
     place, work = lexicon.JOBS[job]
     words, manners = w.pick(MOVES)
-    kind = w.pick(ALL_KINDS)
+    kind, parent = w.pick(ALL_KINDS), w.pick(("mother", "father"))
+    likes = third_person(w.pick(ACTIONS["like"].words))
     return [
         f"{person.word} is {article(job)} from {town} in {region}.",
         f"{he.capitalize()} {w.pick(('works in', 'goes to'))} the {place} and {work}.",
-        f"{person.word} often {third_person(w.pick(words))} {w.pick(manners)} with {his} {w.pick(('mother', 'father'))}.",
+        f"{person.word} often {third_person(w.pick(words))} {w.pick(manners)} with {his} {parent}.",
         f"Yesterday {he} {past(w.pick(words))} {w.pick(manners)} again.",
         *w.block(lambda: [sentence(w.note(reflexive(w, person)))]),
-        f"{he.capitalize()} {third_person(w.pick(ACTIONS['like'].words))} {plural(w.pick(KINDS[kind].members))} and other {plural(kind)}.",
+        f"{he.capitalize()} {likes} {plural(w.pick(KINDS[kind].members))} and other {plural(kind)}.",
     ]
 
 
@@ -176,9 +182,14 @@ def lesson(w: Writer) -> list[str]:
     sentences = []
     for member in members[:3]:
         subject = plural(w.pick((member, member, name)))
-        definition = w.pick((f"{article(member)} is {article(f'{w.pick(kind.traits)} {name}')}", f"{plural(member)} are {plural(name)}"))
+        definition = w.pick(
+            (f"{article(member)} is {article(f'{w.pick(kind.traits)} {name}')}", f"{plural(member)} are {plural(name)}")
+        )
         sentences += [sentence(definition), w.pick(kind.facts).format(X=sentence(subject, ""), x=subject)]
-    return [*sentences, sentence(f"{plural(members[3])}, {plural(members[4])} and other {plural(name)} are {w.pick(kind.traits)}")]
+    return [
+        *sentences,
+        sentence(f"{plural(members[3])}, {plural(members[4])} and other {plural(name)} are {w.pick(kind.traits)}"),
+    ]
 
 
 def scene(w: Writer) -> list[str]:
@@ -203,14 +214,16 @@ def interview(w: Writer) -> list[str]:
 
 def answer(deed: Deed, slot: str) -> str:
     partner = deed.partner.word if deed.partner else ""
-    return sentence({
-        "agent": deed.agent.word,
-        "patient": deed.patient.phrase("a"),
-        "place": f"in {deed.place}",
-        "time": deed.time or "",
-        "partner": f"with {partner}",
-        "colour": deed.colour or "",
-    }[slot])
+    return sentence(
+        {
+            "agent": deed.agent.word,
+            "patient": deed.patient.phrase("a"),
+            "place": f"in {deed.place}",
+            "time": deed.time or "",
+            "partner": f"with {partner}",
+            "colour": deed.colour or "",
+        }[slot]
+    )
 
 
 def debate(w: Writer) -> list[str]:
@@ -243,11 +256,22 @@ def doubt(w: Writer, first: Entity, second: Entity) -> list[str]:
     elif not same:
         slot = w.other(slots, slot)
     again = w.note(w.ask(deed, slot))
-    return [f"{first.word}: {asked}?", f"{second.word}: {again}?", "They agreed." if same else "They spoke of different things."]
+    return [
+        f"{first.word}: {asked}?",
+        f"{second.word}: {again}?",
+        "They agreed." if same else "They spoke of different things.",
+    ]
 
 
 GENRES: tuple[tuple[Callable[[Writer], list[str]], int], ...] = (
-    (story, 4), (portrait, 3), (life, 1), (review, 4), (lesson, 2), (scene, 4), (interview, 2), (debate, 3),
+    (story, 4),
+    (portrait, 3),
+    (life, 1),
+    (review, 4),
+    (lesson, 2),
+    (scene, 4),
+    (interview, 2),
+    (debate, 3),
 )
 
 

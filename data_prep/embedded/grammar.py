@@ -82,7 +82,7 @@ class Entity:
         return self.kind == "person"
 
     def phrase(self, determiner: str = "the", word: str | None = None) -> str:
-        """`Anna`, `the lamp`, `a lamp`, `some lamps`; `word` stands in for the noun (a kind or an adjective before it)."""
+        """`Anna`, `the lamp`, `a lamp`, `some lamps`; `word` stands in for the noun."""
         if self.is_person:
             return self.word
         noun = word or self.word
@@ -116,7 +116,7 @@ class State:
 
 @dataclass(frozen=True)
 class Deed:
-    """Somebody did something to something, perhaps somewhere, at some time, with somebody; the thing may have a colour."""
+    """Somebody did something to something, perhaps somewhere, at some time, with somebody."""
 
     agent: Entity
     action: str

@@ -152,4 +152,8 @@ class Speaker:
         return self.pick((f"{start} did {agent} {verb} {what}", f"{start} {was} {what} {participle(verb)} by {agent}"))
 
 
-QUESTIONS = {"place": ("where", "in which town"), "time": ("when", "at what time"), "partner": ("with whom", "together with whom")}
+QUESTIONS = {
+    "place": ("where", "in which town"),
+    "time": ("when", "at what time"),
+    "partner": ("with whom", "together with whom"),
+}

@@ -11,7 +11,7 @@ length, nor a single word, nor the overlap of a pair gives the label away.
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from data_prep.embedded import lexicon
 from data_prep.embedded.documents import claim, general
@@ -32,7 +32,7 @@ class Example(NamedTuple):
     genre: str = "world"
 
 
-class NotFound(Exception):
+class NotFoundError(Exception):
     """No unused sentence of this shape came up; the example is drawn again."""
 
 
@@ -42,7 +42,7 @@ def fresh(make: Callable[[], str], end: str = ".") -> str:
         clause = make()
         if reserved(clause):
             return sentence(clause, end)
-    raise NotFound
+    raise NotFoundError
 
 
 def pair(s: Speaker, label: str, first: Callable[[], str], second: Callable[[], str], ends: str = "..") -> Example:
@@ -78,7 +78,9 @@ def spoiled(s: Speaker, fact: State | Deed) -> State | Deed:
             return replace(fact, high=not fact.high)
         return replace(fact, scale=s.other(scales_for(fact.entity), fact.scale))
     if s.chance(0.1):
-        return replace(fact, patient=s.person(fact.agent, fact.patient) if fact.patient.is_person else s.sister(fact.patient))
+        return replace(
+            fact, patient=s.person(fact.agent, fact.patient) if fact.patient.is_person else s.sister(fact.patient)
+        )
     return replace(fact, action=s.other(actions_for(fact.patient.kind), fact.action))
 
 
@@ -94,19 +96,24 @@ def question_pair(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
 
 
 def similarity(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
-    """Score 0 to 5: 1 point for the same doer, 2 for the same action, 2 for the same thing (1 for one of the same kind)."""
+    """Score 0 to 5: the same doer 1 point, the same action 2, the same thing 2 (one of its kind 1)."""
     base = s.deed(kinds, people=0)
     thing = base.patient
     doer, same = [(s.person(base.agent), 0), (base.agent, 1)], (base.action, 2)
     action = [(s.other(actions_for(thing.kind), base.action, ACTIONS[base.action].opposite), 0), same]
-    alien = s.thing(s.other(tuple(k for k in kinds if KINDS[k].group == KINDS[thing.kind].group or k in kinds), thing.kind), 0)
+    alien = s.thing(
+        s.other(tuple(k for k in kinds if KINDS[k].group == KINDS[thing.kind].group or k in kinds), thing.kind), 0
+    )
     objects = [(replace(alien, plural=thing.plural), 0), (s.sister(thing), 1), (thing, 2)]
     ways = [
-        Deed(d, a, o) for d, i in doer for a, j in action for o, k in objects
+        Deed(d, a, o)
+        for d, i in doer
+        for a, j in action
+        for o, k in objects
         if i + j + k == int(label) and base.action in actions_for(o.kind) and a in actions_for(o.kind)
     ]
     if not ways:
-        raise NotFound
+        raise NotFoundError
     other = s.pick(ways)
     return pair(s, f"{int(label):.3f}", lambda: s.tell(base), lambda: s.tell(other))
 
@@ -124,7 +131,7 @@ def answered(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
     deed = s.deed(kinds)
     told = {"place": s.word(lexicon.TOWNS), "time": s.time(), "partner": s.person(deed.agent, deed.patient)}
     filled = slot if label == "entailment" else lacking
-    answer = replace(deed, **{filled: told[filled]})
+    answer = replace(deed, **cast(dict[str, Any], {filled: told[filled]}))
     return pair(s, label, lambda: s.ask(deed, slot), lambda: s.tell(answer), "?.")
 
 
@@ -179,7 +186,7 @@ def draw(task: Task, speaker: Speaker, size: int, kinds: tuple[str, ...], seen: 
     while len(found) < size:
         try:
             example = task.build(speaker, task.labels[len(found) % len(task.labels)], kinds)
-        except NotFound:
+        except NotFoundError:
             continue
         key = tuple(normalise(text) for text in (example.first, example.second) if text)
         if key not in found and len(set(key)) == len(key) and not seen.intersection(key):

@@ -1,0 +1,87 @@
+"""The generated world: repeatable, balanced, in GLUE's layouts, and without overlap between corpus and tasks."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from data_prep.embedded import documents, write_tasks
+from data_prep.embedded.grammar import normalise
+from data_prep.embedded.layouts import LAYOUTS
+from data_prep.embedded.tasks import TASKS, Example, examples
+from eval.datasets import read_task
+from eval.tasks import TASKS as GLUE_TASKS
+
+WORDS = 60_000
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [document.text for document in documents(0, WORDS)]
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, dict[str, list[Example]]]:
+    return {task: examples(task, 0) for task in TASKS}
+
+
+def test_the_seed_decides_every_text(texts: list[str]) -> None:
+    assert [d.text for d in documents(0, WORDS)] == texts
+    assert [d.text for d in documents(1, 2_000)] != texts[: len([*documents(1, 2_000)])]
+
+
+def test_size_is_about_the_number_of_words(texts: list[str]) -> None:
+    assert WORDS <= sum(len(text.split()) for text in texts) < WORDS + 200
+
+
+def test_the_vocabulary_is_one_a_tiny_model_can_learn(texts: list[str]) -> None:
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
+    assert 800 < len(words) < 4_000
+
+
+def test_no_sentence_of_a_task_stands_in_the_corpus(
+    texts: list[str], splits: dict[str, dict[str, list[Example]]]
+) -> None:
+    corpus = {normalise(s) for text in texts for s in re.split(r"(?<=[.?!]) ", text)}
+    for task, found in splits.items():
+        for split, rows in found.items():
+            asked = {normalise(text) for row in rows for text in (row.first, row.second) if text}
+            assert not asked & corpus, (task, split, sorted(asked & corpus)[:3])
+
+
+def test_no_example_stands_in_two_splits(splits: dict[str, dict[str, list[Example]]]) -> None:
+    for task, found in splits.items():
+        seen: set[tuple[str, str]] = set()
+        for split, rows in found.items():
+            keys = {(normalise(row.first), normalise(row.second or "")) for row in rows}
+            assert len(keys) == len(rows), (task, split)
+            assert not keys & seen, (task, split)
+            seen |= keys
+
+
+def test_labels_are_balanced(splits: dict[str, dict[str, list[Example]]]) -> None:
+    for task, found in splits.items():
+        for split, rows in found.items():
+            counts = Counter(row.label for row in rows)
+            assert max(counts.values()) - min(counts.values()) <= 1, (task, split, counts)
+
+
+def test_length_does_not_give_the_label_away(splits: dict[str, dict[str, list[Example]]]) -> None:
+    for task in ("sst2", "mrpc", "mnli", "rte"):
+        rows = splits[task]["train"]
+        lengths: dict[str, list[int]] = {}
+        for row in rows:
+            lengths.setdefault(row.label, []).append(len(f"{row.first} {row.second}".split()))
+        means = [sum(n) / len(n) for n in lengths.values()]
+        assert max(means) / min(means) < 1.15, (task, means)
+
+
+def test_the_files_are_read_as_glue(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("tasks")
+    write_tasks(folder, 0)
+    assert set(LAYOUTS) == set(TASKS)
+    for name in TASKS:
+        data = read_task(folder, GLUE_TASKS[name])
+        rows = examples(name, 0)
+        assert len(data.train.first) == len(rows["train"])
+        assert list(data.train.first) == [row.first for row in rows["train"]]
