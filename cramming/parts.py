@@ -14,6 +14,7 @@ from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
+from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import OptimConfig, build_optimizer
@@ -82,6 +83,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     memory = build(MemoryConfig, settings["memory"], "memory")
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
+    attention = build(AttentionConfig, settings["attention"], "attention")
     precision = Precision(build(PrecisionConfig, settings["precision"], "precision"), device)
     micro_batches = micro_batches_of(config, mesh.world_size)
     corpus = Corpus.open(corpus_folder(settings))
@@ -96,7 +98,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
 
     devices.seed_everything(settings["seed"])
-    model = MaskedLM(model_config).to(device)
+    model = MaskedLM(model_config, attention.kernel, attention.last_layer).to(device)
     optimizer = build_optimizer(model, optim)
     work = checkpoint.load_newest(folder / "checkpoints", model, optimizer, precision.scaler) or Work()
     if clock:
@@ -111,7 +113,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         peak_learning_rate=optim.lr,
         corpus=corpus,
         model_config=model_config,
-        flops_per_token=flops_per_token(model_config, config.sequence_length, targets_per_token),
+        flops_per_token=flops_per_token(model_config, config.sequence_length, targets_per_token, attention.last_layer),
         micro_batches=micro_batches,
         engine=engine,
         mesh=mesh,

@@ -55,6 +55,7 @@ class Unfinished:
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file, atomically."""
+
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 

@@ -10,6 +10,7 @@ from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import RootConfig, build, config_folder
 from cramming.data.masking import ObjectiveConfig
+from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
 from cramming.optim import OptimConfig
 from cramming.parallel.apply import MemoryConfig
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type] = {
     "optim": OptimConfig,
     "schedule": ScheduleConfig,
     "precision": PrecisionConfig,
+    "attention": AttentionConfig,
     "memory": MemoryConfig,
     "parallel": ParallelConfig,
     "budget": BudgetConfig,

@@ -4,16 +4,20 @@ Everything above works on `[T, D]`: the tokens of all sequences, end to end. Whi
 `Packing`, and computed once per forward into one `Layout` per kind of layer (global, local), which all layers of that
 kind share. A kernel is a pair of functions: `prepare` makes the layout, `attend` runs one layer.
 
+Fewer tokens may ask than are seen: the last layer of a masked language model is needed at the targets only. Then
+queries are [M, H, K] beside keys and values of all T tokens, and the layout says which tokens they belong to.
+
     dense    the definition, with a [T, T] mask: for tests, never chosen by `auto`
     sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
     varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): CUDA, 16-bit, no dropout; windows save work
 
-Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens.
+Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M tokens that ask.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +25,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cramming.config import UserError
+from cramming.model.config import LastLayer
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """`kernel` is one of `KERNELS` or auto; `last_layer` names the tokens that the last layer is computed for."""
+
+    kernel: str
+    last_layer: LastLayer
+
+    def __post_init__(self) -> None:
+        if self.kernel != "auto" and self.kernel not in KERNELS:
+            raise ValueError(_unknown(self.kernel))
+
+
+def _unknown(kernel: str) -> str:
+    return f"kernel={kernel}: choose one of auto, {', '.join(KERNELS)}"
 
 
 class Packing(NamedTuple):
@@ -49,6 +70,12 @@ class Layout(NamedTuple):
     masks: tuple[Tensor | None, ...] = ()
     gather_P: Tensor | None = None  # token of each padded place
     scatter_T: Tensor | None = None  # padded place of each token
+    asking_M: Tensor | None = None  # tokens whose output is wanted, ascending, as many in each row; None: all
+    asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
+
+    def at_asking(self, x_TX: Tensor) -> Tensor:
+        """The rows of `x_TX` that belong to the tokens that ask."""
+        return x_TX if self.asking_M is None else x_TX.index_select(0, self.asking_M)
 
 
 def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
@@ -64,8 +91,18 @@ def prepare(
     if kernel == "auto":
         kernel = choose(packing, half_window, dtype, dropout)
     elif kernel not in KERNELS:
-        raise UserError(f"attention kernel {kernel!r}: choose one of auto, {', '.join(KERNELS)}")
+        raise UserError(f"attention.{_unknown(kernel)}")
     return KERNELS[kernel].prepare(packing, num_tokens, half_window)
+
+
+def asked_by(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+    """The same layout when only the tokens `asking_M` ask; None if its kernel cannot do that.
+
+    They ascend, and each row of `packing.row_length` or `aligned_length` has as many of them: what `Masker` makes.
+    """
+    restrict = KERNELS[layout.kernel].restrict
+    restricted = restrict(layout, asking_M, num_tokens) if restrict else None
+    return None if restricted is None else restricted._replace(asking_M=asking_M)
 
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
@@ -79,7 +116,7 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
 
 
 def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
-    """Attention of every token to the tokens it may see, scaled by K^-0.5: [T, H, K]. `dropout` applies as given."""
+    """Attention of every asking token to the tokens it may see, scaled by K^-0.5: [T or M, H, K]."""
     return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)
 
 
@@ -101,12 +138,18 @@ def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -
     return Layout("dense", packing.bounds_S, packing.max_length, half_window, masks=(mask,))
 
 
-def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+def _dense_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
     (mask_TT,) = layout.masks
     assert mask_TT is not None
-    scores_HTT = torch.einsum("thk,shk->hts", q_THK, k_THK) * q_THK.shape[-1] ** -0.5
-    weights_HTT = scores_HTT.float().masked_fill(~mask_TT, -torch.inf).softmax(-1)
-    return torch.einsum("hts,shk->thk", F.dropout(weights_HTT, dropout).to(v_THK.dtype), v_THK)
+    return layout._replace(masks=(mask_TT.index_select(0, asking_M),))
+
+
+def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+    (mask_MT,) = layout.masks
+    assert mask_MT is not None
+    scores_HMT = torch.einsum("mhk,thk->hmt", q_THK, k_THK) * q_THK.shape[-1] ** -0.5
+    weights_HMT = scores_HMT.float().masked_fill(~mask_MT, -torch.inf).softmax(-1)
+    return torch.einsum("hmt,thk->mhk", F.dropout(weights_HMT, dropout).to(v_THK.dtype), v_THK)
 
 
 def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
@@ -120,6 +163,16 @@ def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) ->
         mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
     groups = ((num_tokens // length, length),)
     return Layout("sdpa", packing.bounds_S, packing.max_length, half_window, groups, (mask,))
+
+
+def _sdpa_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
+    ((rows, length),), (mask,) = layout.groups, layout.masks
+    assert asking_M.shape[0] % rows == 0, f"{asking_M.shape[0]} asking tokens are not as many in each of {rows} rows"
+    if mask is None:
+        return layout
+    mask_BLL = mask.expand(rows, length, length) if mask.ndim == 2 else mask[:, 0]
+    mask_BCL = mask_BLL.reshape(num_tokens, length).index_select(0, asking_M).view(rows, -1, length)
+    return layout._replace(masks=(mask_BCL[:, None],))
 
 
 def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
@@ -164,7 +217,8 @@ def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout,
     outputs, first = [], 0
     for (rows, length), mask in zip(layout.groups, layout.masks):
         last = first + rows * length
-        q, k, v = (x[first:last].view(rows, length, heads, size).transpose(1, 2) for x in qkv)
+        # Queries may be fewer than keys, but only where there is one group, which is then everything.
+        q, k, v = (x[first:last].view(rows, -1, heads, size).transpose(1, 2) for x in qkv)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
         first = last
@@ -178,27 +232,37 @@ def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) 
     return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
 
 
+def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+    if layout.half_window is not None and layout.half_window < layout.max_length - 1:
+        return None  # FlashAttention counts a window from the place among the queries, not among the keys
+    return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.bounds_S.long()).int())
+
+
 def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
 
     assert dropout == 0.0, "the varlen kernel has no dropout; `auto` does not choose it when there is any"
     side = -1 if layout.half_window is None else layout.half_window
     bounds, longest = layout.bounds_S, layout.max_length
-    out = varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
+    if layout.asking_bounds_S is None:
+        out = varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
+    else:
+        out = varlen_attn(q_THK, k_THK, v_THK, layout.asking_bounds_S, bounds, longest, longest)
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out
 
 
 class Kernel(NamedTuple):
-    """One way to compute attention: the layout of a batch, and one layer on it."""
+    """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask."""
 
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+    restrict: Callable[[Layout, Tensor, int], Layout | None] | None
 
 
 KERNELS: dict[str, Kernel] = {
-    "dense": Kernel(_dense_prepare, _dense_attend),
-    "sdpa": Kernel(_sdpa_prepare, _grouped_attend),
-    "padded": Kernel(_padded_prepare, _grouped_attend),
-    "varlen": Kernel(_varlen_prepare, _varlen_attend),
+    "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
+    "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
+    "padded": Kernel(_padded_prepare, _grouped_attend, None),
+    "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its last block
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
 
@@ -123,7 +124,9 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     return ParameterCount(body + tables * width, body)
 
 
-def flops_per_token(config: ModelConfig, sequence_length: int, targets_per_token: float) -> float:
+def flops_per_token(
+    config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer = "targets"
+) -> float:
     """Floating-point operations of one forward and backward pass of `MaskedLM`, per input token.
 
     With D hidden size, F intermediate size (G = 2F for a GLU, else F), V vocabulary, L sequence length, t targets per
@@ -131,17 +134,23 @@ def flops_per_token(config: ModelConfig, sequence_length: int, targets_per_token
 
         3 * [ sum over layers of 2 (4 D^2 + D G + F D) + 4 D C_layer ]  +  3 * t * 2 (D^2 if head transform + D V)
 
-    C is the mean number of keys a query sees: L in a global layer; in a local one of half window W, what fits of
-    2 W + 1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents
-    packed into a row attend to less than is counted. Embedding lookups, norms, activations, softmax and the optimizer
-    are not counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is recomputation.
+    C is the mean number of keys a query sees: L in a global layer; in a local one of half window W, what fits of 2 W +
+    1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents packed
+    into a row attend to less than is counted. A last layer computed at the targets only has the share t of all but its
+    keys and values, so t * (2 (2 D^2 + D G + F D) + 4 D C) + 4 D^2 of it is counted. Embedding lookups, norms,
+    activations, softmax and the optimizer are not counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is
+    recomputation.
     """
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)
     matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width)
-    keys = sum(_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers))
+    keys = [_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)]
+    body = matrices + 4 * width * sum(keys)
+    if last_layer == "targets":
+        at_targets = 2 * (2 * width * width + width * up + inner * width) + 4 * width * keys[-1]
+        body -= (1 - targets_per_token) * at_targets
     head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
-    return 3.0 * (matrices + 4 * width * keys + targets_per_token * head)
+    return 3.0 * (body + targets_per_token * head)
 
 
 def _keys_per_query(half_window: int | None, length: int) -> float:

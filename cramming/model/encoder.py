@@ -9,6 +9,7 @@ Shapes: T tokens of all sequences end to end, D hidden size, H heads, K head siz
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cramming.model import attention
 from cramming.model.attention import Layout, Packing
@@ -65,13 +66,26 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
-        q, k, v = self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
+        """[T, D], or [M, D] where the layout lets fewer tokens ask."""
+        q, k, v = self._project(x_TD, layout)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
-            q, k = apply_rope(q, rope), apply_rope(k, rope)
+            asking = (layout.at_asking(rope[0]), layout.at_asking(rope[1]))
+            q, k = apply_rope(q, asking), apply_rope(k, rope)
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         return self.out(mixed_THK.flatten(1))
+
+    def _project(self, x_TD: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+        """Queries of the tokens that ask, keys and values of all."""
+        if layout.asking_M is None:
+            return self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
+        width = x_TD.shape[1]
+        weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
+        bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
+        q_MD = F.linear(layout.at_asking(x_TD), weight_q, bias_q)
+        k, v = F.linear(x_TD, weight_kv, bias_kv).view(-1, 2, self.heads, self.head_size).unbind(1)
+        return q_MD.view(-1, self.heads, self.head_size), k, v
 
 
 class Block(nn.Module):
@@ -87,11 +101,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
+        """[T, D], or [M, D] where the layout lets fewer tokens ask: the others then have no output at all."""
+        kept = layout.at_asking(hidden_TD)
         if self.pre:
-            hidden_TD = hidden_TD + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout))
-            return hidden_TD + self.dropout(self.mlp(self.mlp_norm(hidden_TD)))
-        hidden_TD = self.attn_norm(hidden_TD + self.dropout(self.attn(hidden_TD, rope, layout)))
-        return self.mlp_norm(hidden_TD + self.dropout(self.mlp(hidden_TD)))
+            kept = kept + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout))
+            return kept + self.dropout(self.mlp(self.mlp_norm(kept)))
+        kept = self.attn_norm(kept + self.dropout(self.attn(hidden_TD, rope, layout)))
+        return self.mlp_norm(kept + self.dropout(self.mlp(kept)))
 
 
 class Encoder(nn.Module):
@@ -107,15 +123,29 @@ class Encoder(nn.Module):
         initialize(self, config)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
+        wanted_M: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`."""
-        hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
+        """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
+
+        With `wanted_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the last block computes no
+        others: of its 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
+        """
+        hidden = self.embeddings(ids_T, positions_T, token_types_T)
         shared = {window: self._shared(window, positions_T, packing) for window in self._windows()}
+        last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             rope, layout = shared[self.config.half_window(layer)]
-            hidden_TD = block(hidden_TD, rope, layout)
-        return self.final_norm(hidden_TD)
+            if layer == last and wanted_M is not None:
+                layout = attention.asked_by(layout, wanted_M, ids_T.shape[0]) or layout
+            hidden = block(hidden, rope, layout)
+        if wanted_M is not None and layout.asking_M is None:
+            hidden = hidden.index_select(0, wanted_M)
+        return self.final_norm(hidden)
 
     def _windows(self) -> list[int | None]:
         return list(dict.fromkeys(self.config.half_window(layer) for layer in range(self.config.num_layers)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cramming.model.attention import Packing, sequence_ids
-from cramming.model.config import ModelConfig
+from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
@@ -117,11 +117,15 @@ def linear_cross_entropy(
 
 
 class MaskedLM(nn.Module):
-    """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists."""
+    """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.
 
-    def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
+    `last_layer` says for which tokens the last block is computed: all of them, or the targets, which is all that the
+    loss needs (same numbers, less work).
+    """
+
+    def __init__(self, config: ModelConfig, kernel: str = "auto", last_layer: LastLayer = "targets") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.last_layer = config, last_layer
         self.encoder = Encoder(config, kernel)
         self.transform = HeadTransform(config) if config.head_transform else nn.Identity()
         vocab = self.encoder.embeddings.tokens.num_embeddings
@@ -132,18 +136,20 @@ class MaskedLM(nn.Module):
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar)."""
-        hidden_MD = self._at_targets(ids_T, positions_T, packing, target_positions_M)
+        """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
+
+        Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
+        """
+        wanted_M = target_positions_M if self.last_layer == "targets" else None
+        hidden = self.encoder(ids_T, positions_T, packing, wanted_M=wanted_M)
+        hidden_MD = self.transform(hidden if wanted_M is not None else hidden.index_select(0, target_positions_M))
         weight = self._decoder()
         return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight))
 
     def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
-        """Scores over the vocabulary at the given tokens, [M, V]."""
-        hidden_MD = self._at_targets(ids_T, positions_T, packing, target_positions_M)
+        """Scores over the vocabulary at any tokens, [M, V]."""
+        hidden_MD = self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M))
         return F.linear(hidden_MD, self._decoder(), self.decoder_bias)
-
-    def _at_targets(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, targets_M: Tensor) -> Tensor:
-        return self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, targets_M))
 
     def _decoder(self) -> Tensor:
         return self.encoder.embeddings.tokens.weight if self.decoder_weight is None else self.decoder_weight

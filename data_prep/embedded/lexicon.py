@@ -127,8 +127,12 @@ work toil labour drudge | for a wage; from dawn to dusk
 """
 MOVES = tuple((_words(words), _phrases(manners)) for words, manners in _table(_MOVES))
 
-WOMEN = _words("Anna Clara Emma Grace Helen Irene Julia Karen Laura Maria Nora Olivia Paula Rita Sarah Tessa Ursula Vera Wendy Alice")
-MEN = _words("Adam Brian Carl David Edward Frank George Henry Ivan Jack Kevin Leo Martin Noel Oscar Peter Ralph Simon Thomas Victor")
+WOMEN = _words(
+    "Anna Clara Emma Grace Helen Irene Julia Karen Laura Maria Nora Olivia Paula Rita Sarah Tessa Ursula Vera Wendy Alice"
+)
+MEN = _words(
+    "Adam Brian Carl David Edward Frank George Henry Ivan Jack Kevin Leo Martin Noel Oscar Peter Ralph Simon Thomas Victor"
+)
 TOWNS = _words(
     "Ashford Brookdale Crowhill Dunmore Elmwood Fairview Glenbrook Hartley Ironbridge Kingsport "
     "Langdale Millbrook Newhaven Oakham Penrose Redcliff Silverton Thornbury Underhill Westbrook"

@@ -41,6 +41,19 @@ def test_kernel_equals_dense(kernel: str, packing: Packing, window: int | None) 
 
 
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("kernel", "packing"), [("dense", RAGGED), ("sdpa", ROWS), ("sdpa", IN_ROWS)])
+def test_fewer_asking_tokens_get_what_they_got_among_all(kernel: str, packing: Packing, window: int | None) -> None:
+    q, k, v = torch.randn(96, 3, HEADS, SIZE).unbind(1)
+    asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
+    layout = attention.prepare(kernel, packing, 96, window, torch.float32, 0.0)
+    expected = attention.attend(q, k, v, layout)[asking]
+    fewer = attention.asked_by(layout, asking, 96)
+    assert fewer is not None
+    out = attention.attend(fewer.at_asking(q), k, v, fewer)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3])
 def test_dense_equals_each_sequence_alone(window: int | None) -> None:
     """The definition itself: a sequence does not see its neighbours, and a window counts to both sides."""
     qkv = torch.randn(96, 3, HEADS, SIZE)
@@ -102,3 +115,15 @@ def test_varlen_equals_dense_on_cuda(packing: Packing, window: int | None) -> No
     out, grad = run("varlen", packing, window, qkv)
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(grad, expected_grad, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
+def test_varlen_with_fewer_asking_tokens_equals_dense_on_cuda(packing: Packing) -> None:
+    packing = packing._replace(bounds_S=packing.bounds_S.cuda())
+    q, k, v = torch.randn(96, 3, HEADS, 32, device="cuda", dtype=torch.bfloat16).unbind(1)
+    asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95], device="cuda")
+    expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, None, q.dtype, 0.0))[asking]
+    fewer = attention.asked_by(attention.prepare("varlen", packing, 96, None, q.dtype, 0.0), asking, 96)
+    assert fewer is not None
+    torch.testing.assert_close(attention.attend(q[asking], k, v, fewer), expected, atol=2e-2, rtol=2e-2)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cramming.config import UserError, build, config_folder
 from cramming.model.attention import Packing
-from cramming.model.config import ModelConfig, count_parameters, flops_per_token
+from cramming.model.config import LastLayer, ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 
 FILES = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
@@ -44,7 +44,7 @@ def train_step(config: ModelConfig, rows: int = 2, length: int = 16) -> MaskedLM
     tokens = rows * length
     ids = torch.randint(0, config.vocab_size or 0, (tokens,))
     packing = Packing(torch.arange(0, tokens + 1, length, dtype=torch.int32), length, length)
-    targets = torch.arange(0, tokens - 1, 3)
+    targets = torch.arange(0, tokens - 1, 4)
     # other targets than what stands there: a tied decoder without a transform begins by predicting its own input
     loss, correct = model(ids, torch.arange(tokens) % length, packing, targets, ids[targets + 1])
     loss.backward()
@@ -90,19 +90,21 @@ def test_published_sizes() -> None:
 
 @pytest.mark.parametrize("changes", VARIANTS[:5])
 @pytest.mark.parametrize("length", [8, 32])
-def test_flops_are_those_of_the_matrix_products(changes: dict[str, Any], length: int) -> None:
+@pytest.mark.parametrize("last_layer", ["all", "targets"])
+def test_flops_are_those_of_the_matrix_products(changes: dict[str, Any], length: int, last_layer: LastLayer) -> None:
     """FlopCounterMode on the dense kernel, whose attention products are ordinary ones over all T tokens of one row.
 
     In bf16, because the counter does not know the in-place product that sums the decoder's gradient in fp32.
     """
     config = replace(SMALL, **{**changes, "local_window": None})
-    model = MaskedLM(config, kernel="dense")
+    model = MaskedLM(config, "dense", last_layer)
     ids = torch.randint(0, 64, (length,))
     packing = Packing(torch.tensor([0, length], dtype=torch.int32), length, length)
     targets = torch.arange(0, length, 4)
     with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
         model(ids, torch.arange(length), packing, targets, ids[targets])[0].backward()
-    assert counter.get_total_flops() == pytest.approx(length * flops_per_token(config, length, 0.25), rel=1e-9)
+    expected = length * flops_per_token(config, length, 0.25, last_layer)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("length", [4, 9, 40])
