@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from cramming import checkpoint
+from cramming import checkpoint, runtime
 from cramming import device as devices
 from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.config import UserError, build
@@ -22,6 +22,7 @@ from cramming.parallel.apply import MemoryConfig, apply
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
+from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
 
 VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
@@ -62,6 +63,7 @@ class Parts:
     micro_batches: int
     engine: Engine
     mesh: Mesh
+    runtime: RuntimeConfig
     source: BatchSource
     validation: list[Batch]
     work: Work
@@ -83,6 +85,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     memory = build(MemoryConfig, settings["memory"], "memory")
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
+    how = build(RuntimeConfig, settings["runtime"], "runtime")
     attention = build(AttentionConfig, settings["attention"], "attention")
     precision = Precision(build(PrecisionConfig, settings["precision"], "precision"), device)
     micro_batches = micro_batches_of(config, mesh.world_size)
@@ -97,6 +100,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
     clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
 
+    runtime.prepare(how, device, folder)
     devices.seed_everything(settings["seed"])
     model = MaskedLM(model_config, attention.kernel, attention.last_layer).to(device)
     optimizer = build_optimizer(model, optim)
@@ -117,6 +121,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         micro_batches=micro_batches,
         engine=engine,
         mesh=mesh,
+        runtime=how,
         source=source,
         validation=validation_batches(held_out, config) if mesh.is_main else [],
         work=work,
@@ -161,7 +166,7 @@ def batch_source(
 
 
 def validation_batches(source: BatchSource, config: TrainConfig) -> list[Batch]:
-    """At most `validation_sequences` held-out windows, each once."""
+    """At most `validation_sequences` held-out windows, each once, in batches of one size: nothing compiles twice."""
     rows = min(config.validation_sequences, source.num_windows)
     size = min(config.micro_batch, rows)
-    return [source.batch(first, min(size, rows - first)) for first in range(0, rows, size)]
+    return [source.batch(first, size) for first in range(0, rows - size + 1, size)]

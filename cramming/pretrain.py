@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cramming import device as devices
 from cramming.budget import EndReason
@@ -175,7 +176,13 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
 def micro_batch_stream(parts: Parts) -> Generator[Batch]:
     """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
     mesh, rows, first = parts.mesh, parts.train.micro_batch, parts.work.sequences
-    return prefetch(lambda k: parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows))
+    pin = parts.engine.device.type == "cuda"
+
+    def make(k: int) -> Batch:
+        batch = parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
+        return batch.map(Tensor.pin_memory) if pin else batch
+
+    return prefetch(make, parts.runtime.prefetch)
 
 
 def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_rate: float, rate: float) -> None:

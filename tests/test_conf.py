@@ -17,6 +17,7 @@ from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.parts import TrainConfig
 from cramming.precision import PrecisionConfig
+from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type] = {
     "precision": PrecisionConfig,
     "attention": AttentionConfig,
     "memory": MemoryConfig,
+    "runtime": RuntimeConfig,
     "parallel": ParallelConfig,
     "budget": BudgetConfig,
     "train": TrainConfig,

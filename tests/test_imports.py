@@ -29,6 +29,7 @@ LEVELS = {
     "cramming.data.shards": 0,
     "cramming.data.masking": 0,
     "cramming.precision": 1,
+    "cramming.runtime": 1,
     "cramming.model": 1,
     "cramming.parallel": 2,
     "cramming.engine": 2,

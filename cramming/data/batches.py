@@ -43,19 +43,16 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`; from pinned memory the copy does not block."""
-        if device.type == "cpu":
-            return self
+        return self if device.type == "cpu" else self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True)
-
-        packing = self.packing._replace(bounds_S=move(self.packing.bounds_S))
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with `change` applied to each of its tensors."""
         return Batch(
-            move(self.ids_T),
-            move(self.positions_T),
-            packing,
-            move(self.target_positions_M),
-            move(self.target_ids_M),
+            change(self.ids_T),
+            change(self.positions_T),
+            self.packing._replace(bounds_S=change(self.packing.bounds_S)),
+            change(self.target_positions_M),
+            change(self.target_ids_M),
             self.num_targets,
         )
 
