@@ -23,6 +23,7 @@ class Verb(NamedTuple):
 
     module: str
     summary: str
+    positional: str | None = None  # the setting that a word after the verb stands for
 
 
 VERBS = {
@@ -30,6 +31,9 @@ VERBS = {
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
     "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
+    "bench": Verb(
+        "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
+    ),
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")
@@ -88,7 +92,7 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 
 def run_verb(verb: str, overrides: Sequence[str]) -> None:
     """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
-    overrides = with_implied(overrides)
+    overrides = with_implied(with_positional(verb, overrides))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -119,6 +123,14 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         raise UserError(_one_line(error)) from None
     if mistakes:
         raise mistakes[0]
+
+
+def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
+    """`bench peers` is short for `bench bench.what=peers`: the word right after the verb, where the verb has one."""
+    setting, rest = VERBS[verb].positional, list(arguments)
+    if setting is not None and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
+        rest[0] = f"{setting}={rest[0]}"
+    return rest
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:

@@ -37,6 +37,8 @@ class RootConfig:
     runs: Path
     corpora: Path
     model_path: str | None
+    gates: Path
+    forced: list[str]
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -173,6 +175,15 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by `text` in UTF-8; a reader sees the old or the new whole."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    overwrite_atomically(path, write)
 
 
 def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -17,6 +17,7 @@ from cramming.data.batches import Batch
 from cramming.device import synchronize
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
+from cramming.runtime import compiled_graphs
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -47,14 +48,19 @@ class Engine:
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.update_seconds = 0.0  # of the last update, from the end of the backward pass to its synchronisation
+        self.recompilations = 0  # graphs compiled in steps after the first of this process: shapes are static, so none
+        self._is_warm = False
         self._skipped_in_a_row = 0
 
     def step(
         self, batches: Sequence[Batch], learning_rate: float, may_update: Callable[[], bool] = lambda: True
     ) -> StepStats | None:
         """One update from `batches`; None and untouched weights if `may_update()` says no after the backward pass."""
+        graphs = compiled_graphs()
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
         loss_sum, correct = self._accumulate(batches, targets)
+        self.recompilations += compiled_graphs() - graphs if self._is_warm else 0
+        self._is_warm = True
         if not may_update():
             self.optimizer.zero_grad(set_to_none=True)
             return None

@@ -1,6 +1,7 @@
 """The parts of a training run, built from the configuration and checked before anything is written."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +9,8 @@ import torch
 
 from cramming import checkpoint, runtime
 from cramming import device as devices
+from cramming.bench import gate
+from cramming.bench.tricks import changed
 from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, BatchSource
@@ -20,7 +23,7 @@ from cramming.model.heads import MaskedLM
 from cramming.optim import OptimConfig, build_optimizer
 from cramming.parallel.apply import MemoryConfig, apply
 from cramming.parallel.mesh import Mesh
-from cramming.precision import Precision, PrecisionConfig
+from cramming.precision import Precision, PrecisionConfig, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
@@ -48,6 +51,21 @@ class TrainConfig:
             raise ValueError(f"validations={self.validations} is below 0")
 
 
+@dataclass(frozen=True)
+class EngineConfig:
+    """The sections that say how a step is computed."""
+
+    optim: OptimConfig
+    attention: AttentionConfig
+    memory: MemoryConfig
+    precision: PrecisionConfig
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "EngineConfig":
+        """From the root configuration."""
+        return build(cls, {field.name: settings[field.name] for field in fields(cls)}, "")
+
+
 @dataclass
 class Parts:
     """What the loop works with. `clock` and `metrics` are rank 0's alone."""
@@ -67,6 +85,7 @@ class Parts:
     source: BatchSource
     validation: list[Batch]
     work: Work
+    gates: dict[str, str]
     clock: BudgetClock | None
     metrics: MetricsLog | None
 
@@ -80,21 +99,19 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
     config = build(TrainConfig, settings["train"], "train")
     schedule = build(ScheduleConfig, settings["schedule"], "schedule")
-    optim = build(OptimConfig, settings["optim"], "optim")
     objective = build(ObjectiveConfig, settings["objective"], "objective")
-    memory = build(MemoryConfig, settings["memory"], "memory")
+    execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
     how = build(RuntimeConfig, settings["runtime"], "runtime")
-    attention = build(AttentionConfig, settings["attention"], "attention")
-    precision = Precision(build(PrecisionConfig, settings["precision"], "precision"), device)
     micro_batches = micro_batches_of(config, mesh.world_size)
     corpus = Corpus.open(corpus_folder(settings))
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
+    described = devices.describe(device)
+    gates = check_gate(settings, execution.precision.mode, device, described.name)
     if mesh.is_main:
-        described = devices.describe(device)
         create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
         refuse_changed_corpus(folder, corpus.describe())
         write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
@@ -102,22 +119,23 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
 
     runtime.prepare(how, device, folder)
     devices.seed_everything(settings["seed"])
-    model = MaskedLM(model_config, attention.kernel, attention.last_layer).to(device)
-    optimizer = build_optimizer(model, optim)
-    work = checkpoint.load_newest(folder / "checkpoints", model, optimizer, precision.scaler) or Work()
+    engine = build_engine(execution, model_config, mesh, device)
+    state = (engine.model, engine.optimizer, engine.precision.scaler)
+    work = checkpoint.load_newest(folder / "checkpoints", *state) or Work()
     if clock:
         clock.attach(work)
-    engine = Engine(apply(model, memory), optimizer, precision, optim.clip, mesh, device)
     targets_per_token = objective.targets_per_row(config.sequence_length) / config.sequence_length
     return Parts(
         folder=folder,
         train=config,
         schedule=schedule,
         saving=saving,
-        peak_learning_rate=optim.lr,
+        peak_learning_rate=execution.optim.lr,
         corpus=corpus,
         model_config=model_config,
-        flops_per_token=flops_per_token(model_config, config.sequence_length, targets_per_token, attention.last_layer),
+        flops_per_token=flops_per_token(
+            model_config, config.sequence_length, targets_per_token, execution.attention.last_layer
+        ),
         micro_batches=micro_batches,
         engine=engine,
         mesh=mesh,
@@ -125,9 +143,24 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         source=source,
         validation=validation_batches(held_out, config) if mesh.is_main else [],
         work=work,
+        gates=gates,
         clock=clock,
         metrics=MetricsLog(folder) if mesh.is_main else None,
     )
+
+
+def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, device_name: str) -> dict[str, str]:
+    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
+    resolved = changed(settings, {"precision.mode": resolve(mode, device)})
+    return gate.check(resolved, gate.place(device_name, torch.__version__))
+
+
+def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
+    """A model with random weights and all that `config` applies to it, its optimizer and number format."""
+    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer).to(device)
+    optimizer = build_optimizer(model, config.optim)
+    precision = Precision(config.precision, device)
+    return Engine(apply(model, config.memory), optimizer, precision, config.optim.clip, mesh, device)
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:

@@ -270,11 +270,13 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         "data_wait_share": data_wait_share,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "precision": parts.engine.precision.mode,
+        "recompilations": parts.engine.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
         "skipped_steps": work.skipped_steps,
         "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors") if validation else None,
         "seed": parts.source.seed,
-        "forced": [],
+        "gate": parts.gates,
+        "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
     }
     write_record_section(parts.folder, pretrain=section)
     if validation:

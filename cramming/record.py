@@ -34,7 +34,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, overwrite_atomically
+from cramming.config import UserError, write_atomically
 
 FORMAT_VERSION = 1
 RULES_VERSION = "1"
@@ -122,7 +122,7 @@ def write_record_section(folder: Path, **sections: Any) -> None:
         old = record.get(key)
         record[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
     text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False, default=str)
-    overwrite_atomically(path, lambda temporary: _write_text(temporary, text + "\n"))
+    write_atomically(path, text + "\n")
 
 
 def _new_record(name: str) -> dict[str, Any]:
@@ -134,10 +134,6 @@ def _new_record(name: str) -> dict[str, Any]:
         "suite_version": __version__,
         "rules_version": RULES_VERSION,
     }
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def finite(value: Any) -> Any:
@@ -202,11 +198,11 @@ def create_run_folder(
         write_record_section(folder, resumed=resumed, division_requested=settings["division"])
         return
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
-    overwrite_atomically(folder / "config.yaml", lambda p: _write_text(p, text))
-    overwrite_atomically(folder / "environment.json", lambda p: _write_text(p, json.dumps(environment, indent=1)))
+    write_atomically(folder / "config.yaml", text)
+    write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
     diff = _git("diff", "HEAD")
     if diff:
-        overwrite_atomically(folder / "git.diff", lambda p: _write_text(p, diff + "\n"))
+        write_atomically(folder / "git.diff", diff + "\n")
     write_record_section(
         folder, config=dict(settings), environment=environment, division_requested=settings["division"]
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, overwrite_atomically
+from cramming.config import UserError, build, write_atomically
 from cramming.data.shards import TASKS, TOKENIZER, Shard
 
 UNFINISHED = "unfinished.json"
@@ -31,7 +31,7 @@ class Unfinished:
 
     def save(self, folder: Path) -> None:
         """Write it into the corpus folder, atomically."""
-        write_text(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
+        write_atomically(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> "Unfinished | None":
@@ -51,15 +51,6 @@ class Unfinished:
         for file in _own_files(folder):
             if file.name not in keep:
                 _remove(file)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, atomically."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    overwrite_atomically(path, write)
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cramming import __version__
-from cramming.config import UserError, build, file_sha256, overwrite_atomically
+from cramming.config import UserError, build, file_sha256, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.progress import Progress, say
 from data_prep import pack, tokenizer
 from data_prep.clean import normalize
-from data_prep.folder import UNFINISHED, Unfinished, discard, lock, write_text
+from data_prep.folder import UNFINISHED, Unfinished, discard, lock
 from data_prep.generated import EmbeddedConfig, EmbeddedSource
 from data_prep.hub import ConnectionLostError, HubConfig, HubSource
 from data_prep.selection import Tally, select
@@ -164,7 +164,7 @@ def prepare(job: Job) -> None:
         removed=dict(sorted(tally.removed.items())),
         splits=finished,
     )
-    write_text(job.folder / shards.MANIFEST, manifest.to_json())
+    write_atomically(job.folder / shards.MANIFEST, manifest.to_json())
     (job.folder / UNFINISHED).unlink()
     _report(job, manifest)
 

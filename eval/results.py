@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import overwrite_atomically
+from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval.datasets import TaskData
 from eval.finetune import Hyperparameters, Predictions
@@ -73,12 +73,7 @@ def _save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as JSON; numbers that are not finite become null."""
-    text = json.dumps(finite(value), indent=1, allow_nan=False) + "\n"
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    overwrite_atomically(path, write)
+    write_atomically(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def _scores(task: Task, predictions: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import RootConfig, build, config_folder
@@ -34,6 +35,7 @@ SECTIONS: dict[str, type] = {
     "attention": AttentionConfig,
     "memory": MemoryConfig,
     "runtime": RuntimeConfig,
+    "bench": BenchConfig,
     "parallel": ParallelConfig,
     "budget": BudgetConfig,
     "train": TrainConfig,

@@ -36,6 +36,7 @@ LEVELS = {
     "cramming.checkpoint": 2,
     "cramming.optim": 2,
     "cramming.data.batches": 2,
+    "cramming.bench": 3,
     "cramming.parts": 3,
     "cramming.pretrain": 3,
     "cramming.cli": 3,

@@ -89,8 +89,9 @@ class BatchSource:
     ):
         if stream.num_tokens < 2 * sequence_length:
             raise UserError(
-                f"the corpus split has {stream.num_tokens} tokens, fewer than two windows of train.sequence_length="
-                f"{sequence_length}; prepare more text or shorten the windows"
+                f"{stream.name}: {stream.num_tokens} tokens are fewer than two windows of train.sequence_length="
+                f"{sequence_length}; prepare more text, shorten the windows, or for the validation split raise"
+                " data.validation_fraction"
             )
         self.stream, self.masker = stream, masker
         self.sequence_length, self.packing, self.seed = sequence_length, packing, seed

@@ -289,11 +289,8 @@ class Corpus:
 
     def stream(self, split: Split) -> "TokenStream":
         """The tokens of one split as one flat stream."""
-        return TokenStream(
-            self.folder,
-            self.manifest.splits[split],
-            np.dtype(self.manifest.dtype).newbyteorder("<"),
-        )
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        return TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
 
     def describe(self) -> dict[str, Any]:
         """What a run's record says about its corpus."""
@@ -318,7 +315,8 @@ class TokenStream:
     `num_tokens`, `num_documents`; `document_starts` int64 [num_documents], ascending stream offsets of each [CLS].
     """
 
-    def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream") -> None:
+        self.name = name  # for messages
         self.num_tokens = sum(shard.tokens for shard in shards)
         self.num_documents = sum(shard.documents for shard in shards)
         self._index_files = [folder / shard.index_file for shard in shards]
@@ -326,6 +324,18 @@ class TokenStream:
         self._shards = [np.asarray(np.memmap(folder / shard.file, dtype=dtype, mode="r")) for shard in shards]
         self._bases = np.cumsum([0] + [shard.tokens for shard in shards])
         self._views: dict[int, list[np.ndarray]] = {}
+
+    @classmethod
+    def of_array(cls, ids: np.ndarray, document_starts: np.ndarray) -> "TokenStream":
+        """A stream in memory, for measurements: no folder, no files."""
+        stream = cls.__new__(cls)
+        stream.name = "array"
+        stream.num_tokens, stream.num_documents = len(ids), len(document_starts)
+        stream.document_starts = document_starts.astype(np.int64)
+        stream._index_files, stream._shards = [], [ids]
+        stream._bases = np.array([0, len(ids)])
+        stream._views = {}
+        return stream
 
     @cached_property
     def document_starts(self) -> np.ndarray:

@@ -12,13 +12,16 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
     varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): CUDA, 16-bit, no dropout; windows save work
+    flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
+             be compiled, so `auto` leaves it to whoever measures it to be faster
 
 Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M tokens that ask.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +75,7 @@ class Layout(NamedTuple):
     scatter_T: Tensor | None = None  # padded place of each token
     asking_M: Tensor | None = None  # tokens whose output is wanted, ascending, as many in each row; None: all
     asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
+    block_mask: Any = None  # of FlexAttention
 
     def at_asking(self, x_TX: Tensor) -> Tensor:
         """The rows of `x_TX` that belong to the tokens that ask."""
@@ -252,6 +256,48 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     return out
 
 
+def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    if not packing.bounds_S.is_cuda and torch.is_grad_enabled():
+        raise UserError("attention kernel 'flex' trains on CUDA only; use kernel auto, sdpa or padded")
+    layout = Layout("flex", packing.bounds_S, packing.max_length, half_window)
+    everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
+    return _flex_restrict(layout, everyone_T, num_tokens)
+
+
+def _flex_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
+    from torch.nn.attention.flex_attention import create_block_mask  # imported late: brings the compiler along
+
+    ids_T, reach = sequence_ids(layout.bounds_S, num_tokens), layout.half_window
+
+    def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = asking_M[query]
+        together = ids_T[place] == ids_T[key]
+        return together if reach is None else together & ((place - key).abs() <= reach)
+
+    shape = (None, None, len(asking_M), num_tokens)
+    return layout._replace(block_mask=create_block_mask(may_see, *shape, device=str(ids_T.device)))
+
+
+def _flex_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+    assert dropout == 0.0, "the flex kernel has no dropout"
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
+    attention = _compiled_flex_attention() if q.is_cuda else _flex_attention()
+    out = attention(q, k, v, block_mask=layout.block_mask)
+    return out[0].transpose(0, 1)
+
+
+def _flex_attention() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    """Uncompiled it would build the whole [T, T] score matrix."""
+    return torch.compile(_flex_attention(), dynamic=False)
+
+
 class Kernel(NamedTuple):
     """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask."""
 
@@ -265,4 +311,5 @@ KERNELS: dict[str, Kernel] = {
     "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
     "padded": Kernel(_padded_prepare, _grouped_attend, None),
     "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict),
+    "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict),
 }

@@ -160,6 +160,7 @@ def test_settings_hash_ignores_order_and_sees_values() -> None:
 
 
 ROOT = {"name": "a", "seed": 0, "resume": False, "device": "auto", "division": "closed", "runs": "r", "corpora": "c"}
+ROOT |= {"gates": "g", "forced": []}
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
 
 
 def test_unknown_kernel_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="auto, dense, sdpa, padded, varlen"):
+    with pytest.raises(UserError, match="auto, dense, sdpa, padded, varlen, flex"):
         attention.prepare("flash9", ROWS, 96, None, torch.float32, 0.0)
 
 
-@pytest.mark.parametrize(("kernel", "packing"), [("varlen", ROWS), ("sdpa", RAGGED)])
+@pytest.mark.parametrize(("kernel", "packing"), [("varlen", ROWS), ("flex", ROWS), ("sdpa", RAGGED)])
 def test_kernel_that_cannot_run_here_is_refused(kernel: str, packing: Packing) -> None:
     with pytest.raises(UserError, match=kernel):
         attention.prepare(kernel, packing, 96, None, torch.float32, 0.0)
@@ -115,6 +115,22 @@ def test_varlen_equals_dense_on_cuda(packing: Packing, window: int | None) -> No
     out, grad = run("varlen", packing, window, qkv)
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(grad, expected_grad, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
+def test_flex_equals_dense(packing: Packing, window: int | None) -> None:
+    """Forward only: FlexAttention has no backward pass on a CPU."""
+    q, k, v = torch.randn(96, 3, HEADS, SIZE).unbind(1)
+    asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])
+    with torch.no_grad():
+        dense = attention.prepare("dense", packing, 96, window, torch.float32, 0.0)
+        flex = attention.prepare("flex", packing, 96, window, torch.float32, 0.0)
+        expected = attention.attend(q, k, v, dense)
+        torch.testing.assert_close(attention.attend(q, k, v, flex), expected, atol=1e-5, rtol=1e-5)
+        fewer = attention.asked_by(flex, asking, 96)
+        assert fewer is not None
+        torch.testing.assert_close(attention.attend(q[asking], k, v, fewer), expected[asking], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,149 @@
+"""Training throughput against the predecessor (github.com/JonasGeiping/cramming), in one interleaved run.
+
+Its crammed BERT, trained by its own engine (compiled, as its default is) on random tokens, beside our crammed BERT of
+the same shapes, masked share, optimizer constants and number format (fp32 on a CPU: it has no mixed precision there).
+It needs an environment of its own:
+
+    python -m venv old && old/bin/pip install "torch>=2.11,<2.14" transformers==4.57.6 datasets==5.0.1 hydra-core \
+        evaluate pynvml psutil zstandard
+    git clone https://github.com/JonasGeiping/cramming checkout
+    python benchmarks/predecessor.py --python old/bin/python --checkout checkout --out <file>.md
+
+Its data loader is left out, in its favour: batches come ready from memory there, and are masked on the clock here.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+SHAPES = {"256x4": (256, 4, 4, 32), "768x16": (768, 16, 12, 16)}  # hidden size, layers, heads, sequences per step
+LENGTH, VOCABULARY = 128, 32768
+
+
+def serve() -> None:
+    """The predecessor's side, run by its own Python in its checkout: the worker protocol of cramming.bench.worker."""
+    import time
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    sys.path.insert(0, job["checkout"])
+    import torch
+    from hydra import compose, initialize_config_dir
+
+    import cramming
+
+    rows, device = job["rows"], torch.device(job["device"])
+    with initialize_config_dir(str(Path(job["checkout"], "cramming", "config").absolute()), version_base="1.1"):
+        cfg = compose("cfg_pretrain", [
+            "arch=crammed-bert", "train=bert-o4", f"arch.hidden_size={job['hidden']}", "train.batch_size_ramp=0",
+            f"arch.num_transformer_layers={job['layers']}", f"arch.attention.num_attention_heads={job['heads']}",
+            f"arch.intermed_size={4 * job['hidden']}", f"train.batch_size={rows}", f"impl.microbatch_size={rows}",
+        ])  # fmt: skip
+    model = cramming.construct_model(cfg.arch, VOCABULARY)
+
+    class Tokenizer:
+        model_max_length = LENGTH
+
+    setup = {"device": device, "dtype": torch.float}
+    engine, *_ = cramming.load_backend(model, None, Tokenizer(), cfg.train, cfg.impl, 0.0, setup=setup)
+    engine.train(cfg.train.pretrain_in_train_mode)
+    generator = torch.Generator().manual_seed(0)
+    targets = int(cfg.train.objective.mlm_probability * rows * LENGTH)
+    print(json.dumps({"flops_per_token": 0.0, "precision": "fp32"}), file=answers, flush=True)
+    for line in sys.stdin:
+        command, seconds, losses = json.loads(line), [], []
+        for _ in range(command["count"]):
+            ids = torch.randint(5, VOCABULARY, (rows, LENGTH), generator=generator)
+            labels = torch.full((rows * LENGTH,), -100)
+            places = torch.randperm(rows * LENGTH, generator=generator)[:targets]
+            labels[places] = ids.view(-1)[places]
+            batch = {
+                "input_ids": ids.view(-1).index_fill(0, places, 4).view(rows, LENGTH),
+                "labels": labels.view(rows, -1),
+            }
+            began = time.perf_counter()
+            losses.append(float(engine.step(engine.to_device(batch))))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        print(json.dumps({"seconds": seconds, "losses": losses, "peak_bytes": 0}), file=answers, flush=True)
+
+
+def our_job(shape: str, compiled: bool, device: str) -> dict[str, Any]:
+    """Our crammed BERT of the same shapes, in fp32."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from cramming.config import config_folder
+
+    hidden, layers, heads, rows = SHAPES[shape]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = OmegaConf.to_container(compose("config", [
+            "model=crammed-bert", "optim=adamw", "precision=fp32", f"model.hidden_size={hidden}",
+            f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
+            f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
+            f"memory.compile={'model' if compiled else 'off'}",
+        ]), resolve=True)  # fmt: skip
+    return {"side": "ours", "settings": settings, "vocab_size": VOCABULARY, "device": device}
+
+
+def compare(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The predecessor and both of our modes on one shape."""
+    from cramming.bench.main import BenchConfig, measure
+    from cramming.bench.worker import Worker, warm_up
+
+    config = BenchConfig("peers", None, args.rounds, args.steps, VOCABULARY, [], 200, 512, {}, Path(), Path())
+    hidden, layers, heads, rows = SHAPES[shape]
+    job = {"side": "predecessor", "checkout": str(args.checkout.absolute()), "device": args.device}
+    job |= {"hidden": hidden, "layers": layers, "heads": heads, "rows": rows}
+    results = []
+    with Worker(job, [str(args.python), __file__, "--serve"]) as old:
+        warm_up(old)
+        for compiled in (False, True):
+            row = measure(old, our_job(shape, compiled, args.device), config)
+            row |= {"shape": shape, "tokens_per_step": rows * LENGTH, "peer": "predecessor"}
+            row["name"] = "ours, compiled" if compiled else "ours, eager"
+            results.append(row)
+            print({k: v for k, v in row.items() if k not in ("raw_seconds", "settings")}, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path)
+    parser.add_argument("--checkout", type=Path)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve()
+        return
+    from cramming.bench import report
+    from cramming.device import describe, select
+
+    rows = [row for shape in args.shapes for row in compare(shape, args)]
+    if args.out:
+        commit = subprocess.run(
+            ["git", "-C", str(args.checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        about = {**asdict(describe(select(args.device))), **report.versions(), "predecessor": commit}
+        head = (
+            f"# Training throughput against the predecessor\n\n`python benchmarks/predecessor.py --rounds {args.rounds}"
+        )
+        text = [f"{head} --steps {args.steps}`: {about}", "", *report.peers_table(rows), "", "```json"]
+        text += [json.dumps(row) for row in rows]
+        args.out.write_text("\n".join([*text, "```", ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

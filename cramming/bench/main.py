@@ -1,0 +1,234 @@
+"""The verb `bench`: `tricks` measures every trick beside the reference, `peers` other trainers beside ours.
+
+Each row is a pair of processes, reference and candidate, that take turns: rounds of a few steps each, and the ratio is
+that of the medians, so that a machine that slows down slows both. The table goes to `bench.out`, under this device's
+name; other devices' tables in that file stay.
+"""
+
+import statistics
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cramming import device as devices
+from cramming.bench import gate, report, tricks
+from cramming.bench.sides import matmul_flops
+from cramming.bench.tricks import Trick
+from cramming.bench.worker import Worker, warm_up
+from cramming.config import UserError, build
+from cramming.precision import resolve
+from cramming.progress import Progress, say
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """The `bench` section.
+
+    `what`: tricks or peers. `only`: names of rows, null for all. A pair takes `rounds` turns of `steps` steps. `shapes`
+    (peers): hidden size, layers, heads, sequences per step. `gate`: changes of model and train for the loss curves,
+    which need not be as large as what is timed.
+    """
+
+    what: str
+    only: list[str] | None
+    rounds: int
+    steps: int
+    vocab_size: int
+    shapes: list[list[int]]
+    gate_steps: int
+    gate_vocab_size: int
+    gate: dict[str, dict[str, Any]]
+    out: Path
+    raw: Path
+
+    def __post_init__(self) -> None:
+        if self.what not in BENCHES:
+            raise ValueError(f"what={self.what}: choose one of {', '.join(BENCHES)}")
+        for name in ("rounds", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is below 1")
+        if self.gate_steps < 2 * gate.WINDOW:
+            raise ValueError(f"gate_steps={self.gate_steps} is below {2 * gate.WINDOW}")
+
+
+def main(settings: dict[str, Any]) -> None:
+    """The verb `bench`."""
+    config = build(BenchConfig, settings["bench"], "bench")
+    BENCHES[config.what](settings, config, devices.select(settings["device"]))
+
+
+def job_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: torch.device) -> dict[str, Any]:
+    """What a worker must know to run the reference with one trick."""
+    changed = tricks.changed(tricks.changed(settings, tricks.REFERENCE), trick.settings)
+    job = {"side": "ours", "settings": changed, "micro_batches": trick.micro_batches, "device": device.type}
+    return {**job, "vocab_size": vocab_size, "name": trick.name}
+
+
+def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
+    """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
+    rows = chosen(config, device)
+    reference = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
+    described, results = devices.describe(device), []
+    ceilings: dict[str, float] = {}
+    where = gate.place(described.name, torch.__version__)
+    curve = loss_curve(settings, config, reference, device)
+    with Progress("bench tricks", total=len(rows), unit="tricks") as bar, ExitStack() as running:
+        bases: dict[bool, Worker] = {}
+        for trick in rows:
+            bar.note(trick.name)
+            small = is_too_slow_here(trick, device)
+            timed = gate_settings(settings, config) if small else settings
+            if small not in bases:
+                bases[small] = running.enter_context(Worker(job_of(timed, reference, config.vocab_size, device)))
+                warm_up(bases[small])
+            row = measure(bases[small], job_of(timed, trick, config.vocab_size, device), config)
+            row["shape"] = "small" if small else "full"
+            dtype = row["precision"]
+            if dtype not in ceilings:
+                ceilings[dtype] = matmul_flops(device, DTYPES[dtype])
+            row |= {"name": trick.name, "about": trick.about, "ceiling_flops": ceilings[dtype]}
+            if trick.tolerance is not None and "error" not in row:
+                verdict = gate.judge(trick, curve, loss_curve_or_nan(settings, config, trick, device))
+                gate.save(Path(settings["gates"]), where, [verdict])
+                row["gate"] = asdict(verdict)
+            results.append(row)
+            bar.advance(1)
+            say(report.line(row))
+    finish(config, settings, described, results, "tricks")
+
+
+def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
+    """Others on the same shapes: the reference of each pair is ours, compiled."""
+    results = []
+    with Progress("bench peers", total=len(config.shapes) * len(PEERS), unit="pairs") as bar:
+        for hidden, layers, heads, rows in config.shapes:
+            shape = {"model.hidden_size": hidden, "model.num_layers": layers, "model.num_heads": heads}
+            shape |= {"train.batch_size": rows, "train.micro_batch": rows}
+            for peer in PEERS:
+                if config.only is not None and peer["side"] not in config.only:
+                    continue
+                bar.note(f"{peer['side']} {hidden}x{layers}")
+                results += pair(settings, config, device, shape, peer, f"{hidden}x{layers}")
+                bar.advance(1)
+    finish(config, settings, devices.describe(device), results, "peers")
+
+
+def pair(
+    settings: dict[str, Any], config: BenchConfig, device: torch.device, shape: dict[str, Any], peer: dict[str, Any],
+    label: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One peer beside ours, eager and compiled, on one shape: two rows."""
+    family = {**peer["model"], **shape, "model.intermediate_size": int(peer["inner"] * shape["model.hidden_size"])}
+    stack = tricks.best(device.type, resolve("auto", device) == "bf16").settings
+    ours = {**stack, "precision.mode": settings["precision"]["mode"]}
+    common = {"vocab_size": config.vocab_size, "device": device.type}
+    results = []
+    peer_settings = tricks.changed(settings, family)
+    with Worker({**common, "side": peer["side"], "settings": peer_settings, "compile": True}) as base:
+        warm_up(base)
+        for name, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
+            changed = tricks.changed(tricks.changed(settings, ours), {**family, "memory.compile": compiled})
+            row = measure(base, {**common, "side": "ours", "settings": changed, "name": name}, config)
+            row |= {"name": name, "peer": peer["side"], "shape": label}
+            row["tokens_per_step"] = shape["train.batch_size"] * settings["train"]["sequence_length"]
+            results.append(row)
+            say(report.line(row))
+    return results
+
+
+def measure(base: Worker, job: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
+    """Turns of a candidate and the base: seconds per step of both, speed-up, peak memory."""
+    try:
+        with Worker(job) as other:
+            first_seconds = warm_up(other)
+            seconds: dict[str, list[float]] = {"base": [], "other": []}
+            peaks = {"base": 0, "other": 0}
+            for turn in range(config.rounds):
+                for name, side in (("base", base), ("other", other)):
+                    steps = side.run(2 + turn * config.steps, config.steps)
+                    seconds[name] += steps.seconds
+                    peaks[name] = steps.peak_bytes
+            facts = other.facts
+    except UserError as error:  # a trick that cannot run here is a row that says why
+        return {"error": str(error), "precision": "fp32"}
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    train = job["settings"]["train"]
+    tokens = train["batch_size"] * train["sequence_length"]
+    return {
+        **facts,
+        "speedup": medians["base"] / medians["other"],
+        "tokens_per_second": tokens / medians["other"],
+        "base_tokens_per_second": tokens / medians["base"],
+        "peak_bytes": peaks["other"],
+        "base_peak_bytes": peaks["base"],
+        "first_steps_seconds": first_seconds,
+        "raw_seconds": seconds,
+    }
+
+
+def loss_curve(settings: dict[str, Any], config: BenchConfig, trick: Trick, device: torch.device) -> list[float]:
+    """The loss of every step of the gate's run with one trick."""
+    with Worker(job_of(gate_settings(settings, config), trick, config.gate_vocab_size, device)) as worker:
+        return worker.run(0, config.gate_steps).losses
+
+
+def loss_curve_or_nan(settings: dict[str, Any], config: BenchConfig, trick: Trick, device: torch.device) -> list[float]:
+    """The same; a trick that cannot run has learned nothing."""
+    try:
+        return loss_curve(settings, config, trick, device)
+    except UserError as error:
+        say(f"gate: {error}")
+        return [float("nan")] * config.gate_steps
+
+
+def gate_settings(settings: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
+    """The settings with `bench.gate` in force."""
+    smaller = {f"{section}.{key}": value for section, keys in config.gate.items() for key, value in keys.items()}
+    return tricks.changed(settings, smaller)
+
+
+def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
+    """16-bit products take 50 times as long on a CPU without an instruction for them: timed on the small shape."""
+    mode = trick.settings.get("precision.mode", "fp32")
+    return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
+
+
+def chosen(config: BenchConfig, device: torch.device) -> list[Trick]:
+    """The rows to measure: those of this device, or those named."""
+    every = [t for t in tricks.TRICKS if t.device in ("any", device.type)]
+    every.append(tricks.best(device.type, resolve("auto", device) == "bf16"))
+    if config.only is None:
+        return every
+    unknown = set(config.only) - {t.name for t in every}
+    if unknown:
+        raise UserError(f"bench.only: no trick {sorted(unknown)} here; there are: {', '.join(t.name for t in every)}")
+    return [t for t in every if t.name in config.only]
+
+
+def finish(
+    config: BenchConfig, settings: dict[str, Any], device: devices.DeviceInfo, rows: list[dict[str, Any]], title: str
+) -> None:
+    """Write the table, and the raw numbers beside it."""
+    raw = report.write(config.out, config.raw, title, rows, device, settings)
+    say(f"{config.out}: {len(rows)} rows; raw numbers in {raw}")
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+BERT = {"model.norm_order": "post", "model.mlp": "plain", "model.positions": "learned", "model.norm_bias": True,
+        "model.embedding_norm": True, "model.final_norm": False, "model.first_attn_norm": True, "model.token_types": 2,
+        "model.attention_bias": True, "model.mlp_bias": True, "model.head_bias": True, "model.local_window": None,
+        "model.tie_embeddings": True}  # fmt: skip
+MODERN = {"model.norm_order": "pre", "model.mlp": "glu", "model.positions": "rope", "model.norm_bias": False,
+          "model.embedding_norm": True, "model.final_norm": True, "model.first_attn_norm": False,
+          "model.token_types": 0, "model.attention_bias": False, "model.mlp_bias": False, "model.head_bias": False,
+          "model.local_window": 128, "model.global_every": 3, "model.tie_embeddings": True}  # fmt: skip
+PEERS: tuple[dict[str, Any], ...] = (
+    {"side": "trainer", "model": BERT, "inner": 4.0},
+    {"side": "bert loop", "model": BERT, "inner": 4.0},
+    {"side": "modernbert loop", "model": MODERN, "inner": 1.5},
+)
+BENCHES = {"tricks": bench_tricks, "peers": bench_peers}

@@ -1,0 +1,115 @@
+"""The tables of `cramming bench`, one section per device in a Markdown file, and the raw numbers as JSON beside it."""
+
+import json
+import platform
+import re
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cramming.config import write_atomically
+from cramming.device import DeviceInfo
+
+FORMULA = (
+    "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
+    " backward pass, a multiply-add as 2; recomputation not counted) per second, over the rate of large square matrix"
+    " products in the same number format measured in the same run."
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row for the terminal."""
+    label = " ".join(str(row[k]) for k in ("shape", "peer", "name") if k in row)
+    if "error" in row:
+        return f"{label}: not run: {row['error']}"
+    text = f"{label}: {row['tokens_per_second']:.0f} tokens/s, {row['speedup']:.2f}x"
+    return text + (f", gate {gate_cell(row)}" if "gate" in row else "")
+
+
+def gate_cell(row: dict[str, Any]) -> str:
+    """`passed (0.003 of 0.02)`, `FAILED (0.4 of 0.05)`, or a dash where no gate applies."""
+    if "gate" not in row:
+        return "–"
+    verdict = row["gate"]
+    distance = "not finite" if verdict["distance"] is None else f"{verdict['distance']:.4f}"
+    return f"{'passed' if verdict['passed'] else 'FAILED'} ({distance} of {verdict['tolerance']})"
+
+
+def tricks_table(rows: list[dict[str, Any]]) -> list[str]:
+    """One row per trick."""
+    lines = [
+        "| trick | what it is | tokens/s | beside reference | MFU | peak memory, MB | beside reference | gate, nats |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['name']} | {row['about']} | not run here: {row['error']} | | | | | |")
+            continue
+        name = f"{row['name']} (small shape)" if row["shape"] == "small" else row["name"]
+        utilisation = row["flops_per_token"] * row["tokens_per_second"] / row["ceiling_flops"]
+        lines.append(
+            f"| {name} | {row['about']} | {row['tokens_per_second']:.0f} | {row['speedup']:.2f}x"
+            f" | {utilisation:.0%} | {row['peak_bytes'] / 1e6:.0f} | {row['peak_bytes'] / row['base_peak_bytes']:.2f}x"
+            f" | {gate_cell(row)} |"
+        )
+    return [*lines, "", FORMULA]
+
+
+def peers_table(rows: list[dict[str, Any]]) -> list[str]:
+    """One row per shape, peer and mode of ours."""
+    lines = [
+        "| shape | tokens/step | peer | peer tokens/s | ours | tokens/s | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['shape']} | | {row['peer']} | | {row['name']} | not run: {row['error']} | |")
+            continue
+        lines.append(
+            f"| {row['shape']} | {row['tokens_per_step']} | {row['peer']} | {row['base_tokens_per_second']:.0f}"
+            f" | {row['name']} | {row['tokens_per_second']:.0f} | **{row['speedup']:.2f}** |"
+        )
+    return lines
+
+
+TABLES = {"tricks": tricks_table, "peers": peers_table}
+
+
+def write(
+    out: Path, raw: Path, title: str, rows: list[dict[str, Any]], device: DeviceInfo, settings: dict[str, Any]
+) -> Path:
+    """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
+    train, model, bench = settings["train"], settings["model"], settings["bench"]
+    about = (
+        f"{device.name}, {torch.get_num_threads()} threads, {platform.system()}, Python {platform.python_version()},"
+        f" {', '.join(f'{p} {v}' for p, v in versions().items())}; {datetime.now(UTC):%Y-%m-%d};"
+        f" {bench['rounds']} rounds of {bench['steps']} steps, medians; precision {settings['precision']['mode']},"
+        f" {settings['objective']['rate']:.0%} of tokens masked, sequences of {train['sequence_length']},"
+        f" vocabulary {bench['vocab_size']}"
+    )
+    if title == "tricks":
+        about += f"; model {model['hidden_size']}x{model['num_layers']}, {train['batch_size']} sequences per step"
+    section = [f"## {title}: {device.name}", "", f"`cramming bench {title}`: {about}.", "", *TABLES[title](rows), ""]
+    old = out.read_text(encoding="utf-8") if out.exists() else "# Measured\n\n"
+    pattern = re.compile(rf"^## {title}: {re.escape(device.name)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    text = "\n".join(section) + "\n"
+    new = pattern.sub(lambda _: text, old) if pattern.search(old) else old.rstrip("\n") + "\n\n" + text
+    write_atomically(out, new.rstrip("\n") + "\n")
+    file = raw / f"{title}_{name}_{datetime.now(UTC):%Y-%m-%d}.json"
+    write_atomically(file, json.dumps({"about": about, "settings": settings, "rows": rows}, indent=1) + "\n")
+    return file
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that matter for speed, those that are installed."""
+    found = {}
+    for package in ("torch", "transformers", "accelerate", "torchao", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,98 @@
+"""The table of tricks: the settings that turn each on, and how far its loss may stray from the reference.
+
+The reference is fp32, eager, everything computed and kept. A trick is those settings and its own, so that each stands
+alone; `best` stacks what pays. `in_force` reads a run's settings backwards: which tricks does it use?
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Settings = Mapping[str, Any]  # dotted setting -> value
+
+REFERENCE: Settings = {
+    "attention.kernel": "sdpa",
+    "attention.last_layer": "all",
+    "runtime.keep_heap": False,
+    "precision.mode": "fp32",
+    "precision.tf32": False,
+    "memory.compile": "off",
+    "memory.checkpoint_every": 0,
+}
+
+SAME, ROUNDED, COARSE = 0.02, 0.05, 0.15  # nats between means of ten steps: other summation order; 16 bit; 8 bit
+
+
+@dataclass(frozen=True)
+class Trick:
+    """One row of the table.
+
+    `tolerance` in nats is for the largest distance between the loss curves (gate.py); None: another algorithm, whose
+    curve is not supposed to be the reference's. `micro_batches` cuts the step into so many. `device`: where it runs.
+    """
+
+    name: str
+    settings: Settings
+    tolerance: float | None
+    about: str
+    device: Literal["any", "cpu", "cuda"] = "any"
+    micro_batches: int = 1
+
+
+TRICKS: tuple[Trick, ...] = (
+    Trick(
+        "last layer at targets", {"attention.last_layer": "targets"}, SAME, "last block only where the loss needs it"
+    ),
+    Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
+    Trick("compile blocks", {"memory.compile": "blocks"}, SAME, "one block compiled, used for all"),
+    Trick("compile model", {"memory.compile": "model"}, SAME, "forward and backward pass compiled"),
+    Trick("tf32", {"precision.tf32": True}, ROUNDED, "fp32 products with 10 bits of mantissa", "cuda"),
+    Trick("bf16", {"precision.mode": "bf16"}, ROUNDED, "products in bf16, weights and sums in fp32"),
+    Trick("fp16", {"precision.mode": "fp16"}, ROUNDED, "products in fp16, loss scaled, fp32 master weights"),
+    Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
+    Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again"),
+    Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
+)
+
+
+def best(device_type: str, has_bf16: bool) -> Trick:
+    """The stack of what pays on a device."""
+    settings: dict[str, Any] = {
+        "attention.kernel": "auto",
+        "attention.last_layer": "targets",
+        "memory.compile": "model",
+    }
+    if device_type == "cpu":
+        settings["runtime.keep_heap"] = True
+    else:
+        settings["precision.tf32"] = True
+    if has_bf16:
+        settings["precision.mode"] = "bf16"
+    return Trick(
+        "best stack", settings, ROUNDED if has_bf16 else SAME, ", ".join(f"{k}={v}" for k, v in settings.items())
+    )
+
+
+def in_force(settings: Mapping[str, Any]) -> list[Trick]:
+    """The tricks whose settings all hold in a resolved configuration (nested)."""
+    return [
+        trick for trick in TRICKS if trick.settings and all(get(settings, k) == v for k, v in trick.settings.items())
+    ]
+
+
+def get(settings: Mapping[str, Any], dotted: str) -> Any:
+    """The value at `a.b.c`."""
+    value: Any = settings
+    for key in dotted.split("."):
+        value = value[key]
+    return value
+
+
+def changed(settings: Mapping[str, Any], changes: Settings) -> dict[str, Any]:
+    """A deep enough copy of nested settings with dotted ones replaced."""
+    result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+    for dotted, value in changes.items():
+        section, key = dotted.split(".")
+        assert key in result[section], f"{dotted} is no setting"
+        result[section][key] = value
+    return result

@@ -1,0 +1,121 @@
+"""One side of a comparison, in a process of its own: it builds once, then runs steps when told to.
+
+Sides must not share a process: compiled code, kept memory and peak memory belong to processes. The parent writes one
+JSON object per line (first the job, then `{"first": i, "count": n}`), the worker answers each with one. What the
+libraries print goes to stderr.
+
+    {"side": "ours", "settings": {...}, "micro_batches": 1, "vocab_size": 512, "device": "cpu"}
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any
+
+from cramming.config import UserError
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What some steps cost: seconds of each, loss of each, and the process's peak memory so far, in bytes."""
+
+    seconds: list[float]
+    losses: list[float]
+    peak_bytes: int
+
+
+class Worker:
+    """A running side; a context manager, so that no process outlives its measurement."""
+
+    def __init__(self, job: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
+        self.job = job
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        self._process = subprocess.Popen(
+            command or [sys.executable, "-m", "cramming.bench.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+        self._tell(job)
+        self.facts = self._hear()
+
+    def run(self, first: int, count: int) -> Steps:
+        """Steps first .. first + count - 1."""
+        self._tell({"first": first, "count": count})
+        return Steps(**self._hear())
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: `_hear` says why
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._errors.seek(0)
+            reason = (self._errors.read().strip().splitlines() or [f"it ended with exit code {code}"])[-1]
+            raise UserError(f"bench: {self.job.get('name', self.job['side'])}: {reason}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream:
+                stream.close()
+
+
+def serve(commands: IO[str], answers: IO[str]) -> None:
+    """The worker's life: build the side, then answer until the parent closes the pipe."""
+    from cramming.bench.sides import SIDES
+    from cramming.device import peak_memory_bytes, select
+
+    job = json.loads(commands.readline())
+    device = select(job["device"])
+    side = SIDES[job["side"]](job, device)
+    _answer(answers, {"flops_per_token": side.flops_per_token, "precision": side.precision})
+    for line in commands:
+        command = json.loads(line)
+        seconds, losses = side.run(command["first"], command["count"])
+        _answer(answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak_memory_bytes(device)})
+
+
+def _answer(answers: IO[str], message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def main() -> None:
+    """`python -m cramming.bench.worker`: stdout is the pipe to the parent, so nothing else may print there."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        serve(sys.stdin, answers)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def warm_up(worker: Worker, steps: int = 2) -> float:
+    """Untimed first steps (compilation, buffers); their seconds."""
+    began = time.perf_counter()
+    worker.run(0, steps)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

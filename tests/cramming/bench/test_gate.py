@@ -1,0 +1,170 @@
+"""The gate lets through what learns the same, catches what does not, and `pretrain` listens to it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cramming.bench import gate, sides, tricks
+from cramming.bench.tricks import ROUNDED, SAME, TRICKS, Trick
+from cramming.config import UserError
+
+STEPS = 60
+SMALL = {
+    "model.hidden_size": 32, "model.num_layers": 2, "model.num_heads": 2, "model.intermediate_size": 64,
+    "train.batch_size": 16, "train.micro_batch": 16, "train.sequence_length": 32, "optim.lr": 1e-2,
+}  # fmt: skip
+
+
+def curve(compose: Callable[..., dict[str, Any]], trick: Trick) -> list[float]:
+    """Losses of a small run with one trick, in this process."""
+    settings = tricks.changed(tricks.changed(compose(), SMALL), tricks.REFERENCE)
+    settings = tricks.changed(settings, {**trick.settings, "runtime.keep_heap": False})
+    job = {"settings": settings, "micro_batches": trick.micro_batches, "vocab_size": 64, "device": "cpu"}
+    return sides.Ours(job, torch.device("cpu")).run(0, STEPS)[1]
+
+
+REFERENCE = Trick("reference", {}, None, "")
+
+
+@pytest.fixture(scope="module")
+def reference(compose: Callable[..., dict[str, Any]]) -> list[float]:
+    return curve(compose, REFERENCE)
+
+
+@pytest.mark.parametrize("name", ["last layer at targets", "accumulation x4", "checkpoint all", "checkpoint every 2nd"])
+def test_exact_tricks_pass(compose: Callable[..., dict[str, Any]], reference: list[float], name: str) -> None:
+    (trick,) = (t for t in TRICKS if t.name == name)
+    verdict = gate.judge(trick, reference, curve(compose, trick))
+    assert verdict.passed and verdict.fall > gate.MIN_FALL
+
+
+def _no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that forgets who asks: every token gets its own value."""
+    from cramming.model import attention
+
+    kernel = attention.KERNELS["sdpa"]
+    broken = kernel._replace(attend=lambda q, k, v, layout, dropout: layout.at_asking(v))
+    monkeypatch.setitem(attention.KERNELS, "sdpa", broken)
+
+
+def _wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's queries belong to the neighbours of the targets."""
+    from cramming.model import attention
+
+    whole = attention.asked_by
+    monkeypatch.setattr(attention, "asked_by", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n))
+
+
+def _lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpointed blocks whose parameters get no gradient."""
+    from cramming.parallel import apply
+
+    def broken(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            out = function(*args)
+        return args[0] + (out - args[0]).detach()
+
+    monkeypatch.setattr(apply, "checkpoint", broken)
+
+
+def _coarse_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number format with three bits of mantissa."""
+    from cramming.model import layers
+
+    gelu = layers.ACTIVATIONS["gelu"]
+    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", lambda x: gelu(x) + (x.detach() * 1.5).round() - x.detach() * 1.5)
+
+
+def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulation that keeps the first micro-batch's gradient only."""
+    from cramming.engine import Engine
+
+    accumulate = Engine._accumulate
+    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, targets: accumulate(self, batches[:1], targets))
+
+
+def _stale_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer whose state is lost at every step."""
+    step = torch.optim.AdamW.step
+
+    def broken(self: Any, *args: Any) -> Any:
+        self.state.clear()
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", broken)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Trick]] = {
+    "attention": (_no_attention, Trick("attention", {}, SAME, "")),
+    "last layer": (_wrong_tokens, Trick("last layer", {"attention.last_layer": "targets"}, SAME, "")),
+    "checkpointing": (_lost_gradient, Trick("checkpointing", {"memory.checkpoint_every": 1}, SAME, "")),
+    "precision": (_coarse_products, Trick("precision", {}, ROUNDED, "")),
+    "accumulation": (_forgotten_micro_batches, Trick("accumulation", {}, SAME, "", micro_batches=4)),
+    "optimizer": (_stale_state, Trick("optimizer", {}, SAME, "")),
+}
+
+
+@pytest.mark.parametrize("family", FAULTS)
+def test_a_planted_fault_of_each_family_is_caught(
+    compose: Callable[..., dict[str, Any]], reference: list[float], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    plant, trick = FAULTS[family]
+    assert gate.judge(trick, reference, curve(compose, trick)).passed
+    plant(monkeypatch)
+    assert not gate.judge(trick, reference, curve(compose, trick)).passed
+
+
+def test_a_curve_that_is_not_finite_fails(reference: list[float]) -> None:
+    broken = [*reference[:-1], math.nan]
+    verdict = gate.judge(Trick("x", {}, 99.0, ""), reference, broken)
+    assert not verdict.passed and verdict.distance is None
+
+
+def test_a_reference_that_learns_nothing_proves_nothing() -> None:
+    with pytest.raises(ValueError, match=r"fell by 0\.000"):
+        gate.judge(Trick("x", {}, 1.0, ""), [3.0] * 40, [3.0] * 40)
+
+
+FAILED = gate.Verdict("checkpoint all", False, 0.4, SAME, 200, 1.0)
+
+
+def test_a_failed_trick_is_refused_unless_forced(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    gates = tmp_path / "gates.json"
+    settings = compose(f"gates={gates}", "memory.checkpoint_every=1")
+    assert gate.check(settings, "here")["checkpoint all"] == "untested"
+    gate.save(gates, "elsewhere", [FAILED])
+    assert gate.check(settings, "here")["checkpoint all"] == "untested"
+    gate.save(gates, "here", [FAILED])
+    with pytest.raises(UserError, match=r"memory.checkpoint_every=1: .*strayed by 0.400 .*forced=\['checkpoint all'\]"):
+        gate.check(settings, "here")
+    assert gate.check(settings | {"forced": ["checkpoint all"]}, "here")["checkpoint all"] == "forced"
+    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here")
+
+
+def test_a_damaged_file_is_named(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "gates.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=r"gates\.json: not JSON"):
+        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here")
+
+
+def test_an_unknown_name_in_forced_lists_the_known(compose: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match=r"no trick .'magic'.; there are: last layer at targets"):
+        gate.check(compose("forced=[magic]"), "here")
+
+
+def test_newer_verdicts_replace_older(tmp_path: Path) -> None:
+    gates = tmp_path / "gates.json"
+    gate.save(gates, "here", [FAILED])
+    gate.save(gates, "here", [gate.Verdict("checkpoint all", True, 0.0, SAME, 200, 1.0)])
+    assert json.loads(gates.read_text())["here"]["checkpoint all"]["passed"] is True
+
+
+def test_every_trick_names_settings_that_exist(compose: Callable[..., dict[str, Any]]) -> None:
+    settings = compose()
+    for trick in (*TRICKS, tricks.best("cpu", True), tricks.best("cuda", False)):
+        tricks.changed(settings, trick.settings)
