@@ -88,7 +88,7 @@ def our_job(shape: str, compiled: bool, device: str) -> dict[str, Any]:
             "model=crammed-bert", "optim=adamw", "precision=fp32", f"model.hidden_size={hidden}",
             f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
             f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
-            f"memory.compile={'model' if compiled else 'off'}",
+            f"runtime.compile={'model' if compiled else 'off'}",
         ]), resolve=True)  # fmt: skip
     return {"side": "ours", "settings": settings, "vocab_size": VOCABULARY, "device": device}
 

@@ -58,6 +58,7 @@ class EngineConfig:
     optim: OptimConfig
     attention: AttentionConfig
     memory: MemoryConfig
+    runtime: RuntimeConfig
     precision: PrecisionConfig
 
     @classmethod
@@ -103,7 +104,6 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
-    how = build(RuntimeConfig, settings["runtime"], "runtime")
     micro_batches = micro_batches_of(config, mesh.world_size)
     corpus = Corpus.open(corpus_folder(settings))
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
@@ -117,7 +117,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
     clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
 
-    runtime.prepare(how, device, folder)
+    runtime.prepare(execution.runtime, device, folder)
     devices.seed_everything(settings["seed"])
     engine = build_engine(execution, model_config, mesh, device)
     state = (engine.model, engine.optimizer, engine.precision.scaler)
@@ -130,7 +130,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         train=config,
         schedule=schedule,
         saving=saving,
-        peak_learning_rate=execution.optim.lr,
+        peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
         corpus=corpus,
         model_config=model_config,
         flops_per_token=flops_per_token(
@@ -139,7 +139,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         micro_batches=micro_batches,
         engine=engine,
         mesh=mesh,
-        runtime=how,
+        runtime=execution.runtime,
         source=source,
         validation=validation_batches(held_out, config) if mesh.is_main else [],
         work=work,
@@ -160,7 +160,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, de
     model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer).to(device)
     optimizer = build_optimizer(model, config.optim)
     precision = Precision(config.precision, device)
-    return Engine(apply(model, config.memory), optimizer, precision, config.optim.clip, mesh, device)
+    return Engine(apply(model, config.memory, config.runtime), optimizer, precision, config.optim.clip, mesh, device)
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:

@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,10 +20,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 class RuntimeConfig:
     """The `runtime` section.
 
+    `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass.
     `keep_heap` (CPU, glibc) keeps freed memory in the process instead of handing it back after every step.
     `prefetch` is the number of batches made ahead.
     """
 
+    compile: Literal["off", "blocks", "model"]
     keep_heap: bool
     prefetch: int
 
@@ -33,8 +36,9 @@ class RuntimeConfig:
 
 def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> None:
     """Settings of the process that must be made before the first step."""
-    # In the run's own folder, so that a resume does not compile again; whoever has set the variable knows better.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run_folder / "compile_cache").absolute()))
+    if config.compile != "off":
+        # In the run's own folder, so that a resume does not compile again; whoever has set the variable knows better.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run_folder / "compile_cache").absolute()))
     if config.keep_heap and device.type == "cpu":
         keep_freed_memory()
 

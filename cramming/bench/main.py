@@ -131,7 +131,7 @@ def pair(
     with Worker({**common, "side": peer["side"], "settings": peer_settings, "compile": True}) as base:
         warm_up(base)
         for name, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
-            changed = tricks.changed(tricks.changed(settings, ours), {**family, "memory.compile": compiled})
+            changed = tricks.changed(tricks.changed(settings, ours), {**family, "runtime.compile": compiled})
             row = measure(base, {**common, "side": "ours", "settings": changed, "name": name}, config)
             row |= {"name": name, "peer": peer["side"], "shape": label}
             row["tokens_per_step"] = shape["train.batch_size"] * settings["train"]["sequence_length"]

@@ -16,8 +16,11 @@ REFERENCE: Settings = {
     "runtime.keep_heap": False,
     "precision.mode": "fp32",
     "precision.tf32": False,
-    "memory.compile": "off",
+    "runtime.compile": "off",
     "memory.checkpoint_every": 0,
+    "memory.checkpoint": "full",
+    "memory.activation_budget": None,
+    "memory.offload_activations": False,
 }
 
 SAME, ROUNDED, COARSE = 0.02, 0.05, 0.15  # nats between means of ten steps: other summation order; 16 bit; 8 bit
@@ -44,14 +47,31 @@ TRICKS: tuple[Trick, ...] = (
         "last layer at targets", {"attention.last_layer": "targets"}, SAME, "last block only where the loss needs it"
     ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
-    Trick("compile blocks", {"memory.compile": "blocks"}, SAME, "one block compiled, used for all"),
-    Trick("compile model", {"memory.compile": "model"}, SAME, "forward and backward pass compiled"),
+    Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
+    Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
     Trick("tf32", {"precision.tf32": True}, ROUNDED, "fp32 products with 10 bits of mantissa", "cuda"),
     Trick("bf16", {"precision.mode": "bf16"}, ROUNDED, "products in bf16, weights and sums in fp32"),
     Trick("fp16", {"precision.mode": "fp16"}, ROUNDED, "products in fp16, loss scaled, fp32 master weights"),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
     Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again"),
     Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
+    Trick(
+        "selective checkpoint",
+        {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"},
+        SAME,
+        "all but products and attention computed again",
+    ),
+    Trick(
+        "activation budget 0.5",
+        {"memory.activation_budget": 0.5, "runtime.compile": "model"},
+        SAME,
+        "the compiler keeps half of the activations",
+    ),
+    Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
+    Trick("8-bit AdamW", {"optim.name": "adamw8bit", "optim.eps": 1e-8}, COARSE, "moments in 8 bits (torchao)"),
+    Trick("4-bit AdamW", {"optim.name": "adamw4bit", "optim.eps": 1e-8}, COARSE, "moments in 4 bits (torchao)"),
+    Trick("LAMB", {"optim.name": "lamb", "optim.eps": 1e-6}, None, "layer-wise Adam for large batches"),
+    Trick("LARS", {"optim.name": "lars"}, None, "layer-wise SGD for large batches"),
 )
 
 
@@ -60,7 +80,7 @@ def best(device_type: str, has_bf16: bool) -> Trick:
     settings: dict[str, Any] = {
         "attention.kernel": "auto",
         "attention.last_layer": "targets",
-        "memory.compile": "model",
+        "runtime.compile": "model",
     }
     if device_type == "cpu":
         settings["runtime.keep_heap"] = True

@@ -1,4 +1,4 @@
-"""The table of optimizers. All are torch's own; an entry is one builder."""
+"""The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB and LARS. An entry is one builder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,22 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from cramming.config import UserError
 from cramming.optim.groups import parameter_groups
+from cramming.optim.layerwise import Lamb, Lars
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """`lr` is the peak learning rate; `clip` the largest global gradient norm (null: no clipping)."""
+    """`lr` is the peak learning rate for a batch of `base_batch` sequences; `scale_rule` carries it over to others.
 
-    name: Literal["adamw", "nadamw", "adagrad", "sgd"]
+    `clip` is the largest global gradient norm (null: no clipping).
+    """
+
+    name: Literal["adamw", "nadamw", "adagrad", "sgd", "lamb", "lars", "adamw8bit", "adamw4bit"]
     lr: float
+    scale_rule: Literal["none", "linear", "sqrt"]
+    base_batch: int
     betas: tuple[float, float]
     eps: float
     weight_decay: float
@@ -29,8 +36,19 @@ class OptimConfig:
         for name in ("weight_decay", "eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is below 0")
+        if self.base_batch < 1:
+            raise ValueError(f"base_batch={self.base_batch} is below 1")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip={self.clip} is not above 0; null means no clipping")
+
+    def peak_learning_rate(self, batch_size: int) -> float:
+        """The peak for a batch of `batch_size` sequences.
+
+        Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky
+        2014, section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section 4.2).
+        """
+        ratio = batch_size / self.base_batch
+        return self.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[self.scale_rule]
 
 
 def _adamw(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
@@ -52,11 +70,45 @@ def _sgd(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=c.lr, momentum=c.betas[0], nesterov=c.betas[0] > 0)
 
 
+def _lamb(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
+    return Lamb(_adapting_matrices(groups), lr=c.lr, betas=c.betas, eps=c.eps)
+
+
+def _lars(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
+    """With `betas[0]` as momentum."""
+    return Lars(_adapting_matrices(groups), lr=c.lr, momentum=c.betas[0])
+
+
+def _adapting_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**group, "adapt": group["name"] == "decay"} for group in groups]
+
+
+def _low_bit(kind: str) -> Callable[[list[dict[str, Any]], OptimConfig], torch.optim.Optimizer]:
+    """AdamW whose moments are kept in blocks of 8 or 4 bits (Dettmers et al. 2022; Li et al. 2023), by torchao."""
+
+    def builder(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
+        try:
+            import torchao.optim
+        except ImportError:
+            raise UserError(
+                f"optim.name={c.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw"
+            ) from None
+        make = getattr(torchao.optim, kind)
+        optimizer: torch.optim.Optimizer = make(groups, lr=c.lr, betas=c.betas, eps=c.eps)
+        return optimizer
+
+    return builder
+
+
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimConfig], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "nadamw": _nadamw,
     "adagrad": _adagrad,
     "sgd": _sgd,
+    "lamb": _lamb,
+    "lars": _lars,
+    "adamw8bit": _low_bit("AdamW8bit"),
+    "adamw4bit": _low_bit("AdamW4bit"),
 }
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from cramming import device as devices
 from cramming import pretrain
+from cramming.bench import gate
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
 from cramming.engine import Engine
@@ -242,8 +244,35 @@ def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path) ->
         assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
 
 
-def test_checkpointing_does_not_change_a_bit(start: Start, unbroken: Path) -> None:
-    assert result(start("name=a", "memory=checkpoint")) == result(unbroken)
+@pytest.mark.parametrize("setting", ["memory=checkpoint", "memory=selective", "runtime.prefetch=1"])
+def test_memory_settings_do_not_change_a_bit(start: Start, unbroken: Path, setting: str) -> None:
+    assert result(start("name=a", setting)) == result(unbroken)
+
+
+def test_offloading_activations_changes_rounding_only(start: Start, unbroken: Path) -> None:
+    """Views come back from main memory as tensors of their own, which kernels may add up in another order."""
+    found = [loss for _, loss in losses(start("name=a", "memory=offload"))]
+    assert found == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_our_own_optimizers_resume_bit_for_bit(start: Start, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    optimizer = (f"optim={name}", "checkpoint.every_steps=3")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 9, crash)
+        start("name=a", *optimizer)
+    assert result(start("name=a", "resume=true", *optimizer)) == result(start("name=b", *optimizer))
+
+
+def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start, tmp_path: Path) -> None:
+    gates = tmp_path / "gates.json"
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 200, 1.0)])
+    with pytest.raises(UserError, match="failed the correctness gate"):
+        start("name=a", "memory=checkpoint", f"gates={gates}")
+    assert not (tmp_path / "runs" / "a").exists()
+    section = load_record(start("name=a", "memory=checkpoint", f"gates={gates}", "forced=[checkpoint all]"))["pretrain"]
+    assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
 
 
 @pytest.mark.parametrize(

@@ -39,4 +39,4 @@ def test_freed_memory_is_used_again() -> None:
 
 def test_bad_values_are_refused() -> None:
     with pytest.raises(UserError, match="prefetch=0 is below 1"):
-        build(RuntimeConfig, {"keep_heap": True, "prefetch": 0}, "runtime")
+        build(RuntimeConfig, {"compile": "off", "keep_heap": True, "prefetch": 0}, "runtime")

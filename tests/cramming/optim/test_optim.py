@@ -1,6 +1,7 @@
 """Parameter groups cover everything once; every entry of the table trains."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
@@ -8,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from cramming.config import UserError
 from cramming.optim import OptimConfig, build_optimizer, parameter_groups
 from cramming.optim.build import OPTIMIZERS
 
-BASE = OptimConfig("adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, clip=None)
+LOW_BIT = ("adamw8bit", "adamw4bit")
+BASE = OptimConfig(
+    "adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, clip=None, scale_rule="none", base_batch=256
+)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +55,11 @@ def test_the_table_has_every_name_of_the_settings() -> None:
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> None:
+    if name in LOW_BIT and importlib.util.find_spec("torchao") is None:
+        pytest.skip("needs the extra lowbit")
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    rate = {"sgd": 0.05, "adagrad": 0.5}.get(name, 0.05)
+    rate = {"sgd": 0.05, "adagrad": 0.5, "lars": 2.0}.get(name, 0.05)
     config = dataclasses.replace(BASE, name=name, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)  # type: ignore[arg-type]
     optimizer = build_optimizer(model, config)
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(rate, 0.01), (rate, 0.0)]
@@ -93,3 +100,10 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
 def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         dataclasses.replace(BASE, **changes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="the package is there")
+@pytest.mark.parametrize("name", LOW_BIT)
+def test_a_missing_package_names_the_extra(name: str) -> None:
+    with pytest.raises(UserError, match=r"cramming\[lowbit\]"):
+        build_optimizer(nn.Linear(2, 2), dataclasses.replace(BASE, name=name))  # type: ignore[arg-type]

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from cramming.config import UserError
 from cramming.parallel.apply import MemoryConfig, apply
+from cramming.runtime import RuntimeConfig
+
+EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
+
+
+def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False) -> MemoryConfig:
+    return MemoryConfig(every, kind, budget, offload)
 
 
 def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor]]:
@@ -16,16 +24,17 @@ def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor
     return loss.item(), [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_checkpointing_gives_the_same_gradients(
-    make_model: Callable[..., Any], tiny_source: Any, every: int, dropout: float
+@pytest.mark.parametrize(
+    "config", [memory(1), memory(2), memory(5), memory(1, "selective"), memory(offload=True), memory(2, offload=True)]
+)
+def test_less_memory_gives_the_same_gradients(
+    make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig, dropout: float
 ) -> None:
     batch = tiny_source.batch(0, 4)
     loss, plain = loss_and_gradients(make_model(num_layers=3, dropout=dropout), batch)
-    again, checkpointed = loss_and_gradients(
-        apply(make_model(num_layers=3, dropout=dropout), MemoryConfig(every, "off")), batch
-    )
+    model = apply(make_model(num_layers=3, dropout=dropout), config, EAGER)
+    again, checkpointed = loss_and_gradients(model, batch)
     assert again == loss
     assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed))
 
@@ -33,7 +42,7 @@ def test_checkpointing_gives_the_same_gradients(
 def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable[..., Any], tiny_source: Any) -> None:
     batch, kept = tiny_source.batch(0, 4), {}
     for every in (0, 2, 1):
-        model = apply(make_model(num_layers=4), MemoryConfig(every, "off"))
+        model = apply(make_model(num_layers=4), memory(every), EAGER)
         sizes: list[int] = []
 
         def pack(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
@@ -47,15 +56,20 @@ def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable
 
 
 def test_names_of_weights_stay(make_model: Callable[..., Any]) -> None:
-    assert list(apply(make_model(), MemoryConfig(1, "off")).state_dict()) == list(make_model().state_dict())
+    assert list(apply(make_model(), memory(1), EAGER).state_dict()) == list(make_model().state_dict())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [MemoryConfig(0, "blocks"), MemoryConfig(1, "model")])
-def test_compiled_equals_eager(make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig) -> None:
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [(memory(), RuntimeConfig("blocks", False, 1)), (memory(1), COMPILED), (memory(budget=0.3), COMPILED)],
+)
+def test_compiled_equals_eager(
+    make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig, how: RuntimeConfig
+) -> None:
     batch = tiny_source.batch(0, 4)
     loss, plain = loss_and_gradients(make_model(), batch)
-    model = apply(make_model(), config)
+    model = apply(make_model(), config, how)
     assert list(model.state_dict()) == list(make_model().state_dict())
     again, compiled = loss_and_gradients(model, batch)
     assert again == pytest.approx(loss, rel=1e-5)
@@ -65,4 +79,29 @@ def test_compiled_equals_eager(make_model: Callable[..., Any], tiny_source: Any,
 
 def test_a_negative_interval_is_refused() -> None:
     with pytest.raises(ValueError, match="checkpoint_every=-1"):
-        MemoryConfig(-1, "off")
+        memory(-1)
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation_budget=2"):
+        memory(budget=2.0)
+
+
+@pytest.mark.parametrize(("config", "how"), [(memory(budget=0.5), EAGER), (memory(offload=True), COMPILED)])
+def test_what_excludes_each_other_is_refused(
+    make_model: Callable[..., Any], config: MemoryConfig, how: RuntimeConfig
+) -> None:
+    with pytest.raises(UserError, match="compile"):
+        apply(make_model(), config, how)
+
+
+def test_selective_checkpointing_runs_no_matrix_product_again(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    flops = {}
+    for kind in ("full", "selective", "none"):
+        model = apply(make_model(), memory(0 if kind == "none" else 1, "full" if kind == "none" else kind), EAGER)
+        with FlopCounterMode(display=False) as counter:
+            loss_and_gradients(model, tiny_source.batch(0, 4))
+        flops[kind] = counter.get_total_flops()
+    assert flops["selective"] == flops["none"] < flops["full"]

@@ -1,0 +1,98 @@
+"""LAMB and LARS: the step of each matrix is scaled to the size of the matrix itself, so that very large batches train.
+
+No kept library has them with fused-style updates for current torch, and each is a page. Both treat tensors in lists
+(`torch._foreach_*`), one launch for all of a kind. As in the authors' code, vectors (biases, norm gains) take part
+without the scaling: a group says so by `adapt`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARS_TRUST = 1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
+
+
+class _Layerwise(torch.optim.Optimizer):
+    """What both share: state made on first use, one pass per group."""
+
+    moments: tuple[str, ...]
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, **defaults: Any) -> None:
+        super().__init__(groups, {"lr": lr, "adapt": True, **defaults})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None, "the engine computes the gradients"
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p] = {name: torch.zeros_like(p) for name in self.moments} | {"step": torch.tensor(0.0)}
+                self.state[p]["step"] += 1
+            moments = [[self.state[p][name] for p in parameters] for name in self.moments]
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            self._update(group, parameters, gradients, moments, int(self.state[parameters[0]]["step"]))
+
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
+        step: int,
+    ) -> None:  # fmt: skip
+        raise NotImplementedError
+
+
+class Lamb(_Layerwise):
+    """You et al. 2020 (arXiv 1904.00962), algorithm 2: Adam's direction, scaled by |w| / |direction| per matrix."""
+
+    moments = ("exp_avg", "exp_avg_sq")
+
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
+        step: int,
+    ) -> None:  # fmt: skip
+        first, second = moments
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        scale = torch._foreach_div(second, 1 - beta2**step)
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, group["eps"])
+        direction = torch._foreach_div(first, 1 - beta1**step)
+        torch._foreach_div_(direction, scale)
+        torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
+        if group["adapt"]:
+            sizes, moves = torch._foreach_norm(parameters), torch._foreach_norm(direction)
+            torch._foreach_mul_(direction, [_ratio(w, u) for w, u in zip(sizes, moves)])
+        torch._foreach_add_(parameters, direction, alpha=-group["lr"])
+
+
+class Lars(_Layerwise):
+    """You et al. 2017 (arXiv 1708.03888), algorithm 1: momentum SGD; a matrix's rate is eta |w| / (|g| + wd |w|)."""
+
+    moments = ("momentum_buffer",)
+
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
+        step: int,
+    ) -> None:  # fmt: skip
+        (velocity,) = moments
+        decay = group["weight_decay"]
+        direction = torch._foreach_add(gradients, parameters, alpha=decay)
+        if group["adapt"]:
+            sizes, slopes = torch._foreach_norm(parameters), torch._foreach_norm(gradients)
+            rates = [LARS_TRUST * _ratio(w, g + decay * w) for w, g in zip(sizes, slopes)]
+            torch._foreach_mul_(direction, rates)
+        torch._foreach_mul_(velocity, group["momentum"])
+        torch._foreach_add_(velocity, direction, alpha=group["lr"])
+        torch._foreach_sub_(parameters, velocity)
+
+
+def _ratio(size: Tensor, move: Tensor) -> Tensor:
+    """size / move, or 1 where either is 0; stays on the device."""
+    usable = (size > 0) & (move > 0)
+    return torch.where(usable, size / torch.where(usable, move, 1.0), 1.0)

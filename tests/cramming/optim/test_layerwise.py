@@ -1,0 +1,61 @@
+"""LAMB and LARS against their papers' algorithms, written out for one matrix and one vector."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cramming.optim import OptimConfig, build_optimizer
+
+LR, DECAY, EPS, BETAS = 0.1, 0.05, 1e-6, (0.9, 0.98)
+BASE = OptimConfig("lamb", LR, "none", 256, BETAS, EPS, DECAY, None)
+
+
+def written_out(name: str, start: Tensor, gradients: list[Tensor]) -> Tensor:
+    """The weights after one step per gradient; the paper's scaling for matrices only, as in the authors' code."""
+    w, m, v = start.double(), torch.zeros_like(start, dtype=torch.double), torch.zeros_like(start, dtype=torch.double)
+    matrix = start.ndim >= 2
+    decay = DECAY if matrix else 0.0
+    for t, g in enumerate((g.double() for g in gradients), 1):
+        if name == "lamb":
+            m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
+            u = (m / (1 - BETAS[0] ** t)) / ((v / (1 - BETAS[1] ** t)).sqrt() + EPS) + decay * w
+            w = w - LR * (w.norm() / u.norm() if matrix else 1.0) * u
+        else:
+            rate = 1e-3 * w.norm() / (g.norm() + decay * w.norm()) if matrix else 1.0
+            m = BETAS[0] * m + LR * rate * (g + decay * w)
+            w = w - m
+    return w.float()
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_steps_are_the_papers(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5)
+    start = [p.detach().clone() for p in model.parameters()]
+    gradients = [[torch.randn_like(p) for p in start] for _ in range(4)]
+    optimizer = build_optimizer(model, dataclasses.replace(BASE, name=name))  # type: ignore[arg-type]
+    for step in gradients:
+        for p, g in zip(model.parameters(), step):
+            p.grad = g.clone()
+        optimizer.step()
+    for i, p in enumerate(model.parameters()):
+        torch.testing.assert_close(p.detach(), written_out(name, start[i], [g[i] for g in gradients]))
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_a_zero_matrix_still_moves(name: str) -> None:
+    model = nn.Linear(3, 5)
+    nn.init.zeros_(model.weight)
+    optimizer = build_optimizer(model, dataclasses.replace(BASE, name=name))  # type: ignore[arg-type]
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert model.weight.isfinite().all() and model.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_learning_rate_follows_the_batch(rule: str, expected: float) -> None:
+    config = dataclasses.replace(BASE, scale_rule=rule)  # type: ignore[arg-type]
+    assert config.peak_learning_rate(1024) == pytest.approx(expected)
+    assert config.peak_learning_rate(256) == pytest.approx(LR)
