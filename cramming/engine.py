@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.device import synchronize
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
@@ -53,22 +53,33 @@ class Engine:
         self._skipped_in_a_row = 0
 
     def step(
-        self, batches: Sequence[Batch], learning_rate: float, may_update: Callable[[], bool] = lambda: True
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        may_update: Callable[[], bool] = lambda: True,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> StepStats | None:
-        """One update from `batches`; None and untouched weights if `may_update()` says no after the backward pass."""
+        """One update from `batches`.
+
+        None, and untouched weights, if `may_update()` says no after the backward pass or `must_stop()` says yes between
+        micro-batches (one process only: the others would wait for this one's gradients); random states are then as
+        before, so that the step can be done anew.
+        """
+        random_states = devices.random_states()
         graphs = compiled_graphs()
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
-        loss_sum, correct = self._accumulate(batches, targets)
+        sums = self._accumulate(batches, targets, must_stop)
         self.recompilations += compiled_graphs() - graphs if self._is_warm else 0
         self._is_warm = True
-        if not may_update():
+        if sums is None or not may_update():
             self.optimizer.zero_grad(set_to_none=True)
+            devices.set_random_states(random_states)
             return None
         began = time.monotonic()
         norm = self._update(learning_rate)
-        synchronize(self.device)
+        devices.synchronize(self.device)
         self.update_seconds = time.monotonic() - began
-        loss, accuracy = self.mesh.sum(loss_sum) / targets, self.mesh.sum(correct) / targets
+        loss, accuracy = (self.mesh.sum(value) / targets for value in sums)
         skipped = not math.isfinite(norm)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -78,9 +89,14 @@ class Engine:
             )
         return StepStats(loss, accuracy, norm, skipped)
 
-    def _accumulate(self, batches: Sequence[Batch], targets: float) -> tuple[float, float]:
+    def _accumulate(
+        self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]
+    ) -> tuple[float, float] | None:
+        """Sum of losses and number of hits of this process; gradients are then those of the whole step."""
         losses, corrects = [], []
         for batch in batches:
+            if self.mesh.world_size == 1 and must_stop():
+                return None
             batch = batch.to(self.device)
             with self.precision.autocast():
                 loss_sum, correct = self.model(

@@ -105,7 +105,8 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
     micro_batches = micro_batches_of(config, mesh.world_size)
-    corpus = Corpus.open(corpus_folder(settings))
+    # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
+    corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)

@@ -85,7 +85,7 @@ def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from cramming.engine import Engine
 
     accumulate = Engine._accumulate
-    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, targets: accumulate(self, batches[:1], targets))
+    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
 
 
 def _stale_state(monkeypatch: pytest.MonkeyPatch) -> None:
