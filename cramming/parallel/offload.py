@@ -125,6 +125,12 @@ class _BlockPass:
                 saved.device = torch.empty_like(saved.host, device=self.lane.device)
                 saved.event = self.lane.copy([saved.device], [saved.host])
 
+    def __del__(self) -> None:
+        """A copy nobody asked for (a backward pass cut short) must not arrive in memory that is others' by then."""
+        for saved in self.saved.values():
+            if saved.device is not None:
+                self.lane.wait(saved.event)
+
     def _back(self, saved: _Saved) -> Tensor:
         self.restore()
         if self.previous is not None:
@@ -193,7 +199,7 @@ class HostWeights:
         self.places = [(module, name) for module, name in self.places if module._parameters[name] is not None]
         self.parameters: list[Tensor] = [module._parameters[name] for module, name in self.places]  # type: ignore[misc]
         # What autocast would lower in each use is lowered once on arrival: the same rounding, and what the linear layer
-        # saves for backward is then a tensor of ours, which need not stay. Float8 layers take their weights as they are
+        # saves for backward is then a tensor of ours, which need not stay. Float8 layers take their weights whole.
         self.lowered = [type(module) is nn.Linear for module, _ in self.places]
         self.before: HostWeights | None = None
         self.after: HostWeights | None = None
@@ -203,6 +209,8 @@ class HostWeights:
         """Begin to copy, unless the present values are already under way."""
         versions = [p._version for p in self.parameters]
         if self._coming is None or self._coming[0] != versions:
+            if self._coming is not None:
+                self.lane.wait(self._coming[2])  # or it arrives in memory that is others' by then
             copies = [torch.empty_like(p, device=self.lane.device, requires_grad=False) for p in self.parameters]
             self._coming = versions, copies, self.lane.copy(copies, [p.detach() for p in self.parameters])
 

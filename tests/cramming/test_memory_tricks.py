@@ -6,9 +6,10 @@ all but the streams.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ def make_engine(compose: Callable[..., dict[str, Any]]) -> Callable[..., Engine]
         model: ModelConfig = MODEL,
         mode: Any = "fp32",
         optim: dict[str, Any] | None = None,
+        device: torch.device = CPU,
         **memory: Any,
     ) -> Engine:
         torch.manual_seed(seed)
@@ -70,7 +72,7 @@ def make_engine(compose: Callable[..., dict[str, Any]]) -> Callable[..., Engine]
             optim=replace(plain.optim, eps=1e-8, **(optim or {})),
             precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8"),
         )
-        return build_engine(config, model, Mesh(ParallelConfig("auto"), CPU), CPU)
+        return build_engine(config, model, Mesh(ParallelConfig("auto"), device), device)
 
     return make
 
@@ -241,6 +243,68 @@ def test_a_forward_pass_without_backward_leaves_nothing_stale(
                 p.mul_(1.5)
             engine.optimizer.load_state_dict(engine.optimizer.state_dict())
     assert train(ours, tiny_source, range(2)) == train(plain, tiny_source, range(2))
+
+
+class Late:
+    """The arrival of copies that have not begun: they are made when somebody waits, in the order of their stream."""
+
+    queue: ClassVar[list[Callable[[], object]]] = []
+
+    def __init__(self) -> None:
+        self.position = len(self.queue)
+
+    def synchronize(self) -> None:
+        for i in range(self.position):
+            self.queue[i]()
+            self.queue[i] = lambda: None
+
+
+class LateLane(offload.Lane):
+    """The slowest side stream there can be; what has not arrived is NaN."""
+
+    def copy(self, targets: Any, sources: Any) -> Any:
+        for target, source in zip(targets, sources, strict=True):
+            if target.is_floating_point():
+                target.fill_(torch.nan)
+            Late.queue.append(partial(torch.Tensor.copy_, target, source.detach()))
+        return Late()
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+
+@pytest.mark.parametrize("memory", TRICKS.values(), ids=TRICKS)
+def test_nothing_is_read_before_its_copy_was_waited_for(
+    make_engine: Callable[..., Engine], tiny_source: Any, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
+) -> None:
+    plain = make_engine(**plain_twin(memory))
+    monkeypatch.setattr("cramming.parallel.apply.Lane", LateLane)
+    monkeypatch.setattr("cramming.optim.build.Lane", LateLane)
+    Late.queue.clear()
+    ours = make_engine(**memory)
+    for step in range(3):  # an evaluation between steps fetches weights too
+        steps = range(step, step + 1)
+        assert [s.loss for s in train(ours, tiny_source, steps)] == [s.loss for s in train(plain, tiny_source, steps)]
+        assert ours.evaluate([tiny_source.batch(50, 3)]) == plain.evaluate([tiny_source.batch(50, 3)])
+    assert equal(weights(ours), weights(plain))
+    assert bool(Late.queue) == any(name.startswith("offload") for name in memory)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["activations", "weights", "optimizer", "in backward", "all offloads, checkpoint 2nd"])
+def test_on_a_gpu_it_trains_the_same_with_less_memory(
+    make_engine: Callable[..., Engine], tiny_source: Any, name: str
+) -> None:
+    model, peaks, losses = replace(MODEL, hidden_size=512, num_layers=8, intermediate_size=2048), [], []
+    for memory in (plain_twin(TRICKS[name]), TRICKS[name]):
+        torch.cuda.empty_cache()
+        engine = make_engine(model=model, device=torch.device("cuda"), **memory)
+        torch.cuda.reset_peak_memory_stats()
+        losses.append([s.loss for s in train(engine, tiny_source, range(4))])
+        peaks.append(torch.cuda.max_memory_allocated())
+        del engine
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert peaks[1] < peaks[0]
 
 
 class TestUpdateInBackward:
