@@ -20,10 +20,10 @@ from cramming.engine import Engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.heads import MaskedLM
-from cramming.optim import OptimConfig, build_optimizer
-from cramming.parallel.apply import MemoryConfig, apply
+from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer
+from cramming.parallel.apply import MemoryConfig, apply, place, refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
-from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming.precision import Precision, PrecisionConfig, refuse_missing_hardware, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
@@ -105,6 +105,16 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
     micro_batches = micro_batches_of(config, mesh.world_size)
+    refuse_missing_hardware(execution.precision, device)
+    refuse_contradictions(execution.memory, execution.runtime)
+    refuse_unfit(
+        execution.memory,
+        micro_batches=micro_batches,
+        clip=execution.optim.clip,
+        mode=resolve(execution.precision.mode, device),
+        processes=mesh.world_size,
+        fits=str(config.batch_size),
+    )
     # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
     corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
@@ -158,10 +168,19 @@ def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, dev
 
 def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
     """A model with random weights and all that `config` applies to it, its optimizer and number format."""
-    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer).to(device)
-    optimizer = build_optimizer(model, config.optim)
+    memory, clip = config.memory, config.optim.clip
     precision = Precision(config.precision, device)
-    return Engine(apply(model, config.memory, config.runtime), optimizer, precision, config.optim.clip, mesh, device)
+    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
+    model = place(model, memory, device)
+    precision.convert(model.encoder.blocks)
+    optimizer: torch.optim.Optimizer
+    if memory.offload_optimizer:
+        at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
+        optimizer = build_host_optimizer(model, config.optim, device, at_home)
+    else:
+        optimizer = build_optimizer(model, config.optim)
+    model = apply(model, memory, config.runtime)
+    return Engine(model, optimizer, precision, clip, mesh, device, memory.update_in_backward)
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:

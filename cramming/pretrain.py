@@ -129,7 +129,8 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
 
     def update_fits() -> bool:
         """A step whose update would end after the deadline is thrown away before it touches the weights."""
-        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=pace.update_seconds()))))
+        seconds = max(pace.update_seconds(), engine.foreseen_seconds)
+        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
     with Progress("pretrain", total=100.0, unit="%") as bar:
         while True:

@@ -21,6 +21,9 @@ REFERENCE: Settings = {
     "memory.checkpoint": "full",
     "memory.activation_budget": None,
     "memory.offload_activations": False,
+    "memory.offload_weights": False,
+    "memory.offload_optimizer": False,
+    "memory.update_in_backward": False,
 }
 
 SAME, ROUNDED, COARSE = 0.02, 0.05, 0.15  # nats between means of ten steps: other summation order; 16 bit; 8 bit
@@ -68,6 +71,15 @@ TRICKS: tuple[Trick, ...] = (
         "the compiler keeps half of the activations",
     ),
     Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
+    Trick("weight offload", {"memory.offload_weights": True}, SAME, "blocks' weights and gradients in main memory"),
+    Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
+    Trick(
+        "update in backward",
+        {"memory.update_in_backward": True, "optim.clip": None},
+        None,
+        "gradients used and freed as they are made; without clipping",
+    ),
+    Trick("fp8", {"precision.mode": "fp8"}, COARSE, "blocks' linear layers in fp8, the rest bf16", "cuda"),
     Trick("8-bit AdamW", {"optim.name": "adamw8bit", "optim.eps": 1e-8}, COARSE, "moments in 8 bits (torchao)"),
     Trick("4-bit AdamW", {"optim.name": "adamw4bit", "optim.eps": 1e-8}, COARSE, "moments in 4 bits (torchao)"),
     Trick("LAMB", {"optim.name": "lamb", "optim.eps": 1e-6}, None, "layer-wise Adam for large batches"),

@@ -212,6 +212,38 @@ def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path
         start("name=a", f"data.corpus={corpus}")
 
 
+IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
+
+
+@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"], IN_BACKWARD])
+def test_memory_tricks_change_no_bit_of_a_run(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    """Stopped in step 5 and resumed, too."""
+    plain = start("name=plain", *settings[1:]) if settings == IN_BACKWARD else unbroken
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert losses(run) == losses(plain)
+    assert result(run) == result(plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (["memory=in-backward"], "train.micro_batch=8"),
+        (["memory=in-backward", "train.micro_batch=8"], "optim.clip=null"),
+        (["memory=offload-weights", "runtime=compile"], "runtime.compile=off"),
+        (["precision=fp8"], "fp8"),
+    ],
+)
+def test_settings_that_exclude_each_other_leave_no_run_behind(start: Start, settings: list[str], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        start("name=a", *settings)
+    assert start("name=a", "budget.steps=1").exists()  # the name is still free
+
+
 def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,7 +407,7 @@ class TestMistakes:
             (["optim.lr=0"], "optim: lr=0"),
             (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
             (["schedule.decay=2"], "schedule: decay=2"),
-            (["precision.mode=fp8"], "precision.mode='fp8'"),
+            (["precision.mode=fp4"], "precision.mode='fp4'"),
             (["checkpoint.every_steps=0"], "checkpoint: "),
             (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
             (["parallel.backend=mpi"], "parallel.backend='mpi'"),
