@@ -1,0 +1,45 @@
+"""How a step is computed: the sections that decide it, and the engine they come to.
+
+A run, a benchmark and a simulation without data build the same thing here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from cramming.config import build
+from cramming.engine import Engine
+from cramming.model.attention import AttentionConfig
+from cramming.model.config import ModelConfig
+from cramming.model.heads import MaskedLM
+from cramming.optim import OptimConfig, build_optimizer
+from cramming.parallel.apply import MemoryConfig, apply
+from cramming.parallel.mesh import Mesh
+from cramming.precision import Precision, PrecisionConfig
+from cramming.runtime import RuntimeConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The sections that say how a step is computed."""
+
+    optim: OptimConfig
+    attention: AttentionConfig
+    memory: MemoryConfig
+    runtime: RuntimeConfig
+    precision: PrecisionConfig
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "EngineConfig":
+        """From the root configuration."""
+        return build(cls, {field.name: settings[field.name] for field in fields(cls)}, "")
+
+
+def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
+    """A model with random weights and all that `config` applies to it, its optimizer and number format."""
+    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer).to(device)
+    optimizer = build_optimizer(model, config.optim)
+    precision = Precision(config.precision, device)
+    return Engine(apply(model, config.memory, config.runtime), optimizer, precision, config.optim.clip, mesh, device)
