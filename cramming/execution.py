@@ -39,7 +39,16 @@ class EngineConfig:
 
 def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
     """A model with random weights and all that `config` applies to it, its optimizer and number format."""
-    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer).to(device)
+    return equip(build_model(config, model_config).to(device), config, mesh, device)
+
+
+def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
+    """The plain model, with random weights."""
+    return MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
+
+
+def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.device) -> Engine:
+    """The engine around a model that is on `device`: optimizer, number format, memory tricks, compiler."""
     optimizer = build_optimizer(model, config.optim)
     precision = Precision(config.precision, device)
     return Engine(apply(model, config.memory, config.runtime), optimizer, precision, config.optim.clip, mesh, device)

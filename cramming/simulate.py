@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from cramming.data.batches import Batch
-from cramming.execution import EngineConfig, build_engine
+from cramming.execution import EngineConfig, build_model, equip
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
 from cramming.model.config import ModelConfig
@@ -83,7 +83,9 @@ class Simulation:
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
             execution = self._executed(stands_in)
-            self.engine = build_engine(execution, recipe.model, Mesh.solo(self.device), self.device)
+            with self.device:  # tensors without data cannot be moved
+                model = build_model(execution, recipe.model)
+            self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
                 _as_on_gpu(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)

@@ -35,7 +35,7 @@ def recipe(make_recipe: Callable[..., Recipe]) -> Recipe:
 
 # copies of the parameters that an optimizer keeps, and its step counters (4 bytes each)
 @pytest.mark.parametrize(
-    ("name", "copies", "counters"), [("adamw", 2, 1), ("sgd", 1, 0), ("adagrad", 1, 1), ("lamb", 2, 0)]
+    ("name", "copies", "counters"), [("adamw", 2, 1), ("sgd", 1, 0), ("adagrad", 1, 1), ("lamb", 2, 1)]
 )
 def test_weights_gradients_and_optimizer_state_are_exact(
     make_recipe: Callable[..., Recipe], name: str, copies: int, counters: int
