@@ -26,7 +26,7 @@ from cramming.precision import Mode, resolve
 from cramming.progress import format_count, say, show_table
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
-from cramming.simulate import CATEGORIES, Recipe, Simulation, StepCost, largest_fitting, micro_batch_sizes
+from cramming.simulate import CATEGORIES, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
 
 GIB = 2**30
 # Outside torch's tensors. A CUDA context with its loaded kernels, and what the caching allocator cannot reuse: by
@@ -145,10 +145,11 @@ def main(settings: dict[str, Any]) -> None:
         overwrite_atomically(config.json, lambda path: path.write_text(text, encoding="utf-8") and None)
     if best is None:
         least = min(options, key=lambda o: o.cost.peak_bytes)
+        settings = " ".join(least.overrides(job.execution.memory))
+        needs, usable = least.cost.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
         raise UserError(
-            f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried"
-            f" ({' '.join(least.overrides(job.execution.memory))}) needs {least.cost.peak_bytes / GIB:.3g} GiB of tensors where"
-            f" {max(0.0, target.usable_bytes) / GIB:.3g} are usable; take a smaller model or vocabulary, a shorter"
+            f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried ({settings}) needs"
+            f" {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a smaller model or vocabulary, a shorter"
             " train.sequence_length, or an optimizer with less state"
         )
 
@@ -180,7 +181,7 @@ def explore(job: Job, target: Target) -> Iterator[Option]:
         price = pricing(job, target, memory)
         sizes = micro_batch_sizes(job.train.batch_size)
         configured = job.train.micro_batch if memory == job.execution.memory else None
-        fitting = largest_fitting(sizes, lambda rows, price=price: price(rows).fits)
+        fitting = largest_below(sizes, lambda rows, price=price: price(rows).cost.peak_bytes, target.usable_bytes)
         for rows in (configured, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
@@ -224,10 +225,10 @@ def tokens_in_budget(job: Job, tokens_per_second: float) -> float:
 
 def describe(job: Job, target: Target) -> None:
     """The job and the device, and what the numbers rest on."""
-    count, train = count_parameters(job.model), job.train
+    count, train, optimizer = count_parameters(job.model), job.train, job.execution.optim.name
     say(
         f"model: {count.total / 1e6:.1f}M parameters, vocabulary {job.model.vocab_size}; step: {train.batch_size}"
-        f" sequences of {train.sequence_length}, {job.targets_per_row} targets each; {job.execution.optim.name}, {target.mode}"
+        f" sequences of {train.sequence_length}, {job.targets_per_row} targets each; {optimizer}, {target.mode}"
     )
     taken = "the CUDA context" if target.kind == "cuda" else "Python and torch"
     say(
@@ -265,8 +266,9 @@ def report(job: Job, target: Target, options: list[Option], best: Option | None)
     if best:
         tokens = tokens_in_budget(job, best.tokens_per_second)
         rate = format_count(best.tokens_per_second, "tokens")
+        settings = best.overrides(job.execution.memory)
         say(
-            f"proposed: {' '.join(best.overrides(job.execution.memory))}: about {rate}/s, {format_count(tokens, 'tokens')} in"
+            f"proposed: {' '.join(settings)}: about {rate}/s, {format_count(tokens, 'tokens')} in"
             f" {job.budget.limit:g} {job.budget.unit} ({tokens / best.tokens_per_second / 3600:.2g} h)"
         )
 

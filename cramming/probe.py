@@ -22,9 +22,9 @@ from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.parallel.mesh import Mesh
-from cramming.progress import say
+from cramming.progress import format_count, say
 from cramming.record import load_record, write_record_section
-from cramming.simulate import Recipe, Simulation, largest_fitting, micro_batch_sizes
+from cramming.simulate import Recipe, Simulation, largest_below, largest_fitting, micro_batch_sizes
 
 CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
 
@@ -56,28 +56,49 @@ def find_micro_batch(engine: Engine, make_batch: Callable[[int, int], Batch], re
 
     `make_batch(first_sample, rows)` gives real batches. With several processes the smallest result of all counts.
     """
-    tried: dict[int, bool] = {}
-    if engine.device.type == "cuda":
-        missing = 0 if engine.optimizer.state else Simulation(recipe).tracker.live["optimizer"]
-        fits, way = tries(engine, make_batch, missing), "tried"
-    else:
-        fits, way = predictions(engine, recipe, sequences), "predicted"
-
-    def noted(rows: int) -> bool:
-        tried[rows] = fits(rows)
-        return tried[rows]
-
-    rows = largest_fitting(micro_batch_sizes(sequences), noted)
-    if engine.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
-    rows = int(engine.mesh.min(float(rows or 0)))
+    sizes = micro_batch_sizes(sequences)
+    find = by_trying if engine.device.type == "cuda" else by_prediction
+    largest, how = find(engine, make_batch, recipe, sizes)
+    rows = int(engine.mesh.min(float(largest or 0)))
     if rows == 0:
         raise UserError(
             f"train.micro_batch=auto: not even one sequence of {recipe.sequence_length} fits in the memory of"
             f" {engine.device}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)"
         )
-    results = ", ".join(f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
-    return Found(rows, f"auto, {way} on {engine.device.type}: {results}")
+    return Found(rows, f"auto, {how}")
+
+
+Finding = tuple[int | None, str]
+
+
+def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
+    """On a GPU: real passes, bisecting."""
+    missing = 0 if engine.optimizer.state else Simulation(recipe).tracker.live["optimizer"]
+    fits, tried = tries(engine, make_batch, missing), dict[int, bool]()
+
+    def noted(rows: int) -> bool:
+        tried[rows] = fits(rows)
+        return tried[rows]
+
+    rows = largest_fitting(sizes, noted)
+    torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
+    results = (f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
+    return rows, f"tried on {engine.device}: {', '.join(results)}"
+
+
+def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
+    """On a CPU: simulated peaks against the memory that is free now; the weights are there already."""
+    simulation = Simulation(recipe)
+    free = CPU_SHARE * devices.available_bytes() + simulation.tracker.live["weights"]
+    peaks: dict[int, int] = {}
+
+    def peak(rows: int) -> int:
+        peaks[rows] = simulation.step(rows, sizes[-1] // rows).peak_bytes
+        return peaks[rows]
+
+    rows = largest_below(sizes, peak, free)
+    results = (f"{size} needs {format_count(peaks[size], 'B')}" for size in sorted(peaks))
+    return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {', '.join(results)}"
 
 
 def tries(engine: Engine, make_batch: Callable[[int, int], Batch], missing: int) -> Callable[[int], bool]:
@@ -120,15 +141,3 @@ def release(engine: Engine) -> None:
     gc.collect()  # an exception's frames hold tensors in circles
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def predictions(engine: Engine, recipe: Recipe, sequences: int) -> Callable[[int], bool]:
-    """`fits(rows)` by simulating, against the memory that is free now; the weights are there already."""
-    simulation = Simulation(recipe)
-    there = sum(p.numel() * p.element_size() for p in engine.model.parameters())
-    free = CPU_SHARE * devices.available_bytes() + there
-
-    def fits(rows: int) -> bool:
-        return simulation.step(rows, sequences // rows).peak_bytes <= free
-
-    return fits

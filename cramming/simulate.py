@@ -12,6 +12,7 @@ no mask), head chunks and loops over parameters are the GPU's; copies to host me
 device, so offloading is not seen.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -90,22 +91,33 @@ class Simulation:
                 _as_on_gpu(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)
         self._follow()
-        self.step(1)
-        for tensor in _tensors(self.engine.optimizer.state):
-            self.tracker.reclassify(tensor, "optimizer")
+        self._make_optimizer_state()
 
     def step(self, rows: int, micro_batches: int = 1) -> StepCost:
-        """One optimizer step. From the second micro-batch on all are alike, so two stand for more."""
-        count = min(micro_batches, 2)
+        """One optimizer step. From the second micro-batch on all are alike, so it alone stands for more."""
         tracker = self.tracker
-        with self._running("activations"):
-            batches = [self._batch(rows) for _ in range(count)]
+        with self._running("gradients"):
+            if micro_batches > 1:
+                self._make_gradients()  # those of the first
+            tracker.category = "activations"
+            batch = self._batch(rows)
             tracker.reset_peak()
-            self.engine.step(batches, 0.0, self._update_begins)
+            self.engine.step([batch], 0.0, self._update_begins)
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
-        per_micro_batch = Counter({op: n // count for op, n in tracker.operations["pass"].items()})
-        return StepCost(peak, per_micro_batch, tracker.operations.get("update", Counter()))
+        return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
+
+    def _make_gradients(self) -> None:
+        for parameter in self.engine.parameters:
+            parameter.grad = torch.empty_like(parameter)
+
+    def _make_optimizer_state(self) -> None:
+        with self._running("optimizer"):
+            self._make_gradients()
+            self.engine.optimizer.step()
+            self.engine.optimizer.zero_grad(set_to_none=True)
+            for tensor in _tensors(self.engine.optimizer.state):
+                self.tracker.reclassify(tensor, "optimizer")
 
     @contextmanager
     def _running(self, category: str) -> Iterator[None]:
@@ -173,13 +185,35 @@ class Simulation:
 
 def largest_fitting(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
     """The largest of the ascending `sizes` for which `fits(size)` is true, asking few; None if there is none."""
-    if fits(sizes[-1]):
-        return sizes[-1]
-    low, high = 0, len(sizes) - 1  # sizes[:low] fit, sizes[high] does not
+    low, high = 0, len(sizes)  # sizes[:low] fit, sizes[high:] do not
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if fits(sizes[middle]) else (low, middle)
     return sizes[low - 1] if low else None
+
+
+def largest_below(sizes: list[int], peak: Callable[[int], int], limit: float) -> int | None:
+    """The largest of the ascending `sizes` whose `peak(size)` is at most `limit`; None if there is none.
+
+    A peak is the largest of several straight lines, so the line through two sizes says where to look, and where it
+    passes the limit beyond them the peak does so too. Only the last size, without accumulated gradients, may be lower.
+    """
+    known = {sizes[0]: peak(sizes[0])}
+    if known[sizes[0]] > limit:
+        return None
+    low, high = 0, len(sizes)  # sizes[low] fits, sizes[high] does not
+    while high - low > 1:
+        index = min(low + 4, high - 1)
+        if len(known) > 1:
+            a, b = sorted(known)[-2:]
+            slope = (known[b] - known[a]) / (b - a)
+            reach = bisect_right(sizes, b + (limit - known[b]) / slope) - 1 if slope > 0 else high - 1
+            if reach <= low and b <= sizes[low] and low + 1 < len(sizes) - 1:
+                break
+            index = min(max(reach, low + 1), high - 1)
+        known[sizes[index]] = peak(sizes[index])
+        low, high = (index, high) if known[sizes[index]] <= limit else (low, index)
+    return sizes[low]
 
 
 def micro_batch_sizes(batch_size: int) -> list[int]:

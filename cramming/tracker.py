@@ -14,16 +14,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 aten = torch.ops.aten
+MODE_MACHINERY = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
@@ -81,6 +84,8 @@ class StorageTracker(TorchDispatchMode):
         return entry.category if entry else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # a tensor made of tensors: its own operations come by here next
         if func is aten._local_scalar_dense.default:
@@ -100,7 +105,7 @@ class StorageTracker(TorchDispatchMode):
         fresh = False
         for storage in _storages(tensor):
             key = id(storage)
-            if key in self._entries or tensor.device.type != self.device_type:  # a fake tensor's storage lies on "meta"
+            if key in self._entries or _device(tensor).type != self.device_type:
                 continue
             category = self.category
             if func is aten._to_copy.default and self.category_of(args[0]) == "weights":
@@ -169,8 +174,13 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _device(tensor: Tensor) -> torch.device:
+    """Where the tensor is, or pretends to be; asking a fake tensor for `device` would be one more operation."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
 def _storages(tensor: Tensor) -> Iterator[Any]:
-    if is_traceable_wrapper_subclass(tensor):
+    if type(tensor) not in PLAIN and is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))
     else:
@@ -189,11 +199,11 @@ def _is_autograds_own_sum(old: Any, new: Any, **_: Any) -> bool:
     It writes into the first one where nobody else holds that, except under a dispatch mode. It is called from C++: the
     nearest Python frame is autograd's entry, or there is none (the thread of a GPU).
     """
-    if not isinstance(new, Tensor) or old.shape != new.shape or old.dtype != new.dtype or torch.is_grad_enabled():
+    if not isinstance(new, Tensor) or old.shape != new.shape or old.dtype != new.dtype:
         return False
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.endswith(("eval_frame.py", "_python_dispatch.py")):
-        if frame.f_back is None:
-            return True
+    if torch.is_grad_enabled() or not is_non_overlapping_and_dense(old):
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(MODE_MACHINERY):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"

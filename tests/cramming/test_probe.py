@@ -117,8 +117,8 @@ def test_on_a_cpu_the_prediction_decides(
         monkeypatch.setattr(device, "available_bytes", lambda free=free: (free - there + 0.5) / probe.CPU_SHARE)
         rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
         assert rows == expected
-        assert how.startswith("auto, predicted on cpu: ")
-        assert f"{expected} fits" in how
+        assert how.startswith("auto, predicted for cpu with ")
+        assert f"{expected} needs " in how
     monkeypatch.setattr(device, "available_bytes", lambda: 0)
     with pytest.raises(UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"):
         probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)

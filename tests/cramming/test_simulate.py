@@ -11,7 +11,15 @@ from cramming.execution import EngineConfig
 from cramming.model import attention, heads
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.precision import Mode
-from cramming.simulate import CATEGORIES, CUBLAS_BYTES, Recipe, Simulation, largest_fitting, micro_batch_sizes
+from cramming.simulate import (
+    CATEGORIES,
+    CUBLAS_BYTES,
+    Recipe,
+    Simulation,
+    largest_below,
+    largest_fitting,
+    micro_batch_sizes,
+)
 
 MODEL = ModelConfig(vocab_size=512, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=128, max_length=64)
 LENGTH, TARGETS = 32, 8
@@ -133,15 +141,37 @@ def test_sizes_divide_the_batch() -> None:
     assert micro_batch_sizes(7) == [1, 7]
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 2], [1, 2, 4, 8, 16, 48]])
+SIZES = [[1], [1, 2], [1, 2, 4, 8, 16, 48], [2**k for k in range(14)]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
 def test_the_largest_that_fits_is_found(sizes: list[int]) -> None:
-    for limit in (0, *sizes, 100):
+    for limit in (0, *sizes, 10_000):
         asked: list[int] = []
 
         def fits(rows: int, limit: int = limit, asked: list[int] = asked) -> bool:
             asked.append(rows)
             return rows <= limit
 
-        expected = max((s for s in sizes if s <= limit), default=None)
-        assert largest_fitting(sizes, fits) == expected
-        assert len(asked) == len(set(asked))
+        assert largest_fitting(sizes, fits) == max((s for s in sizes if s <= limit), default=None)
+        assert len(asked) == len(set(asked)) <= 4
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_largest_peak_below_a_limit_is_found(sizes: list[int]) -> None:
+    """Of a floor and two lines; the last size is 100 lower: nothing is accumulated there."""
+
+    def true_peak(rows: int) -> int:
+        return max(300, 200 + 10 * rows, 25 * rows) - (100 if rows == sizes[-1] else 0)
+
+    for limit in (199, 299, *(true_peak(s) + d for s in sizes for d in (-1, 0, 1)), 10**9):
+        asked: list[int] = []
+
+        def peak(rows: int, asked: list[int] = asked) -> int:
+            asked.append(rows)
+            return true_peak(rows)
+
+        found = largest_below(sizes, peak, limit)
+        fitting = [s for s in sizes if true_peak(s) <= limit]
+        assert found == (max(fitting) if sizes[0] in fitting else None)
+        assert len(asked) == len(set(asked)) <= 6
