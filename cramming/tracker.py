@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
@@ -201,9 +200,19 @@ def _is_autograds_own_sum(old: Any, new: Any, **_: Any) -> bool:
     """
     if not isinstance(new, Tensor) or old.shape != new.shape or old.dtype != new.dtype:
         return False
-    if torch.is_grad_enabled() or not is_non_overlapping_and_dense(old):
+    if torch.is_grad_enabled() or not _is_dense(old):
         return False
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(MODE_MACHINERY):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in whatever order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
