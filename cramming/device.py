@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -98,3 +99,19 @@ def peak_memory_bytes(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# This process's memory limit and use, where a container sets one: (limit, use), version 2 and 1 of control groups.
+_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available_bytes() -> int:
+    """Main memory that this process can still get: what the system has free, or less if its container has a limit."""
+    available = psutil.virtual_memory().available
+    for limit, used in ((Path(a), Path(b)) for a, b in _GROUP_FILES):
+        if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+            available = min(available, max(0, int(text) - int(used.read_text())))
+    return available

@@ -82,7 +82,6 @@ class Engine:
         random_states = devices.random_states()
         graphs = compiled_graphs()
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
-        set_learning_rate(self.optimizer, learning_rate)
         compute = self._accumulate if self.in_backward is None else self._forward_once
         computed = compute(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
         self.recompilations += compiled_graphs() - graphs if self._is_warm else 0
@@ -91,6 +90,7 @@ class Engine:
             self.optimizer.zero_grad(set_to_none=True)
             devices.set_random_states(random_states)
             return None
+        set_learning_rate(self.optimizer, learning_rate)
         began = time.monotonic()
         norm = computed.update()
         devices.synchronize(self.device)

@@ -1,7 +1,7 @@
 """The parts of a training run, built from the configuration and checked before anything is written."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +17,11 @@ from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
-from cramming.model.attention import AttentionConfig
+from cramming.execution import EngineConfig, build_engine
 from cramming.model.config import ModelConfig, flops_per_token
-from cramming.model.heads import MaskedLM
-from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer
-from cramming.parallel.apply import MemoryConfig, apply, place, refuse_contradictions, refuse_unfit
+from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
-from cramming.precision import Precision, PrecisionConfig, refuse_missing_hardware, resolve
+from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
@@ -33,38 +31,31 @@ VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every ru
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass."""
+    """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass.
+
+    `micro_batch: auto` becomes a number in `build_parts`: the largest that fits.
+    """
 
     sequence_length: int
     packing: Literal["rows", "documents"]
     batch_size: int
-    micro_batch: int
+    micro_batch: int | Literal["auto"]
     log_every: int
     validations: int
     validation_sequences: int
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_sequences"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is below 1")
         if self.validations < 0:
             raise ValueError(f"validations={self.validations} is below 0")
 
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """The sections that say how a step is computed."""
-
-    optim: OptimConfig
-    attention: AttentionConfig
-    memory: MemoryConfig
-    runtime: RuntimeConfig
-    precision: PrecisionConfig
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "EngineConfig":
-        """From the root configuration."""
-        return build(cls, {field.name: settings[field.name] for field in fields(cls)}, "")
+    @property
+    def rows(self) -> int:
+        """`micro_batch`, once it is a number."""
+        assert self.micro_batch != "auto", "build_parts decides it"
+        return self.micro_batch
 
 
 @dataclass
@@ -104,17 +95,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
-    micro_batches = micro_batches_of(config, mesh.world_size)
-    refuse_missing_hardware(execution.precision, device)
-    refuse_contradictions(execution.memory, execution.runtime)
-    refuse_unfit(
-        execution.memory,
-        micro_batches=micro_batches,
-        clip=execution.optim.clip,
-        mode=resolve(execution.precision.mode, device),
-        processes=mesh.world_size,
-        fits=str(config.batch_size),
-    )
+    refuse_unfit_step(config, execution, mesh, device)
     # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
     corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
@@ -135,6 +116,14 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     work = checkpoint.load_newest(folder / "checkpoints", *state) or Work()
     if clock:
         clock.attach(work)
+    if config.micro_batch == "auto":
+        from cramming.probe import Recipe, micro_batch_of_run  # only here: what it needs takes time to import
+
+        form = (config.sequence_length, objective.targets_per_row(config.sequence_length), config.packing)
+        recipe = Recipe(model_config, execution, engine.precision.mode, device.type, *form)
+        rows = micro_batch_of_run(folder, engine, source.batch, recipe, config.batch_size)
+        config = replace(config, micro_batch=rows)
+        refuse_unfit_step(config, execution, mesh, device)
     targets_per_token = objective.targets_per_row(config.sequence_length) / config.sequence_length
     return Parts(
         folder=folder,
@@ -147,7 +136,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         flops_per_token=flops_per_token(
             model_config, config.sequence_length, targets_per_token, execution.attention.last_layer
         ),
-        micro_batches=micro_batches,
+        micro_batches=micro_batches_of(config, mesh.world_size),
         engine=engine,
         mesh=mesh,
         runtime=execution.runtime,
@@ -160,32 +149,31 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     )
 
 
+def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:
+    """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
+    refuse_missing_hardware(execution.precision, device)
+    refuse_contradictions(execution.memory, execution.runtime)
+    refuse_unfit(
+        execution.memory,
+        micro_batches=micro_batches_of(config, mesh.world_size),
+        clip=execution.optim.clip,
+        mode=resolve(execution.precision.mode, device),
+        processes=mesh.world_size,
+        fits=str(config.batch_size),
+    )
+
+
 def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, device_name: str) -> dict[str, str]:
     """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
     resolved = changed(settings, {"precision.mode": resolve(mode, device)})
     return gate.check(resolved, gate.place(device_name, torch.__version__))
 
 
-def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
-    """A model with random weights and all that `config` applies to it, its optimizer and number format."""
-    memory, clip = config.memory, config.optim.clip
-    precision = Precision(config.precision, device)
-    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
-    model = place(model, memory, device)
-    precision.convert(model.encoder.blocks)
-    optimizer: torch.optim.Optimizer
-    if memory.offload_optimizer:
-        at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
-        optimizer = build_host_optimizer(model, config.optim, device, at_home)
-    else:
-        optimizer = build_optimizer(model, config.optim)
-    model = apply(model, memory, config.runtime)
-    return Engine(model, optimizer, precision, clip, mesh, device, memory.update_in_backward)
-
-
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:
-    """Micro-batches per process and full step; UserError if the batch cannot be cut so."""
-    per_pass = config.micro_batch * world_size
+    """Micro-batches per process and full step (1 while that is open); UserError if the batch cannot be cut so."""
+    if config.micro_batch == "auto":
+        config = replace(config, micro_batch=max(1, config.batch_size // world_size))
+    per_pass = config.rows * world_size
     if config.batch_size % per_pass:
         raise UserError(
             f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
@@ -221,5 +209,5 @@ def batch_source(
 def validation_batches(source: BatchSource, config: TrainConfig) -> list[Batch]:
     """At most `validation_sequences` held-out windows, each once, in batches of one size: nothing compiles twice."""
     rows = min(config.validation_sequences, source.num_windows)
-    size = min(config.micro_batch, rows)
+    size = min(config.rows, rows)
     return [source.batch(first, size) for first in range(0, rows - size + 1, size)]

@@ -136,7 +136,7 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
         while True:
             progress = mesh.from_main(clock.progress() if clock else 0.0)
             count = micro_batches_per_step(parts.schedule, progress, parts.micro_batches)
-            sequences = count * config.micro_batch * mesh.world_size
+            sequences = count * config.rows * mesh.world_size
             tokens = sequences * config.sequence_length
             flops = tokens * parts.flops_per_token
             fits = bool(clock and clock.has_room_for(seconds=pace.step_seconds(count), tokens=tokens, flops=flops))
@@ -186,7 +186,7 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
 
 def micro_batch_stream(parts: Parts) -> Generator[Batch]:
     """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
-    mesh, rows, first = parts.mesh, parts.train.micro_batch, parts.work.sequences
+    mesh, rows, first = parts.mesh, parts.train.rows, parts.work.sequences
     pin = parts.engine.device.type == "cuda"
 
     def make(k: int) -> Batch:

@@ -2,11 +2,13 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Table
 from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
@@ -19,6 +21,22 @@ def say(message: str) -> None:
         _console.print(message, markup=False)
     else:
         print(message, flush=True)
+
+
+def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: drawn on a terminal, else plain text in aligned columns."""
+    if _console.is_terminal:
+        table = Table(title=title, title_justify="left")
+        for header in headers:
+            table.add_column(header, justify="right" if header else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        _console.print(table, soft_wrap=False)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *rows)]
+    say(title)
+    for row in (headers, *rows):
+        say("  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip())
 
 
 def format_count(value: float, unit: str) -> str:

@@ -17,6 +17,7 @@ from cramming.optim import OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.parts import TrainConfig
+from cramming.plan import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
@@ -42,6 +43,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "plan": PlanConfig,
 }
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml"))

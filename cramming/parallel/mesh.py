@@ -36,6 +36,13 @@ class Mesh:
             dist.init_process_group(automatic if config.backend == "auto" else config.backend)
         self.device = device
 
+    @classmethod
+    def solo(cls, device: torch.device) -> "Mesh":
+        """This process on its own, whatever the launcher says: for a probe, which must not wait for others."""
+        mesh = cls.__new__(cls)
+        mesh.rank, mesh.world_size, mesh.device = 0, 1, device
+        return mesh
+
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, the one that reads the clock and writes files."""
@@ -47,6 +54,14 @@ class Mesh:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
         dist.all_reduce(tensor)
+        return tensor.item()
+
+    def min(self, value: float) -> float:
+        """The smallest `value` of all ranks."""
+        if self.world_size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor.item()
 
     def from_main(self, value: float) -> float:

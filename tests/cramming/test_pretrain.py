@@ -347,6 +347,31 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
 
 
+def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(start: Start, unbroken: Path) -> None:
+    """Here the whole batch of 8 fits: the same run, bit for bit, as with that number given."""
+    run, given = start("name=auto", "train.micro_batch=auto"), start("name=m8", "train.micro_batch=8")
+    assert result(run) == result(given)
+    section = load_record(run)["pretrain"]
+    assert section["micro_batch"] == 8
+    assert section["micro_batch_found"].startswith("auto, predicted for cpu with ")
+    assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
+
+
+def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cramming import device, probe
+
+    given = start("name=m8", "train.micro_batch=8", "checkpoint.every_steps=3")
+    break_at(monkeypatch, 6, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3")
+    monkeypatch.undo()
+    monkeypatch.setattr(device, "available_bytes", lambda: 0)  # nothing would fit now
+    monkeypatch.setattr(probe, "find_micro_batch", None)
+    run = start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3", "resume=true")
+    assert result(run) == result(given)
+    assert load_record(run)["pretrain"]["micro_batch"] == 8
+
+
 @pytest.mark.parametrize(
     ("budget", "steps"),
     [([*TOKENS, "budget.tokens=1000"], 3), ([*TOKENS, "budget.tokens=1024"], 4), (["budget.steps=1"], 1)],
@@ -392,6 +417,7 @@ class TestMistakes:
             (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
             (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
             (["train.micro_batch=0"], "train: micro_batch=0"),
+            (["train.micro_batch=most"], "train.micro_batch='most': expected a whole number or one of auto"),
             (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
             (["model.hidden_size=33"], "model: hidden_size=33 is not a multiple of num_heads=2"),
             (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer of"),

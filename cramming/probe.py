@@ -1,0 +1,143 @@
+"""`train.micro_batch=auto`: the largest micro-batch that fits.
+
+On a GPU it is found by trying: forward and backward passes of two real micro-batches with the trained model itself, the
+update refused, so weights, optimizer and random states stay as they were; running out of memory is survived. Space
+for the optimizer's state, which the first update makes, is held meanwhile. On a CPU running out of memory ends the
+process, so there the predicted peak is compared with the memory that is free.
+
+The result changes speed only: a step's loss is the mean over all its targets, however they are cut.
+"""
+
+import copy
+import gc
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from cramming import device as devices
+from cramming.config import UserError
+from cramming.data.batches import Batch
+from cramming.engine import Engine
+from cramming.parallel.mesh import Mesh
+from cramming.progress import format_count, say
+from cramming.record import load_record, write_record_section
+from cramming.simulate import Recipe, Simulation, largest_below, largest_fitting, micro_batch_sizes
+
+CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
+
+
+class Found(NamedTuple):
+    """The chosen number of sequences, and a sentence for the record."""
+
+    rows: int
+    how: str
+
+
+def micro_batch_of_run(
+    folder: Path, engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, batch_size: int
+) -> int:
+    """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded."""
+    mesh = engine.mesh
+    recorded = load_record(folder).get("pretrain", {}).get("micro_batch", 0) if mesh.is_main else 0
+    rows = int(mesh.from_main(float(recorded or 0)))
+    if rows == 0:
+        rows, how = find_micro_batch(engine, make_batch, recipe, batch_size // mesh.world_size)
+        if mesh.is_main:
+            write_record_section(folder, pretrain={"micro_batch": rows, "micro_batch_found": how})
+            say(f"train.micro_batch: {rows} sequences ({how})")
+    return rows
+
+
+def find_micro_batch(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sequences: int) -> Found:
+    """The largest size that divides `sequences` (of one step in this process) and fits on the engine's device.
+
+    `make_batch(first_sample, rows)` gives real batches. With several processes the smallest result of all counts.
+    """
+    sizes = micro_batch_sizes(sequences)
+    find = by_trying if engine.device.type == "cuda" else by_prediction
+    largest, how = find(engine, make_batch, recipe, sizes)
+    rows = int(engine.mesh.min(float(largest or 0)))
+    if rows == 0:
+        raise UserError(
+            f"train.micro_batch=auto: not even one sequence of {recipe.sequence_length} fits in the memory of"
+            f" {engine.device}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)"
+        )
+    return Found(rows, f"auto, {how}")
+
+
+Finding = tuple[int | None, str]
+
+
+def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
+    """On a GPU: real passes, bisecting."""
+    missing = 0 if engine.optimizer.state else Simulation(recipe).tracker.live["optimizer"]
+    fits, tried = tries(engine, make_batch, missing), dict[int, bool]()
+
+    def noted(rows: int) -> bool:
+        tried[rows] = fits(rows)
+        return tried[rows]
+
+    rows = largest_fitting(sizes, noted)
+    torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
+    results = (f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
+    return rows, f"tried on {engine.device}: {', '.join(results)}"
+
+
+def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
+    """On a CPU: simulated peaks against the memory that is free now; the weights are there already."""
+    simulation = Simulation(recipe)
+    free = CPU_SHARE * devices.available_bytes() + simulation.tracker.live["weights"]
+    peaks: dict[int, int] = {}
+
+    def peak(rows: int) -> int:
+        peaks[rows] = simulation.step(rows, sizes[-1] // rows).peak_bytes
+        return peaks[rows]
+
+    rows = largest_below(sizes, peak, free, simulation.floor)
+    results = (f"{size} needs {format_count(peaks[size], 'B')}" for size in sorted(peaks))
+    return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {', '.join(results)}"
+
+
+def tries(engine: Engine, make_batch: Callable[[int, int], Batch], missing: int) -> Callable[[int], bool]:
+    """`fits(rows)` by trying, while `missing` bytes are held for what is still to come."""
+
+    def fits(rows: int) -> bool:
+        held = None
+        try:
+            held = torch.empty(missing, dtype=torch.uint8, device=engine.device)
+            try_step(engine, [make_batch(0, rows), make_batch(rows, rows)])
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            del held
+            release(engine)
+        return True
+
+    return fits
+
+
+def try_step(engine: Engine, batches: list[Batch]) -> None:
+    """Forward and backward passes of `batches` without an update; nothing of the engine's state changes.
+
+    Compiled models run eagerly here, which needs no less memory: each size would be compiled anew. Ranks do not wait
+    for each other: one of them may run out of memory.
+    """
+    alone = copy.copy(engine)
+    alone.mesh = Mesh.solo(engine.device)
+    devices_used = [engine.device] if engine.device.type == "cuda" else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices_used))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        assert alone.step(batches, 0.0, may_update=lambda: False) is None
+        devices.synchronize(engine.device)
+
+
+def release(engine: Engine) -> None:
+    """Give back what a try, finished or not, has left."""
+    engine.optimizer.zero_grad(set_to_none=True)
+    gc.collect()  # an exception's frames hold tensors in circles
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,129 @@
+"""The plan proposes a setting that fits, says so where none does, and needs nothing but the configuration."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming import device, plan, roofline
+from cramming.config import UserError
+from cramming.tracker import Operation
+
+Compose = Callable[..., dict[str, Any]]
+CARD = "plan.device=RTX 2080 Ti"
+SMALL = [
+    "model=bert-base",
+    "model.hidden_size=64",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=128",
+    "tokenizer.vocab_size=1000",
+    "train.sequence_length=32",
+    "train.batch_size=32",
+    "train.micro_batch=8",
+    "budget=hours",
+    "precision=fp16",
+]
+
+
+def planned(compose: Compose, folder: Path, *overrides: str) -> dict[str, Any]:
+    path = folder / "plan.json"
+    plan.main(compose(*SMALL, CARD, *overrides, f"plan.json={path}"))
+    return json.loads(path.read_text())
+
+
+def test_a_small_model_on_a_large_card(compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(compose, tmp_path, "plan.memory_gb=11")
+    assert found["vocab_size"] == 1024  # the tokenizer's limit in whole tiles of 64
+    best, first = found["proposed"], found["options"][0]
+    assert (first["micro_batch"], first["memory"]["checkpoint_every"]) == (8, 0)  # as configured
+    assert best["overrides"] == ["train.micro_batch=32"]
+    assert best["tokens_per_second"] == max(o["tokens_per_second"] for o in found["options"])
+    assert best["tokens_in_budget"] == pytest.approx(24 * 3600 * best["tokens_per_second"])
+    for option in found["options"]:
+        assert sum(option["peak_by_component"].values()) == option["peak_bytes"]
+        assert option["fits"] == (option["peak_bytes"] <= found["usable_bytes"])
+    text = capsys.readouterr().out
+    assert "proposed: train.micro_batch=32:" in text
+    assert "not measured" in text
+    assert len({len(line) for line in text.splitlines() if line.endswith("configured")}) == 1
+
+
+def test_tight_memory_takes_checkpointing(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what the whole batch needs with and without it; and a micro-batch smaller than the batch."""
+    every = planned(compose, tmp_path)["options"]
+    peaks = {(o["memory"]["checkpoint_every"], o["micro_batch"]): o["peak_bytes"] for o in every}
+    between = (peaks[1, 32] + peaks[0, 32]) / 2
+    monkeypatch.setitem(plan.CONTEXT_BYTES, "cuda", 0)
+    monkeypatch.setitem(plan.ALLOCATOR_WASTE, "cuda", 0.0)
+    found = planned(compose, tmp_path, f"plan.memory_gb={between / 2**30}")
+    assert found["proposed"]["peak_bytes"] <= between
+    assert found["proposed"]["fits"]
+    sizes = {o["memory"]["checkpoint_every"]: o["micro_batch"] for o in found["options"] if o["micro_batch"] != 8}
+    assert sizes[1] == 32
+    assert sizes.get(0, 8) < 32
+
+
+def test_where_nothing_fits_it_says_what_is_missing(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"plan\.memory_gb=0\.61: nothing fits; the least .*train\.micro_batch=1.*GiB"):
+        planned(compose, tmp_path, "plan.memory_gb=0.61", "model.hidden_size=512")
+    assert " NO " in capsys.readouterr().out
+    assert json.loads((tmp_path / "plan.json").read_text())["proposed"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["plan.device=GTX 480"], "plan.device=GTX 480: choose one of auto, cpu, cuda, RTX 2080 Ti"),
+        (["plan.memory_gb=0"], "plan: memory_gb=0"),
+        (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
+    ],
+)
+def test_mistakes_are_named(compose: Compose, tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        planned(compose, tmp_path, *overrides)
+    assert message in str(caught.value)
+
+
+def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
+    found = planned(compose, tmp_path, "plan.device=cpu", "precision=fp32", "train.micro_batch=auto")
+    assert found["device"]["kind"] == "cpu"
+    assert 1e9 < found["rates"]["flops"] < 1e14
+    assert "measured now" in found["rates"]["basis"]
+    assert found["device"]["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
+    assert found["proposed"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (["budget=tokens", "budget.tokens=1e6"], 1e6),
+        (["budget=steps", "budget.steps=10"], 10 * 32 * 32),
+        (["budget=steps", "budget.steps=10", "schedule.batch_start=0.5", "schedule.batch_ramp=1.0"], 7.5 * 32 * 32),
+    ],
+)
+def test_tokens_in_other_budgets(compose: Compose, budget: list[str], expected: float) -> None:
+    assert plan.tokens_in_budget(plan.Job.of(compose(*SMALL, *budget)), 1.0) == pytest.approx(expected, rel=0.01)
+
+
+def test_tokens_of_an_exaflop(compose: Compose) -> None:
+    job = plan.Job.of(compose(*SMALL, "budget=exaflops"))
+    length = job.train.sequence_length
+    per_token = flops_per_token(job.model, length, job.targets_per_row / length, job.execution.attention.last_layer)
+    assert plan.tokens_in_budget(job, 1.0) == pytest.approx(job.budget.limit * 1e18 / per_token)
+
+
+def test_every_card_has_a_sheet() -> None:
+    assert roofline.SHEETS.keys() == device.PEAK_TFLOPS.keys()
+
+
+def test_time_is_the_largest_of_three() -> None:
+    from collections import Counter
+
+    rates = roofline.Rates(flops=100.0, bandwidth=10.0, kernel_seconds=0.5, basis="")
+    work = Counter({Operation(200, 1): 1, Operation(1, 30): 2, Operation(0, 1): 4})
+    assert rates.seconds(work) == pytest.approx(2.0 + 2 * 3.0 + 4 * 0.5)

@@ -1,0 +1,150 @@
+"""The chosen micro-batch fits, is found without a trace, and does not change the result."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cramming import device, probe
+from cramming.config import UserError
+from cramming.engine import Engine
+from cramming.execution import EngineConfig, build_engine
+from cramming.model.config import ModelConfig
+from cramming.parallel.mesh import Mesh
+from cramming.precision import Mode, Precision, PrecisionConfig
+from cramming.simulate import Recipe, Simulation
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig(vocab_size=320, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=32)
+
+
+@pytest.fixture
+def make_recipe(compose: Callable[..., dict[str, Any]]) -> Callable[..., Recipe]:
+    """The recipe of a model in the default configuration, rows of 16 with 4 targets."""
+
+    def make(model: ModelConfig, mode: Mode = "fp32", device_type: str = "cpu") -> Recipe:
+        execution = EngineConfig.of(compose("optim=adamw", f"precision={mode}"))
+        return Recipe(model, execution, mode, device_type, 16, 4, "rows")
+
+    return make
+
+
+def engine_of(recipe: Recipe, device: torch.device = CPU) -> Engine:
+    torch.manual_seed(0)
+    return build_engine(recipe.execution, recipe.model, Mesh.solo(device), device)
+
+
+def everything(engine: Engine) -> dict[str, Any]:
+    return copy.deepcopy(
+        {
+            "weights": engine.model.state_dict(),
+            "optimizer": engine.optimizer.state_dict(),
+            "scaler": engine.precision.scaler.state_dict(),
+            "random": torch.get_rng_state(),
+            "gradients": [p.grad for p in engine.model.parameters()],
+        }
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "fp16"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_try_leaves_no_trace(make_recipe: Callable[..., Recipe], tiny_source: Any, mode: Mode, begun: bool) -> None:
+    engine = engine_of(make_recipe(replace(MODEL, dropout=0.5), mode))
+    if begun:
+        engine.step([tiny_source.batch(0, 2)], 1e-3)
+    before = everything(engine)
+    probe.try_step(engine, [tiny_source.batch(0, 2), tiny_source.batch(2, 2)])
+    probe.release(engine)
+    assert same(everything(engine), before)
+
+
+class Greedy(nn.Module):
+    """A model that runs out of memory above some number of tokens, in its forward or its backward pass."""
+
+    def __init__(self, tokens: int, where: str):
+        super().__init__()
+        self.weight, self.tokens, self.where, self.sizes = nn.Parameter(torch.ones(3)), tokens, where, list[int]()
+
+    def forward(self, ids_T: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.sizes.append(len(ids_T))
+        loss = (self.weight**2).sum()
+        if len(ids_T) > self.tokens:
+            if self.where == "forward":
+                self._fail()
+            loss.register_hook(self._fail)
+        return loss, torch.tensor(1)
+
+    def _fail(self, *_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("limit", [1, 4, 5, 100])
+def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: int) -> None:
+    model = Greedy(16 * limit, where)
+    precision = Precision(PrecisionConfig("fp32", False), CPU)
+    engine = Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
+    fits = probe.tries(engine, tiny_source.batch, missing=1000)
+    found = [rows for rows in (1, 2, 4, 8) if fits(rows)]
+    assert found == [rows for rows in (1, 2, 4, 8) if rows <= limit]
+    assert model.weight.grad is None
+    assert torch.equal(model.weight, torch.ones(3))
+
+
+def test_on_a_cpu_the_prediction_decides(
+    make_recipe: Callable[..., Recipe], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(MODEL)
+    engine = engine_of(recipe)
+    simulation = Simulation(recipe)
+    there = simulation.tracker.live["weights"]
+    needs = {rows: simulation.step(rows, 16 // rows).peak_bytes for rows in (1, 4, 8, 16)}
+    for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):
+        monkeypatch.setattr(device, "available_bytes", lambda free=free: (free - there + 0.5) / probe.CPU_SHARE)
+        rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
+        assert rows == expected
+        assert how.startswith("auto, predicted for cpu with ")
+        assert f"{expected} needs " in how
+    monkeypatch.setattr(device, "available_bytes", lambda: 0)
+    with pytest.raises(UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"):
+        probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
+
+
+def test_memory_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    whole = device.available_bytes()
+    (tmp_path / "max").write_text("5000\n")
+    (tmp_path / "now").write_text("2000\n")
+    monkeypatch.setattr(device, "_GROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "now")),))
+    assert device.available_bytes() == 3000
+    (tmp_path / "max").write_text("max\n")
+    assert device.available_bytes() == pytest.approx(whole, rel=0.5)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_largest_that_fits_is_found(make_recipe: Callable[..., Recipe], tiny_source: Any) -> None:
+    cuda = torch.device("cuda")
+    recipe = make_recipe(replace(MODEL, hidden_size=256, num_heads=4, intermediate_size=1024), "bf16", "cuda")
+    engine = engine_of(recipe, cuda)
+    total = torch.cuda.get_device_properties(cuda).total_memory
+    torch.cuda.set_per_process_memory_fraction(2**28 / total)
+    try:
+        rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 2**15)
+        assert 1 < rows < 2**15
+        assert f"{2 * rows} does not fit" in how
+        engine.step([tiny_source.batch(0, rows), tiny_source.batch(rows, rows)], 1e-3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

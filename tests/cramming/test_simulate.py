@@ -1,0 +1,177 @@
+"""A simulated step holds exactly what can be counted by hand, and follows the tricks that are switched on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cramming.execution import EngineConfig
+from cramming.model import attention, heads
+from cramming.model.config import ModelConfig, count_parameters, flops_per_token
+from cramming.precision import Mode
+from cramming.simulate import (
+    CATEGORIES,
+    CUBLAS_BYTES,
+    Recipe,
+    Simulation,
+    largest_below,
+    largest_fitting,
+    micro_batch_sizes,
+)
+
+MODEL = ModelConfig(vocab_size=512, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=128, max_length=64)
+LENGTH, TARGETS = 32, 8
+
+
+@pytest.fixture
+def make_recipe(compose: Callable[..., dict[str, Any]]) -> Callable[..., Recipe]:
+    """`make_recipe("memory=checkpoint", mode="bf16")`."""
+
+    def make(*overrides: str, mode: Mode = "fp32", device_type: str = "cpu", packing: str = "rows") -> Recipe:
+        execution = EngineConfig.of(compose("optim=adamw", *overrides))
+        return Recipe(MODEL, execution, mode, device_type, LENGTH, TARGETS, packing)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def recipe(make_recipe: Callable[..., Recipe]) -> Recipe:
+    return make_recipe()
+
+
+# copies of the parameters that an optimizer keeps, and its step counters (4 bytes each)
+@pytest.mark.parametrize(
+    ("name", "copies", "counters"), [("adamw", 2, 1), ("sgd", 1, 0), ("adagrad", 1, 1), ("lamb", 2, 1)]
+)
+def test_weights_gradients_and_optimizer_state_are_exact(
+    make_recipe: Callable[..., Recipe], name: str, copies: int, counters: int
+) -> None:
+    simulation = Simulation(make_recipe(f"optim={name}"))
+    parameters = 4 * count_parameters(MODEL).total
+    tensors = len(list(simulation.engine.model.parameters()))
+    assert simulation.tracker.live["weights"] == parameters
+    assert simulation.tracker.live["optimizer"] == copies * parameters + 4 * counters * tensors
+    for rows, count in ((1, 1), (4, 2)):
+        peak = simulation.step(rows, count).peak
+        assert tuple(peak) == CATEGORIES
+        assert peak["weights"] == parameters
+        assert peak["optimizer"] == simulation.tracker.live["optimizer"]
+        assert 0 <= peak["gradients"] <= parameters
+    assert simulation.step(64, 2).peak["gradients"] == parameters  # accumulated ones are there at every peak
+    assert simulation.tracker.live["gradients"] == 0
+
+
+def test_nothing_is_left_behind_by_a_step(recipe: Recipe) -> None:
+    simulation = Simulation(recipe)
+    before = simulation.tracker.total
+    costs = [simulation.step(8, 2) for _ in range(3)]
+    assert simulation.tracker.total == before
+    assert costs[0] == costs[1] == costs[2]
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16"])
+def test_memory_grows_with_the_micro_batch_and_not_with_their_number(recipe: Recipe, mode: Mode) -> None:
+    simulation = Simulation(replace(recipe, mode=mode))
+    sizes = [simulation.step(rows, 4).peak_bytes for rows in (8, 16, 32, 64)]
+    assert sizes == sorted(sizes)
+    _, second, third, fourth = sizes
+    assert fourth - third == pytest.approx(2 * (third - second), rel=0.1)  # a straight line
+    assert simulation.step(32, 2).peak_bytes == simulation.step(32, 100).peak_bytes
+
+
+def test_checkpointing_lowers_the_activations_and_costs_arithmetic(make_recipe: Callable[..., Recipe]) -> None:
+    settings = ("memory=plain", "memory.checkpoint_every=2", "memory=checkpoint")
+    plain, half, full = (Simulation(make_recipe(setting)).step(64) for setting in settings)
+    assert plain.peak["activations"] > 1.3 * half.peak["activations"] > 1.3 * 1.3 * full.peak["activations"]
+    assert plain.flops < half.flops < full.flops < 1.34 * plain.flops  # one more forward pass: a third
+    selective = Simulation(make_recipe("memory=selective")).step(64)
+    assert selective.flops == plain.flops
+    assert full.peak["activations"] < selective.peak["activations"] < plain.peak["activations"]
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+def test_the_arithmetic_is_that_of_the_formula(recipe: Recipe, mode: Mode) -> None:
+    """Up to attention's backward pass, which computes the scores again: 2.5 instead of 2 times its forward."""
+    cost = Simulation(replace(recipe, mode=mode)).step(4, 2)
+    formula = flops_per_token(MODEL, LENGTH, TARGETS / LENGTH, "targets") * 4 * LENGTH
+    asking = MODEL.num_layers - 1 + TARGETS / LENGTH  # the last layer's at the targets only
+    again = 0.5 * 4 * MODEL.hidden_size * LENGTH * asking * 4 * LENGTH
+    assert cost.flops == pytest.approx(formula + again, rel=1e-6)
+
+
+def test_lower_precision_needs_less(recipe: Recipe) -> None:
+    full, half = (Simulation(replace(recipe, mode=mode)).step(64).peak for mode in ("fp32", "bf16"))  # type: ignore[arg-type]
+    assert half["activations"] < 0.85 * full["activations"]
+    assert half["weights"] == full["weights"]
+
+
+def test_compiled_settings_are_run_eagerly(make_recipe: Callable[..., Recipe]) -> None:
+    compiled = make_recipe("runtime=compile", "memory.activation_budget=0.5")
+    assert Simulation(compiled).step(4).peak == Simulation(make_recipe()).step(4).peak
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
+def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
+    """Documents need no mask there, the head's chunks are larger, and cuBLAS has its workspace."""
+    tables = dict(attention.KERNELS), dict(heads.CHUNK_ELEMENTS)
+    on_gpu = [
+        Simulation(replace(recipe, device_type="cuda", mode="bf16", packing=packing)).step(64).peak
+        for packing in ("rows", "documents")
+    ]
+    assert on_gpu[0]["activations"] == pytest.approx(on_gpu[1]["activations"], rel=0.01)
+    assert on_gpu[0]["workspace"] >= CUBLAS_BYTES
+    on_cpu = Simulation(replace(recipe, mode="bf16", packing="documents")).step(64).peak
+    assert on_cpu["activations"] > on_gpu[1]["activations"]
+    assert tables == (attention.KERNELS, heads.CHUNK_ELEMENTS)
+
+
+def test_random_states_and_default_settings_stay(recipe: Recipe) -> None:
+    state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    Simulation(recipe).step(2, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_float32_matmul_precision() == precision
+
+
+def test_sizes_divide_the_batch() -> None:
+    assert micro_batch_sizes(16) == [1, 2, 4, 8, 16]
+    assert micro_batch_sizes(24) == [1, 2, 4, 8, 24]
+    assert micro_batch_sizes(1) == [1]
+    assert micro_batch_sizes(7) == [1, 7]
+
+
+SIZES = [[1], [1, 2], [1, 2, 4, 8, 16, 48], [2**k for k in range(14)]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_largest_that_fits_is_found(sizes: list[int]) -> None:
+    for limit in (0, *sizes, 10_000):
+        asked: list[int] = []
+
+        def fits(rows: int, limit: int = limit, asked: list[int] = asked) -> bool:
+            asked.append(rows)
+            return rows <= limit
+
+        assert largest_fitting(sizes, fits) == max((s for s in sizes if s <= limit), default=None)
+        assert len(asked) == len(set(asked)) <= 4
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_largest_peak_below_a_limit_is_found(sizes: list[int]) -> None:
+    """Of a floor and two lines; the last size is 100 lower: nothing is accumulated there."""
+
+    def true_peak(rows: int) -> int:
+        return max(300, 200 + 10 * rows, 25 * rows) - (100 if rows == sizes[-1] else 0)
+
+    for limit in (199, 299, *(true_peak(s) + d for s in sizes for d in (-1, 0, 1)), 10**9):
+        asked: list[int] = []
+
+        def peak(rows: int, asked: list[int] = asked) -> int:
+            asked.append(rows)
+            return true_peak(rows)
+
+        found = largest_below(sizes, peak, limit, floor=150)
+        fitting = [s for s in sizes if true_peak(s) <= limit]
+        assert found == (max(fitting) if sizes[0] in fitting else None)
+        assert len(asked) == len(set(asked)) <= 6
