@@ -9,6 +9,7 @@ import pytest
 
 from cramming import device, plan, roofline
 from cramming.config import UserError
+from cramming.model.config import flops_per_token
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
