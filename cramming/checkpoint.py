@@ -56,7 +56,10 @@ def save(
     path = folder / f"step-{work.steps:08d}.pt"
     try:
         overwrite_atomically(path, lambda temporary: torch.save(state, temporary))
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
+    except (OSError, RuntimeError) as error:
+        # torch's writer reports a full disk as a RuntimeError of its own; any other is a defect.
+        if isinstance(error, RuntimeError) and not re.search("PytorchStreamWriter|inline_container", str(error)):
+            raise
         raise UserError(
             f"{path}: could not be written ({' '.join(str(error).split())[:120]}), {_free(folder)} are free there; make"
             " room and go on with resume=true"

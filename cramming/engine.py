@@ -94,7 +94,8 @@ class Engine:
         began = time.monotonic()
         norm = computed.update()
         devices.synchronize(self.device)
-        self.update_seconds = time.monotonic() - began
+        if math.isfinite(norm):  # what was skipped says nothing about how long an update takes
+            self.update_seconds = time.monotonic() - began
         loss, accuracy = (self.mesh.sum(value) / targets for value in (computed.loss_sum, computed.correct))
         skipped = not math.isfinite(norm)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0

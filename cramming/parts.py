@@ -166,7 +166,7 @@ def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, 
 def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, device_name: str) -> dict[str, str]:
     """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
     resolved = changed(settings, {"precision.mode": resolve(mode, device)})
-    return gate.check(resolved, gate.place(device_name, torch.__version__))
+    return gate.check(resolved, gate.place(device_name, torch.__version__), device.type)
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:

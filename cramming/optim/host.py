@@ -47,7 +47,10 @@ class HostOptimizer(torch.optim.Optimizer):
         all_groups = self._inner.param_groups
         away = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         away = [p for p in away if self._masters[p] is not p]
-        buffers = [self._gradients.setdefault(p, self._lane.host_empty(p)) for p in away]
+        for p in away:
+            if p not in self._gradients:
+                self._gradients[p] = self._lane.host_empty(p)
+        buffers = [self._gradients[p] for p in away]
         arrived = self._lane.copy(buffers, [p.grad for p in away])
         if arrived is not None:
             arrived.synchronize()

@@ -23,7 +23,7 @@ from cramming.runtime import RuntimeConfig
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Time for memory. None of these changes a number of the training; docs/tricks.md says what each costs.
+    """Time for memory. But for the order of sums, and for `update_in_backward`, training is the same.
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
     its activations; 0 keeps everything. `checkpoint: full` keeps such a block's input only, `selective` also the
@@ -134,6 +134,10 @@ def refuse_unfit(
     if processes > 1 and (config.offload_weights or config.update_in_backward):
         name = "offload_weights" if config.offload_weights else "update_in_backward"
         raise UserError(f"memory.{name}=true: works in one process only, this run has {processes}; set it to false")
+    if mode == "fp16" and (config.offload_weights or config.offload_optimizer):
+        # The scaler's scale and its verdict are made on the device and would be read on the host before they arrive.
+        name = "offload_weights" if config.offload_weights else "offload_optimizer"
+        raise UserError(f"memory.{name}=true: fp16 scales gradients on the device; set precision=bf16 or fp32")
     if not config.update_in_backward:
         return
     if micro_batches != 1:
