@@ -5,8 +5,9 @@ of the same steps. Neither needs a corpus or the device itself. Every memory tri
 micro-batches of every size that divides the batch, and the fastest combination that fits is proposed.
 """
 
+import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,7 +17,7 @@ import torch
 from cramming import device as devices
 from cramming import roofline
 from cramming.budget import BudgetConfig
-from cramming.config import UserError, build, overwrite_atomically
+from cramming.config import UserError, build, write_atomically
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
@@ -142,13 +143,13 @@ def main(settings: dict[str, Any]) -> None:
     report(job, target, options, best)
     if config.json:
         text = json.dumps(as_json(job, target, options, best), indent=1) + "\n"
-        overwrite_atomically(config.json, lambda path: path.write_text(text, encoding="utf-8") and None)
+        write_atomically(config.json, text)
     if best is None:
         least = min(options, key=lambda o: o.cost.peak_bytes)
-        settings = " ".join(least.overrides(job.execution.memory))
+        setting = " ".join(least.overrides(job.execution.memory))
         needs, usable = least.cost.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
         raise UserError(
-            f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried ({settings}) needs"
+            f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried ({setting}) needs"
             f" {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a smaller model or vocabulary, a shorter"
             " train.sequence_length, or an optimizer with less state"
         )
@@ -166,7 +167,7 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
     else:
         sheet = roofline.named(config.device)
-        resolved = cast(Mode, mode) if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
+        resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
         rates = roofline.by_data_sheet(config.device, resolved, tf32)
         kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)
     return Target(kind, name, config.memory_gb * GIB if config.memory_gb else memory, resolved, rates)
@@ -175,35 +176,24 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 def explore(job: Job, target: Target) -> Iterator[Option]:
     """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does)."""
     seen: set[tuple[MemoryConfig, int]] = set()
-    for memory in dict.fromkeys(
-        [job.execution.memory, *(replace(job.execution.memory, **changes) for changes in TRICKS)]
-    ):
-        price = pricing(job, target, memory)
-        sizes = micro_batch_sizes(job.train.batch_size)
-        configured = job.train.micro_batch if memory == job.execution.memory else None
-        fitting = largest_below(sizes, lambda rows, price=price: price(rows).cost.peak_bytes, target.usable_bytes)
-        for rows in (configured, fitting or sizes[0]):
+    sizes, configured = micro_batch_sizes(job.train.batch_size), job.execution.memory
+    for memory in dict.fromkeys([configured, *(replace(configured, **changes) for changes in TRICKS)]):
+        simulation = Simulation(job.recipe(target, memory))
+        price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
+        fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
+        for rows in (job.train.micro_batch if memory == configured else None, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
                 yield price(rows)
 
 
-def pricing(job: Job, target: Target, memory: MemoryConfig) -> Callable[[int], Option]:
-    """`price(micro_batch)` under one memory setting; each is worked out once."""
-    simulation = Simulation(job.recipe(target, memory))
-    known: dict[int, Option] = {}
-
-    def price(rows: int) -> Option:
-        if rows not in known:
-            count = max(1, job.train.batch_size // rows)
-            cost = simulation.step(rows, count)
-            rates = target.rates
-            seconds = count * rates.seconds(cost.micro_batch) + rates.seconds(cost.update)
-            tokens = count * rows * job.train.sequence_length
-            known[rows] = Option(memory, rows, cost, tokens / seconds, cost.peak_bytes <= target.usable_bytes)
-        return known[rows]
-
-    return price
+def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
+    """What one micro-batch size costs under one memory setting."""
+    count = max(1, job.train.batch_size // rows)
+    cost, rates = simulation.step(rows, count), target.rates
+    seconds = count * rates.seconds(cost.micro_batch) + rates.seconds(cost.update)
+    tokens = count * rows * job.train.sequence_length
+    return Option(memory, rows, cost, tokens / seconds, cost.peak_bytes <= target.usable_bytes)
 
 
 def tokens_in_budget(job: Job, tokens_per_second: float) -> float:

@@ -96,7 +96,7 @@ def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recip
         peaks[rows] = simulation.step(rows, sizes[-1] // rows).peak_bytes
         return peaks[rows]
 
-    rows = largest_below(sizes, peak, free)
+    rows = largest_below(sizes, peak, free, simulation.floor)
     results = (f"{size} needs {format_count(peaks[size], 'B')}" for size in sorted(peaks))
     return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {', '.join(results)}"
 

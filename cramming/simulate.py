@@ -119,6 +119,11 @@ class Simulation:
             for tensor in _tensors(self.engine.optimizer.state):
                 self.tracker.reclassify(tensor, "optimizer")
 
+    @property
+    def floor(self) -> int:
+        """What lives between two steps: weights and the optimizer's state."""
+        return self.tracker.total
+
     @contextmanager
     def _running(self, category: str) -> Iterator[None]:
         """Everything inside happens on tensors without data; random states stay as they are."""
@@ -192,28 +197,27 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool]) -> int | None
     return sizes[low - 1] if low else None
 
 
-def largest_below(sizes: list[int], peak: Callable[[int], int], limit: float) -> int | None:
+def largest_below(sizes: list[int], peak: Callable[[int], int], limit: float, floor: int) -> int | None:
     """The largest of the ascending `sizes` whose `peak(size)` is at most `limit`; None if there is none.
 
     A peak is the largest of several straight lines, so the line through two sizes says where to look, and where it
-    passes the limit beyond them the peak does so too. Only the last size, without accumulated gradients, may be lower.
+    passes the limit beyond them the peak does so too; at first the line is that from `floor`, which is less than any
+    peak, and tells nothing for sure. Only the last size, without accumulated gradients, may be lower than the line.
     """
-    known = {sizes[0]: peak(sizes[0])}
-    if known[sizes[0]] > limit:
-        return None
-    low, high = 0, len(sizes)  # sizes[low] fits, sizes[high] does not
+    known = {0: floor}
+    low, high = -1, len(sizes)  # sizes[low] fits, sizes[high] does not
     while high - low > 1:
-        index = min(low + 4, high - 1)
-        if len(known) > 1:
-            a, b = sorted(known)[-2:]
+        a, b = sorted(known)[-2:] if len(known) > 1 else (0, 0)
+        index = len(sizes) // 3
+        if b:
             slope = (known[b] - known[a]) / (b - a)
-            reach = bisect_right(sizes, b + (limit - known[b]) / slope) - 1 if slope > 0 else high - 1
-            if reach <= low and b <= sizes[low] and low + 1 < len(sizes) - 1:
+            index = bisect_right(sizes, b + (limit - known[b]) / slope) - 1 if slope > 0 else high - 1
+            if index <= low and 0 < a < b <= sizes[low] and low + 1 < len(sizes) - 1:
                 break
-            index = min(max(reach, low + 1), high - 1)
+        index = min(max(index, low + 1), high - 1)
         known[sizes[index]] = peak(sizes[index])
         low, high = (index, high) if known[sizes[index]] <= limit else (low, index)
-    return sizes[low]
+    return sizes[low] if low >= 0 else None
 
 
 def micro_batch_sizes(batch_size: int) -> list[int]:

@@ -83,8 +83,8 @@ class StorageTracker(TorchDispatchMode):
         return entry.category if entry else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:
-            return func(*args)
+        if func is torch.ops.prim.device.default:  # three of four calls: autograd asks fake tensors where they are
+            return _device(args[0])
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # a tensor made of tensors: its own operations come by here next
         if func is aten._local_scalar_dense.default:

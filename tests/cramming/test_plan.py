@@ -16,7 +16,7 @@ CARD = "plan.device=RTX 2080 Ti"
 SMALL = [
     "model=bert-base",
     "model.hidden_size=64",
-    "model.num_layers=4",
+    "model.num_layers=2",
     "model.num_heads=2",
     "model.intermediate_size=128",
     "tokenizer.vocab_size=1000",
