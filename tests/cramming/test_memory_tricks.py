@@ -317,6 +317,8 @@ def test_views_come_back_as_they_were() -> None:
         q, k, _ = matrix.unbind(1)
         packed = [activations.pack(x) for x in (q, k.t(), matrix)]
         seen.extend([q, k.t(), matrix])
+        assert activations._current
+        activations._current.release()
         back.extend(offload.unpack(p) for p in packed)
         return hidden
 
