@@ -80,7 +80,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Saved:
-    """One activation: its copy on the host, and the device's one while there is one. `uses` are unpacks to come."""
+    """One storage of activations: its copies on the host and, at times, on the device. `uses` are unpacks to come."""
 
     def __init__(self, device: Tensor, host: Tensor, event: Event) -> None:
         self.device: Tensor | None = device
@@ -101,13 +101,17 @@ class _BlockPass:
         # An expanded mask (stride 0) would become larger than what is saved by moving it.
         if tensor.numel() < SMALLEST or storage in self.keep or 0 in tensor.stride():
             return tensor
-        # The same tensor is often saved twice. Its storage lives on at least until `release`, so no other has its key.
-        key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        # The whole storage moves, once: queries, keys and values are views of one, and a view that came back as a
+        # tensor of its own would have other strides, in whose order kernels may sum otherwise. The storage lives on at
+        # least until `release`, so no other has its key.
+        key = (storage, tensor.dtype, tensor._version)
         if key not in self.saved:
-            host = self.lane.host_empty(tensor)
-            self.saved[key] = _Saved(tensor, host, self.lane.copy([host], [tensor]))
+            whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+            host = self.lane.host_empty(whole)
+            self.saved[key] = _Saved(whole, host, self.lane.copy([host], [whole]))
         self.saved[key].uses += 1
-        return partial(self._back, self.saved[key])
+        view = (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return partial(self._back, self.saved[key], *view)
 
     def release(self) -> None:
         """Give up the device's copies; the memory is free for what is queued from now on."""
@@ -131,17 +135,17 @@ class _BlockPass:
             if saved.device is not None:
                 self.lane.wait(saved.event)
 
-    def _back(self, saved: _Saved) -> Tensor:
+    def _back(self, saved: _Saved, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         self.restore()
         if self.previous is not None:
             self.previous.restore()
-        tensor = saved.device
-        assert tensor is not None, "the backward pass runs once"
+        whole = saved.device
+        assert whole is not None, "the backward pass runs once"
         self.lane.wait(saved.event)
         saved.uses -= 1
         if saved.uses == 0:
             saved.device = saved.host = None
-        return tensor
+        return whole.as_strided(shape, stride, offset)
 
 
 class Activations:

@@ -307,6 +307,28 @@ def test_on_a_gpu_it_trains_the_same_with_less_memory(
     assert peaks[1] < peaks[0]
 
 
+def test_views_come_back_as_they_were() -> None:
+    """Same strides and one memory, moved once."""
+    activations = offload.Activations(offload.Lane(CPU), 2)
+    seen: list[Tensor] = []
+
+    def forward(hidden: Tensor) -> Tensor:
+        matrix = hidden.exp().view(-1, 3, 512)
+        q, k, _ = matrix.unbind(1)
+        packed = [activations.pack(x) for x in (q, k.t(), matrix)]
+        seen.extend([q, k.t(), matrix])
+        assert activations._current
+        activations._current.release()
+        back.extend(offload.unpack(p) for p in packed)
+        return hidden
+
+    back: list[Tensor] = []
+    activations.wrap(forward, 0, [])(torch.randn(4, 1536, requires_grad=True))
+    assert equal(back, seen)
+    assert [b.stride() for b in back] == [s.stride() for s in seen]
+    assert len({b.untyped_storage().data_ptr() for b in back}) == 1
+
+
 class TestUpdateInBackward:
     def test_gradients_are_gone_when_the_next_is_made(
         self, make_engine: Callable[..., Engine], tiny_source: Any

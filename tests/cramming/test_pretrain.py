@@ -322,7 +322,7 @@ def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path) ->
         assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
 
 
-@pytest.mark.parametrize("setting", ["memory=checkpoint", "memory=selective", "runtime.prefetch=1"])
+@pytest.mark.parametrize("setting", ["memory=checkpoint", "memory=selective", "memory=offload", "runtime.prefetch=1"])
 def test_memory_settings_do_not_change_a_bit(start: Start, unbroken: Path, setting: str) -> None:
     assert result(start("name=a", setting)) == result(unbroken)
 
