@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from cramming.data.batches import Batch
@@ -84,7 +84,7 @@ class Simulation:
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
             execution = self._executed(stands_in)
-            with self.device:  # tensors without data cannot be moved
+            with self.device, _no_truncation():  # tensors without data cannot be moved
                 model = build_model(execution, recipe.model)
             self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
@@ -224,6 +224,17 @@ def micro_batch_sizes(batch_size: int) -> list[int]:
     """The micro-batches to choose from, ascending: powers of two that divide the batch, and the whole batch."""
     powers = [2**k for k in range(batch_size.bit_length()) if batch_size % 2**k == 0]
     return powers if powers[-1] == batch_size else [*powers, batch_size]
+
+
+@contextmanager
+def _no_truncation() -> Iterator[None]:
+    """Torch draws a truncated normal anew until all of it is inside, and without data nothing ever is."""
+    draw = nn.init.trunc_normal_
+    nn.init.trunc_normal_ = lambda tensor, *_, **__: tensor
+    try:
+        yield
+    finally:
+        nn.init.trunc_normal_ = draw
 
 
 # A GPU's behaviour on CPU tensors ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from cramming.runtime import RuntimeConfig
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Time for memory. But for the order of sums, and for `update_in_backward`, training is the same.
+    """Time for memory. None of these changes a number of the training, but for the rounding of compiled code.
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
     its activations; 0 keeps everything. `checkpoint: full` keeps such a block's input only, `selective` also the

@@ -6,7 +6,7 @@ pinned, the copies run on a stream of their own beside the computation, and whil
 tensors are already on their way. On a CPU the same code makes plain copies: nothing is won there.
 
 Both hang on autograd's saved tensors: what a block keeps for its backward pass is packed as a function that fetches it
-again. No number is changed; a view comes back as a tensor of its own, whose products may add up in another order.
+again. Whole storages move and the views on them are made again, so losses and gradients are those of the plain run.
 """
 
 import weakref
@@ -98,8 +98,7 @@ class _BlockPass:
 
     def pack(self, tensor: Tensor) -> Packed:
         storage = _storage(tensor)
-        # An expanded mask (stride 0) would become larger than what is saved by moving it.
-        if tensor.numel() < SMALLEST or storage in self.keep or 0 in tensor.stride():
+        if tensor.numel() < SMALLEST or storage in self.keep:
             return tensor
         # The whole storage moves, once: queries, keys and values are views of one, and a view that came back as a
         # tensor of its own would have other strides, in whose order kernels may sum otherwise. The storage lives on at
