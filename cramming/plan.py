@@ -27,7 +27,7 @@ from cramming.precision import Mode, resolve
 from cramming.progress import format_count, say, show_table
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
-from cramming.simulate import CATEGORIES, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
+from cramming.simulate import CATEGORIES, KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
 
 GIB = 2**30
 # Outside torch's tensors. A CUDA context with its loaded kernels, and what the caching allocator cannot reuse: by
@@ -66,11 +66,13 @@ class Target:
     memory_bytes: float
     mode: Mode
     rates: Rates
+    keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
 
     @property
     def usable_bytes(self) -> float:
         """What the tensors of a step may take."""
-        return (self.memory_bytes - CONTEXT_BYTES[self.kind]) * (1 - ALLOCATOR_WASTE[self.kind])
+        free = (self.memory_bytes - CONTEXT_BYTES[self.kind]) * (1 - ALLOCATOR_WASTE[self.kind])
+        return free / KEPT_HEAP if self.keeps_heap else free
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
         resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
         rates = roofline.by_data_sheet(config.device, resolved, tf32)
         kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)
-    return Target(kind, name, config.memory_gb * GIB if config.memory_gb else memory, resolved, rates)
+    keeps_heap = kind == "cpu" and job.execution.runtime.keep_heap
+    return Target(kind, name, config.memory_gb * GIB if config.memory_gb else memory, resolved, rates, keeps_heap)
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:
@@ -226,6 +229,11 @@ def describe(job: Job, target: Target) -> None:
         f" for tensors ({CONTEXT_BYTES[target.kind] / GIB:.2g} GiB for {taken} and {ALLOCATOR_WASTE[target.kind]:.0%}"
         " lost in the allocator are assumed)"
     )
+    if target.keeps_heap:
+        say(
+            f"heap: runtime.keep_heap=true lets the process grow to {KEPT_HEAP:g} times its tensors; with false it"
+            " holds what is predicted"
+        )
     say(f"rates: {target.rates.basis}")
     if job.execution.runtime.compile != "off":
         say("compile: both memory and time are those of eager execution; compiled code needs less of each")

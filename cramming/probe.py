@@ -89,7 +89,7 @@ def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: R
 def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
     """On a CPU: simulated peaks against the memory that is free now; the weights are there already."""
     simulation = Simulation(recipe)
-    free = CPU_SHARE * devices.available_bytes() + simulation.tracker.live["weights"]
+    free = (CPU_SHARE * devices.available_bytes() + simulation.tracker.live["weights"]) / recipe.waste
     peaks: dict[int, int] = {}
 
     def peak(rows: int) -> int:

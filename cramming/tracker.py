@@ -6,7 +6,7 @@ which C++ keeps alive with the storage), so the sum is what an allocator without
 tensors and, what it is for, under FakeTensorMode, where nothing is computed or allocated.
 
 Two things that the mere presence of a dispatch mode changes are put right here: numbers read from a tensor have no
-value (floats read as 0, booleans as true), and autograd would not add gradients in place.
+value (numbers read as 0, booleans as `truth`), and autograd would not add gradients in place.
 """
 
 import sys
@@ -57,6 +57,7 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()
         self.device_type, self.scratch = device_type, scratch
         self.category, self.phase = "activations", "pass"
+        self.truth = True  # of every boolean that is read
         self.live: Counter[str] = Counter()
         self.total = 0
         self.operations: dict[str, Counter[Operation]] = {}
@@ -88,7 +89,7 @@ class StorageTracker(TorchDispatchMode):
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # a tensor made of tensors: its own operations come by here next
         if func is aten._local_scalar_dense.default:
-            return _value(args[0].dtype)
+            return self.truth if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
         if func is aten.add.Tensor and _is_autograds_own_sum(*args):
             func = aten.add_.Tensor
         if self.scratch:
@@ -162,11 +163,6 @@ ALLOCATIONS = {
     aten.new_empty_strided.default,
 }
 GATHERS = {aten.embedding.default, aten.index_select.default, aten.gather.default}  # read what they return, no more
-
-
-def _value(dtype: torch.dtype) -> bool | float | int:
-    """What is read from a tensor without data: such that norms are finite and nothing has overflowed."""
-    return True if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
 
 def _bytes(tensor: Tensor) -> int:

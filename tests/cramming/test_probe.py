@@ -114,7 +114,9 @@ def test_on_a_cpu_the_prediction_decides(
     there = simulation.tracker.live["weights"]
     needs = {rows: simulation.step(rows, 16 // rows).peak_bytes for rows in (1, 4, 8, 16)}
     for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):
-        monkeypatch.setattr(device, "available_bytes", lambda free=free: (free - there + 0.5) / probe.CPU_SHARE)
+        monkeypatch.setattr(
+            device, "available_bytes", lambda free=free: (free * recipe.waste - there + 0.5) / probe.CPU_SHARE
+        )
         rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
         assert rows == expected
         assert how.startswith("auto, predicted for cpu with ")

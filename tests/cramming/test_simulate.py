@@ -63,6 +63,12 @@ def test_weights_gradients_and_optimizer_state_are_exact(
     assert simulation.tracker.live["gradients"] == 0
 
 
+@pytest.mark.parametrize("init", ["normal", "truncated", "depth_scaled", "small"])
+def test_every_initialisation_ends(recipe: Recipe, init: Any) -> None:
+    """Some draw again what is out of bounds: here nothing ever is."""
+    assert Simulation(replace(recipe, model=replace(MODEL, init=init))).floor > 0
+
+
 def test_nothing_is_left_behind_by_a_step(recipe: Recipe) -> None:
     simulation = Simulation(recipe)
     before = simulation.tracker.total
