@@ -6,6 +6,7 @@ position is `sequences` of the counters. It deliberately says nothing about time
 """
 
 import re
+import shutil
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from cramming.budget import Work
 from cramming.config import UserError, overwrite_atomically
+from cramming.device import random_states, set_random_states
 from cramming.progress import say
 
 KEEP = 2
@@ -42,20 +44,34 @@ def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work
 ) -> Path:
     """Write `folder/step-<n>.pt` and remove all but the newest two."""
+    cpu_state, gpu_state = random_states()
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
         "work": asdict(work),
-        "rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "rng": cpu_state,
+        "cuda_rng": gpu_state,
     }
     path = folder / f"step-{work.steps:08d}.pt"
-    overwrite_atomically(path, lambda temporary: torch.save(state, temporary))
+    try:
+        overwrite_atomically(path, lambda temporary: torch.save(state, temporary))
+    except (OSError, RuntimeError) as error:
+        # torch's writer reports a full disk as a RuntimeError of its own; any other is a defect.
+        if isinstance(error, RuntimeError) and not re.search("PytorchStreamWriter|inline_container", str(error)):
+            raise
+        raise UserError(
+            f"{path}: could not be written ({' '.join(str(error).split())[:120]}), {_free(folder)} are free there; make"
+            " room and go on with resume=true"
+        ) from None
     killed_saves = folder.glob(".step-*.tmp")
     for old in [*_files(folder)[KEEP:], *killed_saves]:
         old.unlink()
     return path
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 1e6:.0f} MB"
 
 
 def load_newest(
@@ -72,9 +88,7 @@ def load_newest(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda_rng"])
+        set_random_states((state["rng"], state["cuda_rng"]))
         return Work(**state["work"])
     if files:
         raise UserError(f"{folder}: no checkpoint there can be read; start again under another name")

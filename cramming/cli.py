@@ -83,7 +83,8 @@ def main() -> None:
         _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
 
 
-_ENVIRONMENT_ERRORS = (13, 28, 30, 122)  # EACCES, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
+# EACCES, EEXIST, ENOTDIR, EISDIR, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
+_ENVIRONMENT_ERRORS = (13, 17, 20, 21, 28, 30, 122)
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
@@ -122,6 +123,14 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from None
+    except ValueError as error:
+        if "Config group override must be" not in str(error):
+            raise
+        empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
+        raise UserError(
+            f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
+            " `--help` lists them"
+        ) from None
     if mistakes:
         raise mistakes[0]
 
@@ -191,6 +200,8 @@ def _one_line(error: Exception) -> str:
     key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
     words = " ".join(text.split())
     words = re.sub(r" To append to your .*", "", words)
+    if "LexerNoViableAlt" in words or "mismatched input" in words or "extraneous input" in words:
+        return f"{words}; put special characters into quotes: 'key=\"value\"'"
     if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
         return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
     if isinstance(override := getattr(error, "override", None), str):

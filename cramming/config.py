@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import types
 import typing
@@ -43,6 +44,15 @@ class RootConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} is not between 0 and 2^63")
+
+
+def folder_name(name: str, setting: str, place: object) -> str:
+    """`name`, if it can be a folder's on every system; else UserError."""
+    if not re.fullmatch(r"\w[\w.+=,@-]*", name):
+        raise UserError(
+            f"{setting}={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {place})"
+        )
+    return name
 
 
 def config_folder() -> Path:

@@ -73,6 +73,19 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def random_states() -> tuple[torch.Tensor, torch.Tensor | None]:
+    """torch's random state on the CPU and, where there is one, on the GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+
+
+def set_random_states(states: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Put back what `random_states` gave."""
+    cpu, gpu = states
+    torch.set_rng_state(cpu)
+    if gpu is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(gpu)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all queued work."""
     if device.type == "cuda":

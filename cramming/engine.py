@@ -8,13 +8,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.device import synchronize
+from cramming.optim.in_backward import UpdateInBackward, set_learning_rate
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
@@ -32,6 +34,14 @@ class StepStats:
     skipped: bool
 
 
+class Computed(NamedTuple):
+    """What is known before the update: summed loss and hits of this process, and the update, which gives the norm."""
+
+    loss_sum: float
+    correct: float
+    update: Callable[[], float]
+
+
 class Engine:
     """Owns the model and the optimizer during training."""
 
@@ -43,32 +53,50 @@ class Engine:
         clip: float | None,
         mesh: Mesh,
         device: torch.device,
+        update_in_backward: bool = False,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.update_seconds = 0.0  # of the last update, from the end of the backward pass to its synchronisation
+        self.in_backward = UpdateInBackward(optimizer) if update_in_backward else None
+        # From the moment that `may_update` is asked to the synchronisation: of the last step, and of the one under way
+        # as far as it can be foretold (0: not at all).
+        self.update_seconds, self.foreseen_seconds = 0.0, 0.0
         self.recompilations = 0  # graphs compiled in steps after the first of this process: shapes are static, so none
         self._is_warm = False
         self._skipped_in_a_row = 0
 
     def step(
-        self, batches: Sequence[Batch], learning_rate: float, may_update: Callable[[], bool] = lambda: True
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        may_update: Callable[[], bool] = lambda: True,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> StepStats | None:
-        """One update from `batches`; None and untouched weights if `may_update()` says no after the backward pass."""
+        """One update from `batches`.
+
+        None, and untouched weights, if `may_update()` says no (it is asked after the backward pass, or before it where
+        that is the update) or `must_stop()` says yes between micro-batches (in one process only: others would wait for
+        this one's gradients). Random states are then as before, so that the step can be done anew.
+        """
+        random_states = devices.random_states()
         graphs = compiled_graphs()
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
-        loss_sum, correct = self._accumulate(batches, targets)
+        compute = self._accumulate if self.in_backward is None else self._forward_once
+        computed = compute(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
         self.recompilations += compiled_graphs() - graphs if self._is_warm else 0
         self._is_warm = True
-        if not may_update():
+        if computed is None or not may_update():
             self.optimizer.zero_grad(set_to_none=True)
+            devices.set_random_states(random_states)
             return None
+        set_learning_rate(self.optimizer, learning_rate)
         began = time.monotonic()
-        norm = self._update(learning_rate)
-        synchronize(self.device)
-        self.update_seconds = time.monotonic() - began
-        loss, accuracy = self.mesh.sum(loss_sum) / targets, self.mesh.sum(correct) / targets
+        norm = computed.update()
+        devices.synchronize(self.device)
+        if math.isfinite(norm):  # what was skipped says nothing about how long an update takes
+            self.update_seconds = time.monotonic() - began
+        loss, accuracy = (self.mesh.sum(value) / targets for value in (computed.loss_sum, computed.correct))
         skipped = not math.isfinite(norm)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -78,21 +106,53 @@ class Engine:
             )
         return StepStats(loss, accuracy, norm, skipped)
 
-    def _accumulate(self, batches: Sequence[Batch], targets: float) -> tuple[float, float]:
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = batch.to(self.device)
+        with self.precision.autocast():
+            loss_sum, correct = self.model(
+                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+            )
+        return loss_sum, correct
+
+    def _accumulate(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
+        """Forward and backward passes; the gradients are then ready for the update."""
         losses, corrects = [], []
         for batch in batches:
-            batch = batch.to(self.device)
-            with self.precision.autocast():
-                loss_sum, correct = self.model(
-                    batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
-                )
+            if must_stop():
+                return None
+            loss_sum, correct = self._forward(batch)
             self.precision.scaler.scale(loss_sum / targets).backward()
             losses.append(loss_sum.detach())
             corrects.append(correct)
         self.mesh.sum_gradients(self.parameters)
-        return torch.stack(losses).sum().item(), torch.stack(corrects).sum().item()
+        return Computed(torch.stack(losses).sum().item(), torch.stack(corrects).sum().item(), self._update)
 
-    def _update(self, learning_rate: float) -> float:
+    def _forward_once(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
+        """The forward pass of the only micro-batch; its backward pass updates.
+
+        Once that has begun no step can be taken back, so the deadline decides before it. What it decides on is how long
+        backward pass and update took so far; before the first, four times the forward pass: the backward pass is two,
+        three with checkpointing, and the update is less than one.
+        """
+        assert self.in_backward is not None
+        if must_stop():
+            return None
+        (batch,) = batches
+        began = time.monotonic()
+        loss_sum, correct = self._forward(batch)
+        found = loss_sum.item(), correct.item()
+        self.foreseen_seconds = 0.0 if self.update_seconds else 4 * (time.monotonic() - began)
+        update = self.in_backward
+
+        def backward() -> float:
+            if not math.isfinite(found[0]):
+                return math.nan
+            (loss_sum / targets).backward()
+            return update.finish()
+
+        return Computed(*found, backward)
+
+    def _update(self) -> float:
         """Clip and apply; returns the gradient norm before clipping. A norm that is not finite applies nothing."""
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
@@ -100,8 +160,6 @@ class Engine:
         norm = torch.nn.utils.get_total_norm(grads, foreach=True)
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         finite = bool(torch.isfinite(norm))
         if self.precision.mode == "fp16":
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
@@ -117,11 +175,7 @@ class Engine:
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, 0
         for batch in batches:
-            batch = batch.to(self.device)
-            with self.precision.autocast():
-                loss, right = self.model(
-                    batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
-                )
+            loss, right = self._forward(batch)
             loss_sum, correct, targets = loss_sum + loss.item(), correct + right.item(), targets + batch.num_targets
         self.model.train()
         return loss_sum / targets, correct / targets, targets

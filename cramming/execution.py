@@ -14,8 +14,8 @@ from cramming.engine import Engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-from cramming.optim import OptimConfig, build_optimizer
-from cramming.parallel.apply import MemoryConfig, apply
+from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer
+from cramming.parallel.apply import MemoryConfig, apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
 from cramming.runtime import RuntimeConfig
@@ -39,7 +39,7 @@ class EngineConfig:
 
 def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, device: torch.device) -> Engine:
     """A model with random weights and all that `config` applies to it, its optimizer and number format."""
-    return equip(build_model(config, model_config).to(device), config, mesh, device)
+    return equip(place(build_model(config, model_config), config.memory, device), config, mesh, device)
 
 
 def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
@@ -48,7 +48,14 @@ def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
 
 
 def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.device) -> Engine:
-    """The engine around a model that is on `device`: optimizer, number format, memory tricks, compiler."""
-    optimizer = build_optimizer(model, config.optim)
-    precision = Precision(config.precision, device)
-    return Engine(apply(model, config.memory, config.runtime), optimizer, precision, config.optim.clip, mesh, device)
+    """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
+    memory, precision = config.memory, Precision(config.precision, device)
+    precision.convert(model.encoder.blocks)
+    optimizer: torch.optim.Optimizer
+    if memory.offload_optimizer:
+        at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
+        optimizer = build_host_optimizer(model, config.optim, device, at_home)
+    else:
+        optimizer = build_optimizer(model, config.optim)
+    model = apply(model, memory, config.runtime)
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, memory.update_in_backward)

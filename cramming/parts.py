@@ -19,8 +19,9 @@ from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.execution import EngineConfig, build_engine
 from cramming.model.config import ModelConfig, flops_per_token
+from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
-from cramming.precision import resolve
+from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
@@ -94,8 +95,9 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
-    micro_batches_of(config, mesh.world_size)
-    corpus = Corpus.open(corpus_folder(settings))
+    refuse_unfit_step(config, execution, mesh, device)
+    # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
+    corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
@@ -121,6 +123,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         recipe = Recipe(model_config, execution, engine.precision.mode, device.type, *form)
         rows = micro_batch_of_run(folder, engine, source.batch, recipe, config.batch_size)
         config = replace(config, micro_batch=rows)
+        refuse_unfit_step(config, execution, mesh, device)
     targets_per_token = objective.targets_per_row(config.sequence_length) / config.sequence_length
     return Parts(
         folder=folder,
@@ -146,10 +149,24 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     )
 
 
+def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:
+    """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
+    refuse_missing_hardware(execution.precision, device)
+    refuse_contradictions(execution.memory, execution.runtime)
+    refuse_unfit(
+        execution.memory,
+        micro_batches=micro_batches_of(config, mesh.world_size),
+        clip=execution.optim.clip,
+        mode=resolve(execution.precision.mode, device),
+        processes=mesh.world_size,
+        fits=str(config.batch_size),
+    )
+
+
 def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, device_name: str) -> dict[str, str]:
     """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
     resolved = changed(settings, {"precision.mode": resolve(mode, device)})
-    return gate.check(resolved, gate.place(device_name, torch.__version__))
+    return gate.check(resolved, gate.place(device_name, torch.__version__), device.type)
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:

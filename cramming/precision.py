@@ -2,24 +2,35 @@
 
 Weights, gradients, optimizer state, softmax and loss stay fp32 in every mode; the mode is what autocast lowers the
 matrix products to. fp16 has five exponent bits, so its gradients are scaled up by a factor that adapts (Micikevicius et
-al. 2018, section 3.2); bf16 has the range of fp32 and needs none.
+al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers of the blocks in
+8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), each tensor scaled to its largest entry when it is
+used; embeddings and the masked-language-model head stay in bf16.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from torch import nn
 
-Mode = Literal["fp32", "bf16", "fp16"]
+from cramming.config import UserError
+
+Mode = Literal["fp32", "bf16", "fp16", "fp8"]
+FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU."""
+    """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
 
-    mode: Literal["auto", "fp32", "bf16", "fp16"]
+    `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests.
+    """
+
+    mode: Literal["auto", "fp32", "bf16", "fp16", "fp8"]
     tf32: bool
+    emulate_fp8: bool = False
 
 
 def resolve(mode: str, device: torch.device) -> Mode:
@@ -38,6 +49,8 @@ class Precision:
     def __init__(self, config: PrecisionConfig, device: torch.device):
         self.mode: Mode = resolve(config.mode, device)
         self.device = device
+        self._emulates = config.emulate_fp8
+        refuse_missing_hardware(config, device)
         # fp32 matrix products on tensor cores with TF32 rounding; a no-op on a CPU and before Ampere.
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mode == "fp16")
@@ -46,5 +59,34 @@ class Precision:
         """The context for a forward pass."""
         if self.mode == "fp32":
             return nullcontext()
-        dtype = torch.bfloat16 if self.mode == "bf16" else torch.float16
+        dtype = torch.float16 if self.mode == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype)
+
+    def convert(self, blocks: nn.Module) -> None:
+        """In mode fp8 let the linear layers in `blocks` multiply so. Their parameters and names stay what they are."""
+        if self.mode != "fp8":
+            return
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        # Kernels take multiples of 16: of features here, other layers stay bf16; tokens are padded with zeros.
+        convert_to_float8_training(
+            blocks,
+            module_filter_fn=lambda layer, name: layer.in_features % 16 == 0 and layer.out_features % 16 == 0,
+            config=Float8LinearConfig(emulate=self._emulates, pad_inner_dim=True),
+        )
+
+
+def refuse_missing_hardware(config: PrecisionConfig, device: torch.device) -> None:
+    """UserError where mode fp8 cannot run on `device`."""
+    if config.mode != "fp8":
+        return
+    if find_spec("torchao") is None:
+        raise UserError("precision.mode=fp8: needs the package torchao; pip install 'cramming[fp8]', or take bf16")
+    if config.emulate_fp8:
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+        raise UserError(
+            f"precision.mode=fp8: needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {name}; take"
+            " precision=bf16 (precision.emulate_fp8=true computes it slowly, for tests)"
+        )

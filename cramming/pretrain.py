@@ -4,6 +4,7 @@
 clock (cramming/budget.py) has been running since the operating system started this process.
 """
 
+import math
 import shutil
 import signal
 import time
@@ -71,21 +72,31 @@ def main(settings: dict[str, Any]) -> None:
     folder = run_folder(settings)
     device = devices.select(settings["device"])
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
-    finished = mesh.from_main(mesh.is_main and refuse_finished_run(settings))
-    if finished:
-        if mesh.is_main:
-            say(f"{folder}: already finished, nothing to do")
-    else:
-        with run_lock(folder) if mesh.is_main else nullcontext():
+    with run_lock(folder) if mesh.is_main else nullcontext():
+        if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
             run(settings, folder, mesh, mesh.device)
+        elif mesh.is_main:
+            say(f"{folder}: already finished, nothing to do")
     mesh.close()
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> None:
-    """Build, train, finish: one process's whole life."""
+    """One process's whole life."""
     stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [".lock"]
-    parts = build_parts(settings, folder, mesh, device)
-    announce(parts)
+    parts: Parts | None = None
+    try:
+        parts = build_parts(settings, folder, mesh, device)
+        announce(parts)
+        train_and_finish(parts, stop)
+    except UserError:
+        if is_new and (parts is None or parts.work.steps == 0):
+            shutil.rmtree(folder)  # a mistake found before the first step leaves nothing to resume: the name stays free
+        raise
+
+
+def train_and_finish(parts: Parts, stop: StopRequest) -> None:
+    """Train, save, complete the record; exits with 128 + signal if it was stopped."""
+    folder, mesh = parts.folder, parts.mesh
     reason: EndReason = "failed"
     try:
         reason, data_wait_share = train(parts, stop)
@@ -95,8 +106,6 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
         if parts.clock:
             parts.clock.close(reason)
     if parts.work.steps == 0 and reason == "finished":
-        if mesh.is_main and is_new:
-            shutil.rmtree(folder)
         raise UserError(
             f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
         )
@@ -120,7 +129,8 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
 
     def update_fits() -> bool:
         """A step whose update would end after the deadline is thrown away before it touches the weights."""
-        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=pace.update_seconds()))))
+        seconds = max(pace.update_seconds(), engine.foreseen_seconds)
+        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
     with Progress("pretrain", total=100.0, unit="%") as bar:
         while True:
@@ -140,8 +150,9 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
             step_batches = [next(batches) for _ in range(count)]
             data_wait += time.monotonic() - step_began
             learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
-            stats = engine.step(step_batches, learning_rate, update_fits)
+            stats = engine.step(step_batches, learning_rate, update_fits, lambda: stop.signal is not None)
             if stats is None:
+                reason = "stopped" if mesh.from_main(stop.signal is not None) else reason
                 break
             work.add_step(sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped)
             if clock:
@@ -243,6 +254,8 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     validation: dict[str, float] | None = None
     if reason == "finished":
         validation = validate(parts, 1.0)
+    diverged = validation is not None and not math.isfinite(validation["loss"])
+    if validation and not diverged:
         model = parts.engine.model
         assert isinstance(model, MaskedLM)
         special = {f"{name}_token": token for name, token in parts.corpus.manifest.tokenizer.special.items()}
@@ -253,7 +266,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     peak_tflops, seconds = devices.describe(parts.engine.device).peak_tflops, budget["spent_seconds"]
     peak_flops = peak_tflops * 1e12 * parts.mesh.world_size if peak_tflops else None
     section: dict[str, Any] = {
-        "status": "finished" if reason == "finished" else "interrupted",
+        "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
         "init": "scratch",
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,
@@ -275,12 +288,19 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         "recompilations": parts.engine.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
         "skipped_steps": work.skipped_steps,
-        "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors") if validation else None,
+        "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
+        if validation and not diverged
+        else None,
         "seed": parts.source.seed,
         "gate": parts.gates,
         "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
     }
     write_record_section(parts.folder, pretrain=section)
+    if diverged:
+        raise UserError(
+            f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
+            " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
+        )
     if validation:
         say(
             f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {seconds:.1f} s"

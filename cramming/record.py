@@ -21,7 +21,6 @@ import json
 import math
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, write_atomically
+from cramming.config import UserError, folder_name, write_atomically
 
 FORMAT_VERSION = 1
 RULES_VERSION = "1"
@@ -42,11 +41,9 @@ RULES_VERSION = "1"
 
 def run_folder(settings: Mapping[str, Any]) -> Path:
     """`<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
-    name = str(settings["name"])
-    if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
-        raise UserError(
-            f"name={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {settings['runs']})"
-        )
+    name = folder_name(str(settings["name"]), "name", settings["runs"])
+    if name == "report":
+        raise UserError(f"name=report: the leaderboard of {settings['runs']} has that name; give another")
     return Path(settings["runs"]).expanduser() / name
 
 
@@ -68,7 +65,18 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
 
 
 # Sections and keys that a resume may change: where things lie and what happens after the training.
-_FREE_TO_CHANGE = {"resume", "runs", "corpora", "checkpoint", "eval", "report", "experiment", "model_path", "division"}
+_FREE_TO_CHANGE = {
+    "resume",
+    "runs",
+    "corpora",
+    "checkpoint",
+    "eval",
+    "report",
+    "experiment",
+    "model_path",
+    "division",
+    "gates",
+}
 
 
 def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -268,7 +276,7 @@ def cpu_name() -> str:
 def run_lock(folder: Path) -> Iterator[None]:
     """One writer per run folder: a second process on the same name is refused. The kernel frees it with the process."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
+    with (folder / ".lock").open("a") as handle:
         if os.name == "posix":
             import fcntl
 

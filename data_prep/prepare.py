@@ -122,7 +122,7 @@ def parse(config: Mapping[str, Any]) -> Job:
 
 def confirm(job: Job) -> None:
     """The corpus is there: check that it is the one asked for and that its sources have not changed; write nothing."""
-    manifest = Corpus.open(job.folder).manifest
+    manifest = Corpus.open(job.folder, verify=True).manifest
     if manifest.settings_hash != job.settings_hash:
         different = ", ".join(_differences(manifest.settings, job.settings))
         raise UserError(

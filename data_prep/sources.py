@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError, file_sha256, folder_name
 from data_prep import files
 from data_prep.clean import CleanConfig
 
@@ -48,6 +48,7 @@ class DataConfig:
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:
+        folder_name(self.name, "data.name", "corpora")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1")
         for name in ("workers", "max_documents", "shard_tokens"):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from cramming.model.attention import Packing
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
-from cramming.precision import Precision, PrecisionConfig
+from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.encode import Encoded, EncodedTask
 from eval.models import ModelSource, build_classifier
@@ -128,7 +128,7 @@ def finetune(
     init: str,
     seed: int,
     hyper: Hyperparameters,
-    precision: Literal["fp32", "bf16", "fp16"],
+    precision: Mode,
     device: torch.device,
     on_examples: Callable[[int], None] = lambda count: None,
 ) -> Predictions:

@@ -16,7 +16,7 @@ import torch
 from cramming.config import UserError, build, settings_hash
 from cramming.data.shards import corpus_folder
 from cramming.device import describe, select
-from cramming.precision import resolve
+from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
 from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
 from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
@@ -219,7 +219,7 @@ def make_jobs(
     source: ModelSource,
     init: str,
     settings: EvalConfig,
-    precision: Literal["fp32", "bf16", "fp16"],
+    precision: Mode,
     device: torch.device,
 ) -> Iterator[Job]:
     """The jobs of `runs` in order; a task is tokenized when its first job is asked for."""

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.sharedctypes import Synchronized
-from typing import Literal
 
 import psutil
 import torch
 
 from cramming.config import UserError
+from cramming.precision import Mode
 from eval.encode import EncodedTask
 from eval.finetune import Hyperparameters, Predictions, finetune
 from eval.models import ModelSource
@@ -45,7 +45,7 @@ class Job:
     data: EncodedTask
     source: ModelSource
     hyper: Hyperparameters
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Mode
     device: str
     threads: int
 

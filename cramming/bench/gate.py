@@ -38,12 +38,18 @@ def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float]) -> 
     """Compare two loss curves of equal length; ValueError if the reference itself learned nothing."""
     assert trick.tolerance is not None and len(reference) == len(losses)
     expected, found = _means(reference), _means(losses)
-    fall = expected[0] - expected[-1]
-    if not fall >= MIN_FALL:
-        raise ValueError(f"the reference's loss fell by {fall:.3f} in {len(reference)} steps, less than {MIN_FALL}")
+    learned = fall(reference)
+    if not learned >= MIN_FALL:
+        raise ValueError(f"the reference's loss fell by {learned:.3f} in {len(reference)} steps, less than {MIN_FALL}")
     distance = max(abs(a - b) for a, b in zip(expected, found)) if all(map(math.isfinite, losses)) else None
     passed = distance is not None and distance <= trick.tolerance
-    return Verdict(trick.name, passed, distance, trick.tolerance, len(losses), fall)
+    return Verdict(trick.name, passed, distance, trick.tolerance, len(losses), learned)
+
+
+def fall(losses: Sequence[float]) -> float:
+    """By how much the mean of ten steps has fallen, in nats."""
+    means = _means(losses)
+    return means[0] - means[-1]
 
 
 def _means(losses: Sequence[float]) -> list[float]:
@@ -75,12 +81,12 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
     return known
 
 
-def check(settings: Mapping[str, Any], where: str) -> dict[str, str]:
+def check(settings: Mapping[str, Any], where: str, device_type: str) -> dict[str, str]:
     """For each trick in force: passed, untested, or forced (failed, but named in `forced`). UserError if it failed."""
     known, forced, states = load(Path(settings["gates"])).get(where, {}), settings["forced"], dict[str, str]()
     if unknown := set(forced) - {trick.name for trick in TRICKS}:
         raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(trick.name for trick in TRICKS)}")
-    for trick in in_force(settings):
+    for trick in in_force(settings, device_type):
         if trick.tolerance is None:
             continue
         verdict = known.get(trick.name, {})

@@ -76,6 +76,11 @@ def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.de
     ceilings: dict[str, float] = {}
     where = gate.place(described.name, torch.__version__)
     curve = loss_curve(settings, config, reference, device)
+    if (fall := gate.fall(curve)) < gate.MIN_FALL:
+        raise UserError(
+            f"bench.gate_steps={config.gate_steps}: the reference's loss fell by {fall:.2f} nats, less than"
+            f" {gate.MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
+        )
     with Progress("bench tricks", total=len(rows), unit="tricks") as bar, ExitStack() as running:
         bases: dict[bool, Worker] = {}
         for trick in rows:
@@ -96,14 +101,18 @@ def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.de
                 gate.save(Path(settings["gates"]), where, [verdict])
                 row["gate"] = asdict(verdict)
             results.append(row)
+            report.write(config.out, config.raw, "tricks", results, described, settings)  # a crash later loses no row
             bar.advance(1)
             say(report.line(row))
     finish(config, settings, described, results, "tricks")
 
 
 def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
-    """Others on the same shapes: the reference of each pair is ours, compiled."""
-    results = []
+    """Others on the same shapes: the peer is the base of each pair, ours is run eager and compiled beside it."""
+    results: list[dict[str, Any]] = []
+    names = [peer["side"] for peer in PEERS]
+    if unknown := set(config.only or ()) - set(names):
+        raise UserError(f"bench.only: no peer {sorted(unknown)}; there are: {', '.join(names)}")
     with Progress("bench peers", total=len(config.shapes) * len(PEERS), unit="pairs") as bar:
         for hidden, layers, heads, rows in config.shapes:
             shape = {"model.hidden_size": hidden, "model.num_layers": layers, "model.num_heads": heads}

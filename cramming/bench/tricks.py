@@ -21,6 +21,9 @@ REFERENCE: Settings = {
     "memory.checkpoint": "full",
     "memory.activation_budget": None,
     "memory.offload_activations": False,
+    "memory.offload_weights": False,
+    "memory.offload_optimizer": False,
+    "memory.update_in_backward": False,
 }
 
 SAME, ROUNDED, COARSE = 0.02, 0.05, 0.15  # nats between means of ten steps: other summation order; 16 bit; 8 bit
@@ -40,6 +43,17 @@ class Trick:
     about: str
     device: Literal["any", "cpu", "cuda"] = "any"
     micro_batches: int = 1
+    decisive: tuple[str, ...] | None = None  # the settings that make a run use the trick; null: all of them
+    any_value: bool = False  # whether any other value of these than the reference's counts as well
+
+    def is_in_force(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a resolved configuration (nested) uses the trick."""
+        if not self.settings:
+            return False
+        keys = self.decisive or tuple(self.settings)
+        if self.any_value:
+            return all(get(settings, key) != REFERENCE[key] for key in keys)
+        return all(get(settings, key) == self.settings[key] for key in keys)
 
 
 TRICKS: tuple[Trick, ...] = (
@@ -53,23 +67,48 @@ TRICKS: tuple[Trick, ...] = (
     Trick("bf16", {"precision.mode": "bf16"}, ROUNDED, "products in bf16, weights and sums in fp32"),
     Trick("fp16", {"precision.mode": "fp16"}, ROUNDED, "products in fp16, loss scaled, fp32 master weights"),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
-    Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again"),
+    Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again", any_value=True),
     Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
     Trick(
         "selective checkpoint",
         {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"},
         SAME,
         "all but products and attention computed again",
+        decisive=("memory.checkpoint_every", "memory.checkpoint"),
+        any_value=True,
     ),
     Trick(
         "activation budget 0.5",
         {"memory.activation_budget": 0.5, "runtime.compile": "model"},
         SAME,
         "the compiler keeps half of the activations",
+        decisive=("memory.activation_budget",),
+        any_value=True,
     ),
     Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
-    Trick("8-bit AdamW", {"optim.name": "adamw8bit", "optim.eps": 1e-8}, COARSE, "moments in 8 bits (torchao)"),
-    Trick("4-bit AdamW", {"optim.name": "adamw4bit", "optim.eps": 1e-8}, COARSE, "moments in 4 bits (torchao)"),
+    Trick("weight offload", {"memory.offload_weights": True}, SAME, "blocks' weights and gradients in main memory"),
+    Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
+    Trick(
+        "update in backward",
+        {"memory.update_in_backward": True, "optim.clip": None},
+        None,
+        "gradients used and freed as they are made; without clipping",
+    ),
+    Trick("fp8", {"precision.mode": "fp8"}, COARSE, "blocks' linear layers in fp8, the rest bf16", "cuda"),
+    Trick(
+        "8-bit AdamW",
+        {"optim.name": "adamw8bit", "optim.eps": 1e-8},
+        COARSE,
+        "moments in 8 bits (torchao)",
+        decisive=("optim.name",),
+    ),
+    Trick(
+        "4-bit AdamW",
+        {"optim.name": "adamw4bit", "optim.eps": 1e-8},
+        COARSE,
+        "moments in 4 bits (torchao)",
+        decisive=("optim.name",),
+    ),
     Trick("LAMB", {"optim.name": "lamb", "optim.eps": 1e-6}, None, "layer-wise Adam for large batches"),
     Trick("LARS", {"optim.name": "lars"}, None, "layer-wise SGD for large batches"),
 )
@@ -93,11 +132,10 @@ def best(device_type: str, has_bf16: bool) -> Trick:
     )
 
 
-def in_force(settings: Mapping[str, Any]) -> list[Trick]:
-    """The tricks whose settings all hold in a resolved configuration (nested)."""
-    return [
-        trick for trick in TRICKS if trick.settings and all(get(settings, k) == v for k, v in trick.settings.items())
-    ]
+def in_force(settings: Mapping[str, Any], device_type: str) -> list[Trick]:
+    """The tricks that a resolved configuration (nested) uses on a device."""
+    here = [trick for trick in TRICKS if trick.device in ("any", device_type)]
+    return [trick for trick in here if trick.is_in_force(settings)]
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:

@@ -1,6 +1,6 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB and LARS. An entry is one builder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +9,9 @@ from torch import nn
 
 from cramming.config import UserError
 from cramming.optim.groups import parameter_groups
+from cramming.optim.host import HostOptimizer
 from cramming.optim.layerwise import Lamb, Lars
+from cramming.parallel.offload import Lane
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,11 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimConfig], torch.optim.
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer of `config.name` over the model's parameter groups."""
     return OPTIMIZERS[config.name](parameter_groups(model, config.weight_decay), config)
+
+
+def build_host_optimizer(
+    model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
+) -> HostOptimizer:
+    """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
+    groups = parameter_groups(model, config.weight_decay)
+    return HostOptimizer(groups, lambda own: OPTIMIZERS[config.name](own, config), Lane(device), at_home)

@@ -1,11 +1,14 @@
-"""What is applied to a model from outside, in one function and one order: activation checkpointing, then compile.
+"""What is applied to a model from outside, in two functions and one order.
 
-Model code stays plain mathematics; this is the only place that changes how it is executed.
+`place` puts the weights where they live, before an optimizer holds them; `apply` changes how the blocks are executed:
+weights fetched from the host, then activation checkpointing around that, then activation offload around that, then
+compile. Model code stays plain mathematics; this is the only place that changes how it is executed.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -14,24 +17,31 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cramming.config import UserError
 from cramming.model.heads import MaskedLM
+from cramming.parallel.offload import Activations, HostWeights, Lane
 from cramming.runtime import RuntimeConfig
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Time for memory.
+    """Time for memory. None of these changes a number of the training, but for the rounding of compiled code.
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
     its activations; 0 keeps everything. `checkpoint: full` keeps such a block's input only, `selective` also the
     results of its matrix products and attention, so that only cheap operations run again. `activation_budget` lets the
     compiler choose what to compute again: the share of activations that may be kept (null: its own choice).
-    `offload_activations` keeps what blocks save for the backward pass in main memory (pinned on CUDA).
+    `offload_activations` keeps what blocks save for the backward pass in main memory, `offload_weights` their
+    parameters and gradients, `offload_optimizer` the optimizer's state, which then is updated by the CPU (Ren et al.
+    2021, ZeRO-Offload). All three are pinned on CUDA; on a CPU they copy and win nothing. `update_in_backward` updates
+    each parameter as soon as its gradient is there and frees that (Lv et al. 2023, LOMO).
     """
 
     checkpoint_every: int
     checkpoint: Literal["full", "selective"]
     activation_budget: float | None
     offload_activations: bool
+    offload_weights: bool
+    offload_optimizer: bool
+    update_in_backward: bool
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 0:
@@ -40,17 +50,25 @@ class MemoryConfig:
             raise ValueError(f"activation_budget={self.activation_budget} is not a share between 0 and 1")
 
 
+def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> MaskedLM:
+    """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
+    if not config.offload_weights:
+        return model.to(device)
+    blocks, model.encoder.blocks = model.encoder.blocks, nn.ModuleList()
+    model.to(device)
+    model.encoder.blocks = blocks
+    lane = Lane(device)
+    for parameter in blocks.parameters():
+        parameter.data = lane.host_empty(parameter).copy_(parameter.data)
+    return model
+
+
 def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> MaskedLM:
     """Apply the settings to a MaskedLM in place and return it; UserError for settings that exclude each other."""
     blocks = list(model.encoder.blocks)
-    _refuse_contradictions(config, runtime)
-    if config.checkpoint_every:
-        for block in blocks[:: config.checkpoint_every]:
-            context: dict[str, Any] = {"context_fn": _selective_contexts} if config.checkpoint == "selective" else {}
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **context)
-    if config.offload_activations:
-        for block in blocks:
-            _offload(block)
+    refuse_contradictions(config, runtime)
+    if config.offload_activations or config.offload_weights or config.checkpoint_every:
+        _wrap_blocks(model, config)
     if config.activation_budget is not None:
         import torch._functorch.config as partitioner  # only with compile: importing it brings the compiler along
 
@@ -63,54 +81,98 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
     return model
 
 
-def _refuse_contradictions(config: MemoryConfig, runtime: RuntimeConfig) -> None:
+def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
+    blocks = list(model.encoder.blocks)
+    lane = Lane(model.encoder.embeddings.tokens.weight.device)
+    activations = Activations(lane, len(blocks)) if config.offload_activations else None
+    fetched = _linked(blocks, lane) if config.offload_weights else None
+    kept = _PRODUCTS if model.config.attention_dropout else _PRODUCTS | _ATTENTION
+    selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
+    for index, block in enumerate(blocks):
+        forward = block.forward
+        again = bool(config.checkpoint_every) and index % config.checkpoint_every == 0
+        if fetched:
+            rest = activations.pack if activations else _keep
+            forward = next(fetched).wrap(forward, None if again else rest)
+        if again:
+            context = selective if config.checkpoint == "selective" else {}
+            forward = partial(checkpoint, forward, use_reentrant=False, **context)
+        if activations:
+            forward = activations.wrap(forward, index, block.parameters())
+        block.forward = forward
+
+
+def _linked(blocks: list[nn.Module], lane: Lane) -> Iterator[HostWeights]:
+    """The blocks' weights, each knowing its neighbours."""
+    weights = [HostWeights(block, lane) for block in blocks]
+    for before, after in pairwise(weights):
+        before.after, after.before = after, before
+    return iter(weights)
+
+
+def _keep(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def refuse_contradictions(config: MemoryConfig, runtime: RuntimeConfig) -> None:
+    """UserError for settings that exclude each other."""
     if config.activation_budget is not None and runtime.compile == "off":
         raise UserError(
             f"memory.activation_budget={config.activation_budget}: only a compiler can keep it; set runtime=compile"
         )
-    if config.offload_activations and runtime.compile != "off":
-        raise UserError("memory.offload_activations=true: works uncompiled only; set runtime.compile=off")
+    for name in ("offload_activations", "offload_weights", "update_in_backward"):
+        if getattr(config, name) and runtime.compile != "off":
+            raise UserError(f"memory.{name}=true: works uncompiled only; set runtime.compile=off")
+    if config.offload_weights and config.checkpoint_every and config.checkpoint == "selective":
+        raise UserError("memory.offload_weights=true: does not go with memory.checkpoint=selective; set it to full")
 
 
-_KEPT_OPERATIONS = frozenset(
+def refuse_unfit(
+    config: MemoryConfig, *, micro_batches: int, clip: float | None, mode: str, processes: int, fits: str
+) -> None:
+    """UserError where a step is of another kind than a setting needs. `fits` is the micro-batch that is one step."""
+    if processes > 1 and (config.offload_weights or config.update_in_backward):
+        name = "offload_weights" if config.offload_weights else "update_in_backward"
+        raise UserError(f"memory.{name}=true: works in one process only, this run has {processes}; set it to false")
+    if mode == "fp16" and (config.offload_weights or config.offload_optimizer):
+        # The scaler's scale and its verdict are made on the device and would be read on the host before they arrive.
+        name = "offload_weights" if config.offload_weights else "offload_optimizer"
+        raise UserError(f"memory.{name}=true: fp16 scales gradients on the device; set precision=bf16 or fp32")
+    if not config.update_in_backward:
+        return
+    if micro_batches != 1:
+        raise UserError(
+            "memory.update_in_backward=true: a gradient is gone before a second micro-batch could add to it, and this"
+            f" step has {micro_batches}; set train.micro_batch={fits}"
+        )
+    if clip is not None:
+        raise UserError(
+            f"memory.update_in_backward=true: the norm that optim.clip={clip:g} needs is only known when all updates"
+            " are done; set optim.clip=null"
+        )
+    if mode == "fp16":
+        raise UserError("memory.update_in_backward=true: fp16 scales gradients; set precision=bf16 or fp32")
+
+
+# Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention
+# with dropout is not kept. Names, because some exist only on some devices and versions.
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm"})
+_ATTENTION = frozenset(
     {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,
-        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-        torch.ops.aten._flash_attention_forward.default,
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_flash_attention_forward",
+        "torch_attn::_varlen_attn",
+        "flex_attention",
     }
 )
 
 
-def _keep_expensive(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = operation in _KEPT_OPERATIONS
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _selective_contexts(kept: frozenset[str]) -> tuple[Any, Any]:
+    def keep_expensive(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = operation.name().removesuffix(".default")
+        return CheckpointPolicy.MUST_SAVE if name in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-
-def _selective_contexts() -> tuple[Any, Any]:
-    return create_selective_checkpoint_contexts(_keep_expensive)
-
-
-def _offload(block: nn.Module) -> None:
-    """Let `block` save its activations in main memory; its own parameters stay where they are."""
-    forward: Callable[..., Any] = block.forward
-    parameters = {p.data_ptr() for p in block.parameters()}
-
-    def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
-        if tensor.data_ptr() in parameters or tensor.numel() == 0:
-            return tensor.device, tensor
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        return tensor.device, host.copy_(tensor, non_blocking=tensor.is_cuda)
-
-    def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
-        device, tensor = packed
-        return tensor.to(device, non_blocking=True)
-
-    def offloading(*args: Any) -> Any:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return forward(*args)
-
-    block.forward = offloading
+    return create_selective_checkpoint_contexts(keep_expensive)

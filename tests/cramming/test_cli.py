@@ -95,6 +95,9 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
         (["pretrain", "+colour=red"], ["colour: unknown setting"]),
         (["pretrain", "model=huge"], ["model/huge", "bert-base", "tiny"]),
         (["pretrain", "a=["], ["a=["]),
+        (["pretrain", "name=ünï"], ["name=ünï", "quotes"]),
+        (["pretrain", "experiment=null"], ["experiment=null", "experiment=none"]),
+        (["prepare", "data=3"], ["data=3", "name of one of its files"]),
         (["pretrain", "a b"], ["a b"]),
         (["pretrain", "model.hidden_size=${nothing}"], ["model.hidden_size", "nothing"]),
         (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
@@ -119,6 +122,7 @@ def test_mistakes_are_one_line_and_code_2(
         (UserError("model.x: is wrong"), 2, "model.x: is wrong"),
         (UserError("two\nlines"), 2, "two lines"),
         (PermissionError(13, "Permission denied", "runs"), 2, "Permission denied: runs"),
+        (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "Not a directory: a.txt/b"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

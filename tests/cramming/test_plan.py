@@ -9,6 +9,7 @@ import pytest
 
 from cramming import device, plan, roofline
 from cramming.config import UserError
+from cramming.model.config import flops_per_token
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
@@ -112,7 +113,9 @@ def test_tokens_in_other_budgets(compose: Compose, budget: list[str], expected: 
 
 def test_tokens_of_an_exaflop(compose: Compose) -> None:
     job = plan.Job.of(compose(*SMALL, "budget=exaflops"))
-    assert 1e18 / plan.tokens_in_budget(job, 1.0) == pytest.approx(1.1e6, rel=0.5)  # some 6 FLOP per weight and token
+    length = job.train.sequence_length
+    per_token = flops_per_token(job.model, length, job.targets_per_row / length, job.execution.attention.last_layer)
+    assert plan.tokens_in_budget(job, 1.0) == pytest.approx(job.budget.limit * 1e18 / per_token)
 
 
 def test_every_card_has_a_sheet() -> None:

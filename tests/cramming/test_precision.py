@@ -1,9 +1,14 @@
 """Which number format is in force where."""
 
+from contextlib import nullcontext
+from importlib.util import find_spec
+
 import pytest
 import torch
 
-from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming import precision
+from cramming.config import UserError
+from cramming.precision import Precision, PrecisionConfig, refuse_missing_hardware, resolve
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -41,6 +46,26 @@ def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype:
         assert layer(torch.ones(1, 2)).dtype == dtype
     assert layer.weight.dtype == torch.float32
     assert precision.scaler.is_enabled() == (mode == "fp16")
+
+
+def test_fp8_on_a_cpu_names_what_it_needs() -> None:
+    if find_spec("torchao") is None:
+        with pytest.raises(UserError, match=r"cramming\[fp8\]"):
+            Precision(PrecisionConfig("fp8", False, True), CPU)
+        return
+    with pytest.raises(UserError, match=r"Ada or Hopper.*this is a CPU") as caught:
+        Precision(PrecisionConfig("fp8", False), CPU)
+    assert "\n" not in str(caught.value)
+    assert Precision(PrecisionConfig("fp8", False, True), CPU).mode == "fp8"
+
+
+@pytest.mark.parametrize(("capability", "accepted"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_fp8_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], accepted: bool) -> None:
+    monkeypatch.setattr(precision, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with nullcontext() if accepted else pytest.raises(UserError, match="this is NVIDIA A100"):
+        refuse_missing_hardware(PrecisionConfig("fp8", False), GPU)
 
 
 @pytest.mark.parametrize(("tf32", "setting"), [(True, "high"), (False, "highest")])

@@ -4,6 +4,7 @@ Each run here takes 12 steps of a model of some 20,000 parameters. What needs a 
 budget, Ctrl-C) is in tests/end_to_end.
 """
 
+import importlib.util
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from cramming.bench import gate
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.model.heads import MaskedLM
 from cramming.record import load_metrics, load_record
 
 Start = Callable[..., Path]
@@ -159,11 +161,87 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
             start("name=a", f"resume={resume}", *settings)
         assert ended.value.code == 128 + signal.SIGTERM
     stopped = load_record(whole.parent.parent / "runs" / "a") if settings else None
-    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == ("interrupted", 10)
+    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == ("interrupted", 8)
     run = start("name=a", "resume=true", *settings)
     assert losses(run) == losses(whole)
     assert result(run) == result(whole)
     assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
+
+
+def test_a_stop_between_micro_batches_takes_the_step_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM in the first of the fifth step's two micro-batches: its dropout must not be drawn twice."""
+    whole = start("name=whole", "model.dropout=0.2")
+    original, calls = MaskedLM.forward, [0]
+
+    def counted(self: MaskedLM, *arguments: Any) -> Any:
+        calls[0] += self.training
+        if calls[0] == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(MaskedLM, "forward", counted)
+        start("name=a", "model.dropout=0.2")
+    assert calls[0] == 9
+    assert result(start("name=a", "model.dropout=0.2", "resume=true")) == result(whole)
+
+
+@pytest.mark.parametrize("setting", ["attention.kernel=varlen", "optim.name=adamw8bit"])
+def test_a_mistake_found_before_the_first_step_leaves_the_name_free(start: Start, tmp_path: Path, setting: str) -> None:
+    if setting.endswith("8bit") and importlib.util.find_spec("torchao"):
+        pytest.skip("torchao is there")
+    with pytest.raises(UserError):
+        start("name=a", setting)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not finite after 12 steps.*lower optim.lr"):
+        start("name=a", "optim.lr=1e30", "train.validations=0")
+    assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "diverged"
+    assert not (tmp_path / "runs" / "a" / "final").exists()
+
+
+def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path], tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    shard = corpus / "train-00001.bin"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"train-00001\.bin"):
+        start("name=a", f"data.corpus={corpus}")
+
+
+IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
+
+
+@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"], IN_BACKWARD])
+def test_memory_tricks_change_no_bit_of_a_run(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    """Stopped in step 5 and resumed, too."""
+    plain = start("name=plain", *settings[1:]) if settings == IN_BACKWARD else unbroken
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert losses(run) == losses(plain)
+    assert result(run) == result(plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (["memory=in-backward"], "train.micro_batch=8"),
+        (["memory=in-backward", "train.micro_batch=8"], "optim.clip=null"),
+        (["memory=offload-weights", "runtime=compile"], "runtime.compile=off"),
+        (["precision=fp8"], "fp8"),
+    ],
+)
+def test_settings_that_exclude_each_other_leave_no_run_behind(start: Start, settings: list[str], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        start("name=a", *settings)
+    assert start("name=a", "budget.steps=1").exists()  # the name is still free
 
 
 def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
@@ -244,15 +322,9 @@ def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path) ->
         assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
 
 
-@pytest.mark.parametrize("setting", ["memory=checkpoint", "memory=selective", "runtime.prefetch=1"])
+@pytest.mark.parametrize("setting", ["memory=checkpoint", "memory=selective", "memory=offload", "runtime.prefetch=1"])
 def test_memory_settings_do_not_change_a_bit(start: Start, unbroken: Path, setting: str) -> None:
     assert result(start("name=a", setting)) == result(unbroken)
-
-
-def test_offloading_activations_changes_rounding_only(start: Start, unbroken: Path) -> None:
-    """Views come back from main memory as tensors of their own, which kernels may add up in another order."""
-    found = [loss for _, loss in losses(start("name=a", "memory=offload"))]
-    assert found == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
@@ -355,7 +427,7 @@ class TestMistakes:
             (["optim.lr=0"], "optim: lr=0"),
             (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
             (["schedule.decay=2"], "schedule: decay=2"),
-            (["precision.mode=fp8"], "precision.mode='fp8'"),
+            (["precision.mode=fp4"], "precision.mode='fp4'"),
             (["checkpoint.every_steps=0"], "checkpoint: "),
             (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
             (["parallel.backend=mpi"], "parallel.backend='mpi'"),

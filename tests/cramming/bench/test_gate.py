@@ -85,7 +85,7 @@ def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from cramming.engine import Engine
 
     accumulate = Engine._accumulate
-    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, targets: accumulate(self, batches[:1], targets))
+    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
 
 
 def _stale_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,25 +136,44 @@ FAILED = gate.Verdict("checkpoint all", False, 0.4, SAME, 200, 1.0)
 def test_a_failed_trick_is_refused_unless_forced(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     gates = tmp_path / "gates.json"
     settings = compose(f"gates={gates}", "memory.checkpoint_every=1")
-    assert gate.check(settings, "here")["checkpoint all"] == "untested"
+    assert gate.check(settings, "here", "cpu")["checkpoint all"] == "untested"
     gate.save(gates, "elsewhere", [FAILED])
-    assert gate.check(settings, "here")["checkpoint all"] == "untested"
+    assert gate.check(settings, "here", "cpu")["checkpoint all"] == "untested"
     gate.save(gates, "here", [FAILED])
     with pytest.raises(UserError, match=r"memory.checkpoint_every=1: .*strayed by 0.400 .*forced=\['checkpoint all'\]"):
-        gate.check(settings, "here")
-    assert gate.check(settings | {"forced": ["checkpoint all"]}, "here")["checkpoint all"] == "forced"
-    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here")
+        gate.check(settings, "here", "cpu")
+    assert gate.check(settings | {"forced": ["checkpoint all"]}, "here", "cpu")["checkpoint all"] == "forced"
+    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["memory.checkpoint_every=3"], {"checkpoint all"}),
+        (["memory.checkpoint_every=2", "memory.checkpoint=selective"], {"checkpoint all", "selective checkpoint"}),
+        (["optim.name=adamw8bit", "optim.eps=1e-7"], {"8-bit AdamW"}),
+        (["runtime.compile=model", "memory.activation_budget=0.4"], {"compile model", "activation budget 0.5"}),
+        (["precision.tf32=true"], set()),
+    ],
+)
+def test_another_value_does_not_hide_a_trick(
+    compose: Callable[..., dict[str, Any]], overrides: list[str], names: set[str]
+) -> None:
+    plain = {trick.name for trick in tricks.in_force(compose(), "cpu")}
+    found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu")}
+    assert names <= found and found - plain <= names | {"checkpoint every 2nd"}
+    assert "tf32" not in found
 
 
 def test_a_damaged_file_is_named(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "gates.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=r"gates\.json: not JSON"):
-        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here")
+        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu")
 
 
 def test_an_unknown_name_in_forced_lists_the_known(compose: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(UserError, match=r"no trick .'magic'.; there are: last layer at targets"):
-        gate.check(compose("forced=[magic]"), "here")
+        gate.check(compose("forced=[magic]"), "here", "cpu")
 
 
 def test_newer_verdicts_replace_older(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 
 
 
 def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False) -> MemoryConfig:
-    return MemoryConfig(every, kind, budget, offload)
+    return MemoryConfig(every, kind, budget, offload, False, False, False)
 
 
 def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor]]:
