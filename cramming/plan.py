@@ -179,7 +179,8 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 def explore(job: Job, target: Target) -> Iterator[Option]:
     """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does)."""
     seen: set[tuple[MemoryConfig, int]] = set()
-    sizes, configured = micro_batch_sizes(job.train.batch_size), job.execution.memory
+    batch, configured = job.train.batch_size, job.execution.memory
+    sizes = [batch] if configured.update_in_backward else micro_batch_sizes(batch)  # one micro-batch is all it can take
     for memory in dict.fromkeys([configured, *(replace(configured, **changes) for changes in TRICKS)]):
         simulation = Simulation(job.recipe(target, memory))
         price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
@@ -235,6 +236,11 @@ def describe(job: Job, target: Target) -> None:
             " holds what is predicted"
         )
     say(f"rates: {target.rates.basis}")
+    memory = job.execution.memory
+    if target.kind == "cuda" and not torch.cuda.is_available():
+        for name in ("offload_activations", "offload_weights", "offload_optimizer"):
+            if getattr(memory, name):
+                say(f"memory.{name}: not seen, for want of a GPU here: counted as if it stayed on the device")
     if job.execution.runtime.compile != "off":
         say("compile: both memory and time are those of eager execution; compiled code needs less of each")
 
