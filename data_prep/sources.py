@@ -20,6 +20,7 @@ import numpy as np
 from cramming.config import UserError, file_sha256, folder_name
 from data_prep import files
 from data_prep.clean import CleanConfig
+from data_prep.filters import FilterConfig
 
 
 class Document(NamedTuple):
@@ -45,6 +46,7 @@ class DataConfig:
     max_documents: int | None = None
     deduplicate: bool = True
     clean: CleanConfig = field(default_factory=CleanConfig)
+    filters: FilterConfig = field(default_factory=FilterConfig)
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:
