@@ -21,6 +21,7 @@ from cramming.config import UserError, file_sha256, folder_name
 from data_prep import files
 from data_prep.clean import CleanConfig
 from data_prep.filters import FilterConfig
+from data_prep.neardup import NearDuplicateConfig
 
 
 class Document(NamedTuple):
@@ -47,6 +48,7 @@ class DataConfig:
     deduplicate: bool = True
     clean: CleanConfig = field(default_factory=CleanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
+    near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from data_prep.clean import CleanConfig, normalize
 from data_prep.filters import FILTERS, FilterConfig, reason_to_remove, too_many_tokens
 
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
-winter there. A stone quay replaced the wooden one after the great fire of 1312, and for two hundred years the salt of the
-whole coast went over it.
+winter there. A stone quay replaced the wooden one after the great fire of 1312, and for two hundred years the salt
+of the whole coast went over it.
 With the silting of the river the trade moved to the new port. What remained were the fishermen, a small yard that
 mended their boats, and the customs house, which has been a museum since 1954. Visitors reach it by the ferry (45 min).
 The quay is 310 metres long; 3 of its 12 bollards are Roman columns."""
