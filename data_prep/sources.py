@@ -20,6 +20,7 @@ import numpy as np
 from cramming.config import UserError, file_sha256, folder_name
 from data_prep import files
 from data_prep.clean import CleanConfig
+from data_prep.decontaminate import DecontaminationConfig
 from data_prep.filters import FilterConfig
 from data_prep.neardup import NearDuplicateConfig
 
@@ -48,6 +49,7 @@ class DataConfig:
     deduplicate: bool = True
     clean: CleanConfig = field(default_factory=CleanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
+    decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
     near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
     shard_tokens: int = 1 << 26
 
