@@ -72,6 +72,7 @@ _FREE_TO_CHANGE = {
     "checkpoint",
     "eval",
     "report",
+    "study",
     "experiment",
     "model_path",
     "division",

@@ -25,6 +25,7 @@ from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
 from eval.glue import EvalConfig
 from eval.report import ReportConfig
+from eval.study import StudyConfig
 
 SECTIONS: dict[str, type] = {
     "tokenizer": TokenizerConfig,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "study": StudyConfig,
     "plan": PlanConfig,
 }
 GROUPS = {
