@@ -239,8 +239,8 @@ def announce(parts: Parts) -> None:
     say(
         f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens}"
         f" tokens = {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
-        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}; peak learning rate"
-        f" {parts.peak_learning_rate:.3g}"
+        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}, attention kernel"
+        f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
     )
     say(
         f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
@@ -284,6 +284,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         "data_wait_share": data_wait_share,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "precision": parts.engine.precision.mode,
+        "attention_kernels": parts.attention_kernels,
         "peak_learning_rate": parts.peak_learning_rate,
         "recompilations": parts.engine.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import pytest
 import torch
 
 from cramming import device as devices
-from cramming import pretrain
-from cramming.bench import gate
+from cramming import gate, parts, pretrain, tricks
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.model import attention
 from cramming.model.heads import MaskedLM
 from cramming.record import load_metrics, load_record
 
@@ -345,6 +346,34 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert not (tmp_path / "runs" / "a").exists()
     section = load_record(start("name=a", "memory=checkpoint", f"gates={gates}", "forced=[checkpoint all]"))["pretrain"]
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
+
+
+def test_an_automatic_attention_kernel_hides_no_trick(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
+    gates = tmp_path / "gates.json"
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 200, 1.0)])
+    monkeypatch.setattr(
+        tricks, "TRICKS", tuple(replace(t, device="any") if t.name == "attention varlen" else t for t in tricks.TRICKS)
+    )
+    assert load_record(start("name=a", f"gates={gates}"))["pretrain"]["attention_kernels"] == ["sdpa"]
+    monkeypatch.setattr(attention, "choose", lambda *_: "varlen")
+    with pytest.raises(UserError, match=r"attention.kernel=varlen.*'attention varlen' failed"):
+        start("name=b", f"gates={gates}")
+
+
+@pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])
+def test_a_missing_package_is_found_before_anything_is_written(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    for module in ("cramming.optim.build", "cramming.precision"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):
+        start("name=a", override)
+    assert not (tmp_path / "runs" / "a").exists()
 
 
 def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(start: Start, unbroken: Path) -> None:
