@@ -201,9 +201,14 @@ def micro_batches_of(config: TrainConfig, world_size: int) -> int:
         config = replace(config, micro_batch=max(1, config.batch_size // world_size))
     per_pass = config.rows * world_size
     if config.batch_size % per_pass:
+        share, rest = divmod(config.batch_size, world_size)
+        fits = [rows for rows in range(1, min(config.rows, share) + 1) if not rest and share % rows == 0]
+        larger = -(-config.batch_size // per_pass) * per_pass
         raise UserError(
             f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
-            f" x {world_size} process(es) = {per_pass}"
+            f" x {world_size} process(es) = {per_pass}; set "
+            + (f"train.micro_batch={fits[-1]} or " if fits else "")
+            + f"train.batch_size={larger}"
         )
     return config.batch_size // per_pass
 

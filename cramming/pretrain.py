@@ -154,7 +154,10 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
             if stats is None:
                 reason = "stopped" if mesh.from_main(stop.signal is not None) else reason
                 break
-            work.add_step(sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped)
+            work.add_step(
+                sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
+                partly_skipped=stats.partly_skipped,
+            )  # fmt: skip
             if clock:
                 clock.step_synchronised()
             pace.note(count, time.monotonic() - step_began, engine.update_seconds)
@@ -289,6 +292,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         "recompilations": parts.engine.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
         "skipped_steps": work.skipped_steps,
+        "partly_skipped_steps": work.partly_skipped_steps,
         "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
         if validation and not diverged
         else None,
@@ -300,7 +304,8 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     if diverged:
         raise UserError(
             f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
-            " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
+            f" skipped, {work.partly_skipped_steps} in part: the training diverged and no model was written; lower"
+            " optim.lr, or set precision=fp32"
         )
     if validation:
         say(

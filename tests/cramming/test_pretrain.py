@@ -445,6 +445,8 @@ class TestMistakes:
             (["budget.steps=2.5"], "budget.steps=2.5"),
             (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
             (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
+            (["train.batch_size=9"], "; set train.micro_batch=3 or train.batch_size=12"),
+            (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto"),
             (["train.micro_batch=0"], "train: micro_batch=0"),
             (["train.micro_batch=most"], "train.micro_batch='most': expected a whole number or one of auto"),
             (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
