@@ -94,7 +94,7 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 
 def run_verb(verb: str, overrides: Sequence[str]) -> None:
     """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
-    overrides = with_implied(with_positional(verb, overrides))
+    overrides = with_quoted_homes(with_implied(with_positional(verb, overrides)))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -117,6 +117,7 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         except OmegaConfBaseException as error:
             mistakes.append(UserError(_one_line(error)))
 
+    refuse_unknown_flags(verb, overrides)
     job.__module__ = "cramming.cli"
     sys.argv = [f"cramming {verb}", *overrides]
     try:
@@ -148,6 +149,33 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
     chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
     return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
+
+
+def with_quoted_homes(overrides: Sequence[str]) -> list[str]:
+    """`data.paths=[~/a.txt,b.txt]` with `~/a.txt` in quotes, without which Hydra's grammar has no `~` in a value."""
+    return [re.sub(r"(?<=[=\[,])(~[^,\]\s'\"]*)", r'"\1"', override) for override in overrides]
+
+
+def refuse_unknown_flags(verb: str, arguments: Sequence[str]) -> None:
+    """UserError for what Hydra's own parser would answer with a screen of usage."""
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        words, known = (
+            message.removeprefix("unrecognized arguments: "),
+            f"`cramming {verb} --hydra-help` lists the flags",
+        )
+        if words != message:
+            kind = "unknown flag" if words.startswith("-") else "cannot stand behind a flag"
+            message = (
+                f"{words}: {kind}; settings have no dashes and stand together, for example name=a seed=1 --cfg job"
+            )
+        raise UserError(f"{message}; {known}")
+
+    if not {"--version", "--shell-completion", "-sc"}.intersection(arguments):  # these act as soon as they are parsed
+        parser = get_args_parser()
+        parser.error = refuse
+        parser.parse_args(list(arguments))
 
 
 def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:

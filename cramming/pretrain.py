@@ -29,7 +29,15 @@ from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
-from cramming.record import load_metrics, refuse_finished_run, run_folder, run_lock, write_record_section
+from cramming.record import (
+    is_run,
+    load_metrics,
+    nothing_to_resume,
+    refuse_finished_run,
+    run_folder,
+    run_lock,
+    write_record_section,
+)
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
 
 
@@ -74,6 +82,8 @@ def main(settings: dict[str, Any]) -> None:
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
+            if mesh.is_main and settings["resume"] and not is_run(folder):
+                say(nothing_to_resume(folder))
             run(settings, folder, mesh, mesh.device)
         elif mesh.is_main:
             say(f"{folder}: already finished, nothing to do")

@@ -86,6 +86,17 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
     assert plain(settings)
 
 
+def test_a_home_folder_needs_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
+    typed = ["data=text", "data.paths=[~/a.txt,b.txt,~/wiki/*.xz,'~/c, d.txt']", "runs=~/runs", "~tokenizer.path"]
+    quoted = cli.with_quoted_homes(typed)
+    assert quoted == ["data=text", "data.paths=[\"~/a.txt\",b.txt,\"~/wiki/*.xz\",'~/c, d.txt']", 'runs="~/runs"',
+                      "~tokenizer.path"]  # fmt: skip
+    assert cli.with_quoted_homes(quoted) == quoted
+    assert run("pretrain", *typed[:3]).code == 0
+    assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "b.txt", "~/wiki/*.xz", "~/c, d.txt"]
+    assert verb_calls[0]["runs"] == "~/runs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -102,6 +113,11 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
         (["pretrain", "model.hidden_size=${nothing}"], ["model.hidden_size", "nothing"]),
         (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
         (["completion", "fish"], ["bash and zsh", "fish"]),
+        (["pretrain", "--foo"], ["--foo: unknown flag", "name=a", "--hydra-help"]),
+        (["pretrain", "--name=a"], ["--name=a: unknown flag", "no dashes"]),
+        (["pretrain", "name=a", "--cfg", "job", "seed=2"], ["seed=2: cannot stand behind a flag", "stand together"]),
+        (["pretrain", "--cfg", "jbo"], ["--cfg", "invalid choice", "job"]),
+        (["pretrain", "--cfg"], ["--cfg", "expected one argument"]),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(

@@ -421,6 +421,16 @@ def test_a_budget_in_exaflops(start: Start, unbroken: Path) -> None:
     assert section["budget"]["spent"] == pytest.approx(3 * per_step)
 
 
+def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start("name=first")
+    assert "no run" not in capsys.readouterr().out
+    run = start("name=frist", "resume=true")
+    said = f"resume=true: no run in {run} to go on with, a new one begins; did you mean name=first?"
+    assert said in " ".join(capsys.readouterr().out.split())
+    start("name=frist", "resume=true")
+    assert "no run" not in capsys.readouterr().out
+
+
 def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbroken: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="already has a finished run"):
