@@ -57,6 +57,7 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     if status == "finished" and not settings["resume"]:
         raise UserError(
             f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
+            " (`cramming run` then goes on with the scoring)"
         )
     if status in ("running", "interrupted") and not settings["resume"]:
         raise UserError(

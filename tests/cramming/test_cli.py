@@ -1,5 +1,6 @@
 """The command line: a table of verbs; a user's mistake is one line on stderr and exit code 2."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -235,6 +236,67 @@ sys.exit(_run_process([sys.executable, "-c", {code!r}]))
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """`kill -9` of `cramming run`: the verb that runs ends in its own orderly way."""
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(15, lambda *_: (pathlib.Path({str(tmp_path / 'ended')!r}).touch(), sys.exit()))\n"
+        "print('on', flush=True); time.sleep(30)"
+    )
+    parent = f"""
+import sys
+from cramming.cli import _run_process
+sys.exit(_run_process([sys.executable, "-c", {code!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == "on\n"
+        process.kill()
+        process.wait(10)
+        assert process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
+    assert (tmp_path / "ended").exists()
+
+
+def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = ModuleType("stub_verb")
+    cleaned = []
+
+    def work(settings: dict[str, Any]) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            cleaned.append(True)
+
+    stub.main = work  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_verb", stub)
+    monkeypatch.setitem(cli.VERBS, "glue", cli.Verb("stub_verb:main", "stub"))
+    assert run("glue") == (143, "", "cramming: terminated\n")
+    assert cleaned
+
+
+def test_an_interrupt_that_a_library_wrapped_is_still_one(tmp_path: Path) -> None:
+    """As when Ctrl-C comes while a compiled module is imported, which answers with an error of its own."""
+    program = """
+import sys, types
+from cramming import cli
+def work(settings):
+    try:
+        raise cli.Terminated if sys.argv[-1] == "name=t" else KeyboardInterrupt
+    except KeyboardInterrupt as interrupt:
+        raise ImportError("initialization failed") from interrupt
+sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
+cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
+cli.main()
+"""
+    for name, code, said in (("t", 143, "terminated"), ("i", 130, "interrupted")):
+        command = [sys.executable, "-c", program, "glue", f"name={name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:
