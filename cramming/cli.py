@@ -91,14 +91,6 @@ def main() -> None:
         if error.errno not in _ENVIRONMENT_ERRORS:
             raise
         _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
-    except Exception as error:
-        if (interrupt := _interrupt_behind(error)) is None:
-            raise
-        # It came while a library was imported, which made an error of its own of it. What is half imported may crash
-        # when the interpreter takes itself down.
-        message, code = _ending(interrupt)
-        print(f"cramming: {message}", file=sys.stderr, flush=True)
-        os._exit(code)
 
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
@@ -147,6 +139,14 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
             mistakes.append(error)
         except OmegaConfBaseException as error:
             mistakes.append(UserError(_one_line(error)))
+        except Exception as error:
+            if (interrupt := _interrupt_behind(error)) is None:
+                raise
+            # It came while a library was imported, which made an error of its own of it. What is half imported may
+            # crash when the interpreter takes itself down.
+            message, code = _ending(interrupt)
+            print(f"cramming: {message}", file=sys.stderr, flush=True)
+            os._exit(code)
 
     refuse_unknown_flags(verb, overrides)
     job.__module__ = "cramming.cli"
