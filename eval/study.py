@@ -12,7 +12,7 @@ another preparation another validation text. The scores are what variants are co
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ from cramming.config import UserError, build, folder_name, overwrite_atomically,
 from cramming.progress import say
 from eval import plots
 from eval.reading import Run, at, load_run, number, sections
-from eval.standings import entrants
+from eval.standings import columns_of, score_of
+from eval.tasks import AVERAGES, ENTRIES
 
 STUDIES = ("vocab", "data")
 
@@ -54,10 +55,11 @@ class StudyConfig:
 
 
 class Result(NamedTuple):
-    """One variant over its finished seeds; None where nobody has measured."""
+    """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`."""
 
     variant: str
     seeds: int
+    entries: tuple[str, ...]
     score: float | None
     spread: float | None
     validation_loss: float | None
@@ -110,18 +112,32 @@ def _verb(verb: str, overrides: list[str], excused: Callable[[], bool] = lambda:
 
 
 def result(variant: str, runs: Sequence[Run]) -> Result:
-    """Mean and standard deviation over a variant's runs."""
-    scores = [row.main for row in entrants(runs) if row.init == "pretrained" and row.main is not None]
+    """Mean and standard deviation over a variant's runs. The score is the mean of the entries that all runs have: a
+    subset of the tasks (`eval.tasks`) is enough to compare variants."""
+    found = [sections(run.record).get("pretrained") for run in runs]
+    values = [_scores(section) for section in found if section is not None]
+    common = tuple(entry for entry in values[0] if all(entry in scores for scores in values)) if values else ()
+    means = [statistics.fmean(scores[entry] for entry in common) for scores in values] if common else []
     losses = [loss for run in runs if (loss := number(run.record, "pretrain.validation.loss")) is not None]
     tokens = [count for run in runs if (count := number(run.record, "pretrain.tokens")) is not None]
     return Result(
         variant,
         len(runs),
-        statistics.fmean(scores) if scores else None,
-        statistics.stdev(scores) if len(scores) > 1 else None,
+        common,
+        statistics.fmean(means) if means else None,
+        statistics.stdev(means) if len(means) > 1 else None,
         statistics.fmean(losses) if losses else None,
         statistics.fmean(tokens) if tokens else None,
     )
+
+
+def _scores(section: Mapping[str, Any]) -> dict[str, float]:
+    """The scores in percent of the entries that the suite's averages are made of, without missing ones."""
+    suite, tasks = str(section.get("suite")), section.get("tasks")
+    if suite not in AVERAGES or not isinstance(tasks, Mapping):
+        return {}
+    scores = {entry: score_of(tasks[entry]).value for entry in columns_of(suite) if entry in tasks}
+    return {entry: value for entry, value in scores.items() if value is not None}
 
 
 def write(out: Path, what: str, results: Sequence[Result]) -> None:
@@ -132,7 +148,9 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
     ]
     header = ["variant", "seeds", "score", "std over seeds", "validation loss (own text)", "tokens seen"]
     lines = [f"# Study: {what}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)), ""]
-    lines += ["Scores are the suite's average in percent. Validation losses of different rows are not comparable.", ""]
+    entries = {", ".join(ENTRIES[entry][1].title for entry in r.entries) for r in results if r.entries}
+    scored = "; or ".join(sorted(entries)) or "nothing"
+    lines += [f"Scores are means in percent of: {scored}. Validation losses of different rows are not comparable.", ""]
     write_atomically(out / "study.md", "\n".join(lines))
     bars = [plots.Bar(r.variant, r.score, r.spread, "pretrained") for r in results if r.score is not None]
     if figure := plots.scores(bars, "average score (%)"):

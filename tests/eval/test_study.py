@@ -71,18 +71,20 @@ def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, tmp_path:
     assert "| a | 1 | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 
 
-def scored(name: str, average: float | None) -> Run:
-    section = {"suite": "embedded", "tasks": {}, "averages": {"embedded": {"value": average}}}
+def scored(name: str, **scores: float | None) -> Run:
+    tasks = {entry: {"score": value} for entry, value in scores.items()}
+    section = {"suite": "embedded", "tasks": tasks, "averages": {}}
     record = {"name": name, "glue": {"pretrained": section}, "pretrain": {"validation": {"loss": 3.0}, "tokens": 10}}
     return Run(Path(name), name, record)
 
 
-def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
-    found = result("v", [scored("a", 60.0), scored("b", 64.0)])
-    assert found == ("v", 2, 62.0, pytest.approx(8**0.5), 3.0, 10.0)
-    assert result("v", [scored("a", None)])[2:4] == (None, None)
+def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
+    found = result("v", [scored("a", cola=50.0, sst2=70.0, rte=60.0), scored("b", cola=58.0, sst2=70.0, rte=None)])
+    assert found == ("v", 2, ("sst2", "cola"), 62.0, pytest.approx(8**0.5), 3.0, 10.0)
+    assert result("v", [scored("a", cola=None)])[2:5] == ((), None, None)
     write(tmp_path, "data", [found])
-    assert "| v | 2 | 62.0 | 2.83 | 3.000 | 10 |" in (tmp_path / "study.md").read_text()
+    text = (tmp_path / "study.md").read_text()
+    assert "| v | 2 | 62.0 | 2.83 | 3.000 | 10 |" in text and "means in percent of: SST-2, CoLA." in text
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
