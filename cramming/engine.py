@@ -114,7 +114,12 @@ class Engine:
         batch = batch.to(self.device)
         with self.precision.autocast():
             loss_sum, correct = self.model(
-                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+                batch.ids_T,
+                batch.positions_T,
+                batch.packing,
+                batch.target_positions_M,
+                batch.target_ids_M,
+                batch.token_types_T,
             )
         return loss_sum, correct
 

@@ -18,6 +18,7 @@ from cramming.engine import Engine
 from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
+from cramming.model.heads import MaskedLM
 from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
@@ -25,6 +26,7 @@ from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
+from cramming.start import StartConfig, start_from_text
 from cramming.tricks import changed
 
 VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
@@ -66,6 +68,7 @@ class Parts:
     folder: Path
     train: TrainConfig
     schedule: ScheduleConfig
+    start: StartConfig
     saving: checkpoint.CheckpointConfig
     peak_learning_rate: float
     corpus: Corpus
@@ -97,10 +100,13 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
+    start = build(StartConfig, settings["start"], "start")
     refuse_unfit_step(config, execution, mesh, device)
     # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
     corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
+    if objective.segments and model_config.token_types < 2:
+        raise UserError(f"objective.segments=true needs model.token_types=2, not {model_config.token_types}")
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
     described = devices.describe(device)
@@ -116,7 +122,10 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     devices.seed_everything(settings["seed"])
     engine = build_engine(execution, model_config, mesh, device)
     state = (engine.model, engine.optimizer, engine.precision.scaler)
-    work = checkpoint.load_newest(folder / "checkpoints", *state) or Work()
+    work = checkpoint.load_newest(folder / "checkpoints", *state)
+    if work is None:
+        work = Work()
+        start_model(engine.model, start, corpus, settings["seed"], mesh)
     if clock:
         clock.attach(work)
     if config.micro_batch == "auto":
@@ -132,6 +141,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         folder=folder,
         train=config,
         schedule=schedule,
+        start=start,
         saving=saving,
         peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
         corpus=corpus,
@@ -151,6 +161,16 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         clock=clock,
         metrics=MetricsLog(folder) if mesh.is_main else None,
     )
+
+
+def start_model(model: torch.nn.Module, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
+    """Weights that do not come from chance alone; all processes get those of the first."""
+    if config.embeddings == "random":
+        return
+    assert isinstance(model, MaskedLM)
+    if mesh.is_main:
+        start_from_text(model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
+    mesh.share(model.parameters())
 
 
 def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:

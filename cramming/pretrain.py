@@ -281,6 +281,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     section: dict[str, Any] = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
         "init": "scratch",
+        "start": parts.start.embeddings,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,
         "parameters": count.total,

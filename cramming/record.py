@@ -37,7 +37,7 @@ from cramming import __version__
 from cramming.config import UserError, folder_name, write_atomically
 
 FORMAT_VERSION = 1
-RULES_VERSION = "1"
+RULES_VERSION = "2"
 
 
 def run_folder(settings: Mapping[str, Any]) -> Path:
