@@ -8,7 +8,7 @@ from typing import Any
 
 from cramming.config import UserError, build, file_sha256
 from cramming.data import shards
-from data_prep import tokenizer
+from data_prep import language, tokenizer
 from data_prep.decontaminate import Decontaminator
 from data_prep.hub import HubConfig
 from data_prep.mix import PARTS, MixSource
@@ -93,6 +93,8 @@ def parse(config: Mapping[str, Any]) -> Job:
         settings=shards.content_settings(config),
         settings_hash=shards.corpus_hash(config),
     )
+    if data.filters.languages is not None:
+        language.require_package()
     if job.tokenizer.path:
         if isinstance(data, HubConfig) and data.ids_field:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")

@@ -22,7 +22,7 @@ from cramming.config import UserError
 from cramming.data.shards import ResumePoint, Shard, ShardWriter, SpecialIds, Split
 from data_prep.clean import split_at_whitespace
 from data_prep.fates import Fates
-from data_prep.filters import FilterConfig, too_many_tokens
+from data_prep.filters import TOO_MANY_TOKENS, FilterConfig, too_many_tokens
 from data_prep.ledger import Stage
 from data_prep.selection import Candidate
 from data_prep.texts import Measure, TextMeasures, measure
@@ -32,7 +32,6 @@ BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 1 << 12
 LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
 ENOUGH_TOKENS = 100_000  # to judge that share
-TOO_MANY_TOKENS = "too_many_tokens_per_character"
 
 
 class Item(NamedTuple):

@@ -176,16 +176,19 @@ class TextSource(Source):
         self.position = before = 0
         for path, kind, size in zip(self.paths, self.formats, self._sizes):
             file = files.OpenFile(path, lenient=self.config.damaged == "drop")
+            number = -1
             try:
                 for number, text in enumerate(self._texts(file, kind)):
                     self.position = before + file.position
-                    yield Document(
-                        text, f"{path}:{number}", str(path), damage=_damage_of(text) if file.escaped else None
-                    )
+                    damage = _damage_of(text) if file.escaped else None
+                    yield Document(text, f"{path}:{number}", str(path), damage=damage)
             except files.UnreadableError as error:
                 if not file.lenient:
                     raise
                 yield Document("", str(path), str(path), damage=Damage(error.reason, size))
+            else:
+                if number < 0 and file.lenient:
+                    yield Document("", str(path), str(path), damage=Damage("empty_file", size))
             before += size
         self.position = before
 
