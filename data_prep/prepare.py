@@ -70,7 +70,7 @@ def confirm(job: Job) -> None:
         )
     if changed := job.changed(manifest.sources, manifest.decontamination.get("files", [])):
         raise UserError(f"{job.folder}: its sources have changed since ({changed}); delete it to prepare anew")
-    (job.folder / UNFINISHED).unlink(missing_ok=True)
+    finish(job.folder)
     say(f"{job.folder}: already prepared with these settings, nothing to do")
 
 

@@ -4,7 +4,13 @@ The clean documents are prose of invented words among real stop words, so that t
 """
 
 import json
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +24,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]
-DOCUMENTS, EXACT, NEAR, SENTENCES, MARKUP = 400, 20, 20, 200, 7
+DOCUMENTS, EXACT, NEAR, SENTENCES, MARKUP, GIBBERISH = 400, 20, 20, 200, 7, 12
 SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek un fi dor mel".split()
 GERMAN = (
     "Der alte Hafen wurde im elften Jahrhundert gebaut, als Kaufleute aus dem Süden begannen, dort zu überwintern. "
@@ -73,7 +79,10 @@ def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
         "<div class='c{i}'><p><a href=\"http://example.org/{i}\">{word}</a></p><br/><span id='{i}'>{word}</span></div>"
     )
     markup = ["\n".join(page.format(i=i + 100 * k, word=prose.sentence(6)) for i in range(20)) for k in range(MARKUP)]
-    documents = clean + clean[:EXACT] + near + holding + markup + [GERMAN]
+    consonants = Prose(1)
+    consonants.lexicon = ["".join(consonants.rng.choices("bcdfghjklmnpqrstvwxz", k=6)) for _ in range(9000)]
+    gibberish = [consonants.document() for _ in range(GIBBERISH)]
+    documents = gibberish + clean + clean[:EXACT] + near + holding + markup + [GERMAN]
     prose.rng.shuffle(documents)
     (text / "0.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
     (text / "1-binary.txt").write_bytes(np.random.default_rng(0).bytes(300_000))
@@ -96,6 +105,19 @@ def strict(changes: dict[str, Any]) -> dict[str, Any]:
     return values | changes
 
 
+def everything(text: Path, tasks: Path, text_config: Config, **data: Any) -> dict[str, Any]:
+    """Settings with every stage at work."""
+    return text_config(
+        *sorted(text.iterdir()),
+        damaged="drop",
+        filters=strict({"max_tokens_per_character": 0.5}),  # the vocabulary of this test is small
+        near_duplicates={"enabled": True},
+        decontaminate={"tasks": str(tasks)},
+        tokenizer={"vocab_size": 1000},
+        **data,
+    )
+
+
 @pytest.mark.parametrize(
     ("line_sentences", "clean"),
     [(300, {"max_characters": 20_000}), pytest.param(100_000, {}, marks=pytest.mark.slow)],  # the latter: 10 MB
@@ -103,27 +125,18 @@ def strict(changes: dict[str, Any]) -> dict[str, Any]:
 def test_every_planted_fault_is_found_and_reported(
     tmp_path: Path, text_config: Config, line_sentences: int, clean: dict[str, int]
 ) -> None:
-    text, tasks = plant(tmp_path, line_sentences)
-    config = text_config(
-        *sorted(text.iterdir()),
-        damaged="drop",
-        clean=clean,
-        filters=strict({"max_tokens_per_character": 0.6}),  # the vocabulary of this test is small
-        near_duplicates={"enabled": True},
-        decontaminate={"tasks": str(tasks)},
-        tokenizer={"vocab_size": 1000},
-    )
+    config = everything(*plant(tmp_path, line_sentences), text_config, clean=clean)
     main(config)
     corpus = Corpus.open(corpus_folder(config), verify=True)
     stages = {stage.name: stage for stage in corpus.manifest.stages}
     found = {name: {why: bin_.documents for why, bin_ in stage.dropped.items()} for name, stage in stages.items()}
-    print(json.dumps(found, indent=1))
     assert found["source"] == {"binary_file": 1, "empty_file": 2, "not_utf8": 2}
     assert found["exact deduplication"] == {"duplicate": EXACT}
     assert found["near deduplication"] == {"near_duplicate": NEAR}
     assert found["decontamination"] == {"contaminated": SENTENCES}
     assert corpus.manifest.decontamination["removed"] == {"CoLA": SENTENCES // 2, "RTE": SENTENCES // 2}
     assert found["filters"]["markup"] == MARKUP and found["filters"]["no_stop_words"] == 1
+    assert found["tokens"] == {"too_many_tokens": GIBBERISH}
     assert stages["normalise"].notes["long_documents_cut"] == 1
     kept = DOCUMENTS + 2
     assert kept <= corpus.manifest.counts["documents"] <= kept + 3  # and the parts of the long line
@@ -136,3 +149,108 @@ def test_every_planted_fault_is_found_and_reported(
     card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
     assert "| CoLA | 100 | 100 |" in card and "7 markup" in card and "dropped.svg" in card
     assert "Der alte Hafen" in card
+
+
+# --- killed in the middle of it ---------------------------------------------------------------------------------------
+
+KILLED = """
+import json, os, signal, sys
+from data_prep import pack, prepare
+config, stop = json.loads(sys.argv[1]), sys.argv[2]
+pack.BATCH_CHARACTERS = 20_000
+calls = [0]
+def die_before(module, name, after=0):
+    real = getattr(module, name)
+    def counted(*arguments, **keywords):
+        if calls[0] == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls[0] += 1
+        return real(*arguments, **keywords)
+    setattr(module, name, counted)
+places = {"near": (prepare, "find_near_duplicates"), "near saved": (prepare, "_tokenizer"),
+          "card": (prepare.summary.card, "write"), "manifest": (prepare, "write_atomically"),
+          "cleaning": (prepare, "finish")}
+if stop in places:
+    die_before(*places[stop])
+elif stop != "never":
+    die_before(prepare, "_save", int(stop))
+prepare.main(config)
+"""
+
+
+def start(config: dict[str, Any], stop: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, json.dumps(config), stop]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
+    """Settings of a corpus of many shards from the faulty text, and what an unbroken run makes of them."""
+    place = tmp_path_factory.mktemp("planted")
+    text, tasks = plant(place, 300)
+
+    def make(*paths: Path, tokenizer: dict[str, Any], **data: Any) -> dict[str, Any]:
+        section = {
+            "name": "test",
+            "source": "text",
+            "paths": list(map(str, paths)),
+            "validation_fraction": 0.05,
+            **data,
+        }
+        return {"corpora": str(place), "data": section, "tokenizer": tokenizer}
+
+    def settings(name: str, workers: int = 2) -> dict[str, Any]:
+        clean = {"max_characters": 20_000}
+        return everything(
+            text, tasks, make, clean=clean, corpus=str(place / name), workers=workers, shard_tokens=10_000
+        )
+
+    main(settings("whole", workers=1))
+    return settings, contents(place / "whole")
+
+
+def test_the_corpus_has_many_shards_and_nothing_else_is_left(unbroken: Any) -> None:
+    names = set(unbroken[1])
+    assert len([name for name in names if name.endswith(".bin")]) > 8
+    assert not [name for name in names if name.startswith((".", "unfinished"))]
+
+
+@pytest.mark.parametrize(
+    ("stops", "workers"),
+    [(["near", "2", "4", "card"], 2), (["near saved", "1", "cleaning"], 1), (["3", "manifest"], 4)],
+)
+def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
+    unbroken: Any, stops: list[str], workers: int
+) -> None:
+    settings, expected = unbroken
+    config = settings(f"broken-{workers}", workers)
+    for stop in stops:
+        assert start(config, stop).wait() == -signal.SIGKILL
+    assert start(config, "never").wait() == 0
+    assert contents(Path(config["data"]["corpus"])) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_at_20_random_moments(unbroken: Any, workers: int) -> None:
+    settings, expected = unbroken
+    rng, config = random.Random(workers), settings(f"random-{workers}", workers)
+    started = time.monotonic()
+    assert start(settings(f"timed-{workers}", workers), "never").wait() == 0
+    seconds, killed = time.monotonic() - started, 0
+    while killed < 20:
+        child = start(config, "never")
+        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        child.kill()
+        killed += child.wait() == -signal.SIGKILL
+        if (Path(config["data"]["corpus"]) / "manifest.json").is_file():
+            assert start(config, "never").wait() == 0  # clears what the kill may have left
+            assert contents(Path(config["data"]["corpus"])) == expected
+            shutil.rmtree(config["data"]["corpus"])
+    assert start(config, "never").wait() == 0
+    assert contents(Path(config["data"]["corpus"])) == expected
