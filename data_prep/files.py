@@ -49,6 +49,9 @@ SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".xml": "wikipedia",
+    ".wet": "wet",
+    ".warc": "wet",
 }
 
 
@@ -63,7 +66,7 @@ def format_of(path: Path) -> str:
         known = " ".join(filter(None, SUFFIXES))
         raise UserError(
             f"{path}: format not known from its name ({known}, each also with {' '.join(COMPRESSIONS)});"
-            " set data.format=txt|jsonl|csv|tsv|parquet"
+            " set data.format=txt|jsonl|csv|tsv|parquet|wikipedia|wet"
         )
     return SUFFIXES[suffix]
 

@@ -1,7 +1,8 @@
 """Where text comes from. A source is a stream of documents that can be opened again and again.
 
     embedded   generated from a seed, no download (data_prep/generated.py)
-    text       local files: text, JSON lines, CSV, TSV, parquet, plain or compressed (data_prep/files.py reads them)
+    text       local files, plain or compressed: text, JSON lines, CSV, TSV, parquet (data_prep/files.py reads them),
+               Wikipedia's XML dumps and WET files (data_prep/dumps.py)
     hub        a data set of the Hugging Face hub, streamed (data_prep/hub.py)
 
 A source also says what it consists of (`inventory`), so that the manifest can name it and a later run can tell that a
@@ -20,7 +21,7 @@ import numpy as np
 
 from cramming.config import UserError, file_sha256, folder_name
 from cramming.data.shards import CURRICULA, Curriculum
-from data_prep import files
+from data_prep import dumps, files
 from data_prep.clean import CleanConfig
 from data_prep.decontaminate import DecontaminationConfig
 from data_prep.filters import FilterConfig
@@ -88,7 +89,8 @@ class TextConfig(DataConfig):
     """`data=text`."""
 
     paths: list[str]
-    format: Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None = None  # null: by each file's name
+    # null: by each file's name
+    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = None
     documents: Literal["block", "line", "file", "record"] = "block"
     text_field: str = "text"
     damaged: Literal["refuse", "drop"] = "refuse"  # empty and binary files, bytes that are not UTF-8
@@ -147,6 +149,8 @@ class TextSource(Source):
         if config.documents == "record" and "txt" in self.formats:
             path = self.paths[self.formats.index("txt")]
             raise UserError(f"{path}: plain text has no records; set data.documents=block, line or file")
+        for kind in self.formats:
+            dumps.require_package(kind)
         self._sizes = [_readable_size(path) for path in self.paths]
         self.total = sum(self._sizes)
 
@@ -193,8 +197,8 @@ class TextSource(Source):
         self.position = before
 
     def _texts(self, file: files.OpenFile, kind: str) -> Iterator[str]:
-        if kind in files.RECORD_READERS:
-            return files.RECORD_READERS[kind](file, self.config.text_field)
+        if reader := (files.RECORD_READERS | dumps.READERS).get(kind):
+            return reader(file, self.config.text_field)
         group = files.TEXT_DOCUMENTS[self.config.documents]
         return group(files.read_lines(file), self.config.clean.max_characters)
 
