@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from cramming.config import UserError, file_sha256, folder_name
-from cramming.data.shards import CURRICULA, Curriculum
+from cramming.data.shards import Curriculum
 from data_prep import dumps, files
 from data_prep.clean import CleanConfig
 from data_prep.decontaminate import DecontaminationConfig
@@ -65,7 +65,7 @@ class DataConfig:
     deduplicate: bool = True
     near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
     decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
-    orders: list[Curriculum] = field(default_factory=lambda: list(CURRICULA))
+    orders: list[Curriculum] = field(default_factory=lambda: ["sentence_length", "compressibility"])
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:

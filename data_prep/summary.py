@@ -26,7 +26,7 @@ def complete(
         for split, part in splits.items()
     }
     order_files = orders.write(documents["train"], job.data.orders)
-    found = _statistics(job.folder, list(documents.values()), info, packing)
+    found = _statistics(job.folder, list(documents.values()), order_files, packing)
     _late_stages(job, selection, found, order_files, info)
     ledger = selection.ledger
     manifest = Manifest(
@@ -59,7 +59,7 @@ def complete(
 
 
 def _statistics(
-    folder: Path, documents: list[orders.Documents], info: TokenizerInfo, packing: Packing
+    folder: Path, documents: list[orders.Documents], order_files: dict[str, str], packing: Packing
 ) -> dict[str, Any]:
     lengths = [part.lengths() for part in documents]
     by_source: dict[str, dict[str, int]] = {}
@@ -70,8 +70,10 @@ def _statistics(
     tokens = int(packing.token_use.sum())
     sums = {key: sum(getattr(part.texts, key) for part in documents) for key in ("characters", "words")}
     sums |= {"tokens": tokens, "bytes": sum(row["bytes"] for row in by_source.values())}
-    on_disk = sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith((".bin", ".idx", ".npy")))
-    shards_bytes = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    written = [shard for part in documents for shard in part.shards]
+    files = [shard.index_file for shard in written] + [*order_files.values(), shards.TOKENIZER]
+    rest = sum((folder / name).stat().st_size for name in files)
+    shard_bytes = sum((folder / shard.file).stat().st_size for shard in written)
     return {
         **card.statistics(np.concatenate(lengths), packing.token_use, sums),
         "unknown_rate": round(int(packing.token_use[packing.encoder.ids.unk]) / tokens, 8),
@@ -79,8 +81,8 @@ def _statistics(
         "tokens_per_byte_by_source": {
             name: round(row["tokens"] / row["bytes"], 6) for name, row in by_source.items() if row["bytes"]
         },
-        "bytes_per_token": round(shards_bytes / tokens, 4),
-        "folder_bytes_per_token": round((on_disk + (folder / shards.TOKENIZER).stat().st_size) / tokens, 4),
+        "bytes_per_token": round(shard_bytes / tokens, 4),
+        "folder_bytes_per_token": round((shard_bytes + rest) / tokens, 4),
     }
 
 

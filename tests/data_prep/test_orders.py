@@ -24,7 +24,7 @@ def documents_of(stream: TokenStream) -> list[list[int]]:
 def corpus(tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]]) -> Corpus:
     texts = [text.replace(" ", ". " if i % 3 else " ", i % 7) for i, text in enumerate(made_up(150))]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    config = text_config(tmp_path / "a.txt", shard_tokens=700)
+    config = text_config(tmp_path / "a.txt", shard_tokens=700, orders=list(CURRICULA))
     main(config)
     return Corpus.open(corpus_folder(config), verify=True)
 
