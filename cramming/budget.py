@@ -69,7 +69,7 @@ class Work:
     """What the weights have seen so far; saved with them.
 
     `flops` by the formula of `model.config.flops_per_token`; `last_step_seconds` are the seconds charged to the run
-    when its last optimizer step was synchronised.
+    when its last optimizer step was synchronised. `skipped_steps` moved no weight, `partly_skipped_steps` some only.
     """
 
     steps: int = 0
@@ -77,15 +77,19 @@ class Work:
     tokens: int = 0
     flops: float = 0.0
     skipped_steps: int = 0
+    partly_skipped_steps: int = 0
     last_step_seconds: float = 0.0
 
-    def add_step(self, *, sequences: int, tokens: int, flops: float, skipped: bool) -> None:
+    def add_step(
+        self, *, sequences: int, tokens: int, flops: float, skipped: bool, partly_skipped: bool = False
+    ) -> None:
         """Count one optimizer step."""
         self.steps += 1
         self.sequences += sequences
         self.tokens += tokens
         self.flops += flops
         self.skipped_steps += skipped
+        self.partly_skipped_steps += partly_skipped
 
 
 def process_age_seconds() -> float:

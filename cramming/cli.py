@@ -5,13 +5,14 @@ user's mistake ends as one line on stderr and exit code 2, whether this code, Hy
 that escapes is a defect of ours and keeps its traceback.
 """
 
+import ctypes
 import importlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -41,6 +42,14 @@ VERBS = {
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what is under way is undone as with Ctrl-C. `pretrain` has a better answer once it trains."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
 def usage() -> str:
     """The text of `cramming` alone."""
     lines = ["usage: cramming <verb> [setting=value ...]", "", "verbs:"]
@@ -55,7 +64,7 @@ def usage() -> str:
 
 
 def main() -> None:
-    """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
@@ -70,10 +79,11 @@ def main() -> None:
         return
     if arguments[0] not in VERBS:
         _fail(f"unknown verb {arguments[0]!r}; the verbs are: {', '.join(VERBS)}")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         run_verb(arguments[0], arguments[1:])
-    except KeyboardInterrupt:
-        _fail("interrupted", code=130)
+    except KeyboardInterrupt as interrupt:
+        _fail(*_ending(interrupt))
     except BrokenPipeError:  # `cramming ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except UserError as error:
@@ -82,6 +92,19 @@ def main() -> None:
         if error.errno not in _ENVIRONMENT_ERRORS:
             raise
         _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
+
+
+def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
+    """What is said at the end, and the exit code."""
+    return ("terminated", 128 + signal.SIGTERM) if isinstance(interrupt, Terminated) else ("interrupted", 130)
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt that an exception was made of, if it was."""
+    behind = error.__cause__ or error.__context__
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__cause__ or behind.__context__
+    return behind
 
 
 # EACCES, EEXIST, ENOTDIR, EISDIR, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
@@ -95,7 +118,7 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 
 def run_verb(verb: str, overrides: Sequence[str]) -> None:
     """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
-    overrides = with_implied(with_positional(verb, overrides))
+    overrides = with_quoted_homes(with_implied(with_positional(verb, overrides)))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -117,7 +140,16 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
             mistakes.append(error)
         except OmegaConfBaseException as error:
             mistakes.append(UserError(_one_line(error)))
+        except Exception as error:
+            if (interrupt := _interrupt_behind(error)) is None:
+                raise
+            # It came while a library was imported, which made an error of its own of it. What is half imported may
+            # crash when the interpreter takes itself down.
+            message, code = _ending(interrupt)
+            print(f"cramming: {message}", file=sys.stderr, flush=True)
+            os._exit(code)
 
+    refuse_unknown_flags(verb, overrides)
     job.__module__ = "cramming.cli"
     sys.argv = [f"cramming {verb}", *overrides]
     try:
@@ -151,6 +183,33 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
 
 
+def with_quoted_homes(overrides: Sequence[str]) -> list[str]:
+    """`data.paths=[~/a.txt,b.txt]` with `~/a.txt` in quotes, without which Hydra's grammar has no `~` in a value."""
+    return [re.sub(r"(?<=[=\[,])(~[^,\]\s'\"]*)", r'"\1"', override) for override in overrides]
+
+
+def refuse_unknown_flags(verb: str, arguments: Sequence[str]) -> None:
+    """UserError for what Hydra's own parser would answer with a screen of usage."""
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        words, known = (
+            message.removeprefix("unrecognized arguments: "),
+            f"`cramming {verb} --hydra-help` lists the flags",
+        )
+        if words != message:
+            kind = "unknown flag" if words.startswith("-") else "cannot stand behind a flag"
+            message = (
+                f"{words}: {kind}; settings have no dashes and stand together, for example name=a seed=1 --cfg job"
+            )
+        raise UserError(f"{message}; {known}")
+
+    if not {"--version", "--shell-completion", "-sc"}.intersection(arguments):  # these act as soon as they are parsed
+        parser = get_args_parser()
+        parser.error = refuse
+        parser.parse_args(list(arguments))
+
+
 def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
     build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
     if verb == "run":
@@ -181,8 +240,11 @@ def _run_or_exit(arguments: Sequence[str]) -> None:
 
 
 def _run_process(command: list[str]) -> int:
-    """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way."""
-    child = subprocess.Popen(command)
+    """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way.
+
+    On Linux it gets a SIGTERM as well when we are gone without having been able to pass anything on (`kill -9`).
+    """
+    child = subprocess.Popen(command, preexec_fn=_end_with_parent(os.getpid()) if sys.platform == "linux" else None)
     previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
         while True:
@@ -192,6 +254,18 @@ def _run_process(command: list[str]) -> int:
                 continue
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """For a new process, before its program starts: the kernel sends it a SIGTERM when its parent has died."""
+    prctl = ctypes.CDLL(None).prctl  # found here: little may be done between fork and exec
+
+    def begin() -> None:
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of linux/prctl.h
+        if os.getppid() != parent:  # it has died already
+            os._exit(128 + signal.SIGTERM)
+
+    return begin
 
 
 def _one_line(error: Exception) -> str:

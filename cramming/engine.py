@@ -16,7 +16,7 @@ from torch import nn
 from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.optim.in_backward import UpdateInBackward, set_learning_rate
+from cramming.optim.in_backward import Update, UpdateInBackward, set_learning_rate
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
@@ -26,20 +26,25 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm."""
+    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm.
+
+    `skipped`: the gradient was not finite and no weight moved. `partly_skipped`: some parameters' gradients were not
+    finite and only the others moved, which happens with `memory.update_in_backward` alone.
+    """
 
     loss: float
     accuracy: float
     grad_norm: float
     skipped: bool
+    partly_skipped: bool = False
 
 
 class Computed(NamedTuple):
-    """What is known before the update: summed loss and hits of this process, and the update, which gives the norm."""
+    """What is known before the update: summed loss and hits of this process, and the update itself."""
 
     loss_sum: float
     correct: float
-    update: Callable[[], float]
+    update: Callable[[], Update]
 
 
 class Engine:
@@ -92,25 +97,29 @@ class Engine:
             return None
         set_learning_rate(self.optimizer, learning_rate)
         began = time.monotonic()
-        norm = computed.update()
+        norm, moved = computed.update()
         devices.synchronize(self.device)
         if math.isfinite(norm):  # what was skipped says nothing about how long an update takes
             self.update_seconds = time.monotonic() - began
         loss, accuracy = (self.mesh.sum(value) / targets for value in (computed.loss_sum, computed.correct))
-        skipped = not math.isfinite(norm)
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        self._skipped_in_a_row = 0 if math.isfinite(norm) else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {loss:.3g}, learning rate"
                 f" {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or fp32"
             )
-        return StepStats(loss, accuracy, norm, skipped)
+        return StepStats(loss, accuracy, norm, not moved, moved and not math.isfinite(norm))
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = batch.to(self.device)
         with self.precision.autocast():
             loss_sum, correct = self.model(
-                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+                batch.ids_T,
+                batch.positions_T,
+                batch.packing,
+                batch.target_positions_M,
+                batch.target_ids_M,
+                batch.token_types_T,
             )
         return loss_sum, correct
 
@@ -144,16 +153,16 @@ class Engine:
         self.foreseen_seconds = 0.0 if self.update_seconds else 4 * (time.monotonic() - began)
         update = self.in_backward
 
-        def backward() -> float:
+        def backward() -> Update:
             if not math.isfinite(found[0]):
-                return math.nan
+                return Update(math.nan, False)
             (loss_sum / targets).backward()
             return update.finish()
 
         return Computed(*found, backward)
 
-    def _update(self) -> float:
-        """Clip and apply; returns the gradient norm before clipping. A norm that is not finite applies nothing."""
+    def _update(self) -> Update:
+        """Clip and apply; the norm is the one before clipping. A norm that is not finite applies nothing."""
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
         grads = [p.grad for p in self.parameters if p.grad is not None]
@@ -167,7 +176,7 @@ class Engine:
         elif finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm.item()
+        return Update(norm.item(), finite)
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:

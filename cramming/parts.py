@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from cramming import checkpoint, runtime
+from cramming import checkpoint, gate, runtime
 from cramming import device as devices
-from cramming.bench import gate
-from cramming.bench.tricks import changed
 from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, BatchSource
@@ -18,13 +16,18 @@ from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import ORDERS, Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.execution import EngineConfig, build_engine
+from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
+from cramming.model.heads import MaskedLM
+from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
+from cramming.start import StartConfig, start_from_text
+from cramming.tricks import changed
 
 VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
 
@@ -68,6 +71,7 @@ class Parts:
     folder: Path
     train: TrainConfig
     schedule: ScheduleConfig
+    start: StartConfig
     saving: checkpoint.CheckpointConfig
     peak_learning_rate: float
     corpus: Corpus
@@ -80,6 +84,7 @@ class Parts:
     source: BatchSource
     validation: list[Batch]
     work: Work
+    attention_kernels: list[str]
     gates: dict[str, str]
     clock: BudgetClock | None
     metrics: MetricsLog | None
@@ -98,14 +103,18 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     execution = EngineConfig.of(settings)
     budget = build(BudgetConfig, settings["budget"], "budget")
     saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
+    start = build(StartConfig, settings["start"], "start")
     refuse_unfit_step(config, execution, mesh, device)
     # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
     corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
     model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
+    if objective.segments and model_config.token_types < 2:
+        raise UserError(f"objective.segments=true needs model.token_types=2, not {model_config.token_types}")
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
     described = devices.describe(device)
-    gates = check_gate(settings, execution.precision.mode, device, described.name)
+    kernels = attention_kernels(config, execution, model_config, device)
+    gates = check_gate(settings, execution, kernels, device, described.name)
     if mesh.is_main:
         create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
         refuse_changed_corpus(folder, corpus.describe())
@@ -116,7 +125,10 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     devices.seed_everything(settings["seed"])
     engine = build_engine(execution, model_config, mesh, device)
     state = (engine.model, engine.optimizer, engine.precision.scaler)
-    work = checkpoint.load_newest(folder / "checkpoints", *state) or Work()
+    work = checkpoint.load_newest(folder / "checkpoints", *state)
+    if work is None:
+        work = Work()
+        start_model(engine.model, start, corpus, settings["seed"], mesh)
     if clock:
         clock.attach(work)
     if config.micro_batch == "auto":
@@ -132,6 +144,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         folder=folder,
         train=config,
         schedule=schedule,
+        start=start,
         saving=saving,
         peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
         corpus=corpus,
@@ -146,15 +159,27 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         source=source,
         validation=validation_batches(held_out, config) if mesh.is_main else [],
         work=work,
+        attention_kernels=kernels,
         gates=gates,
         clock=clock,
         metrics=MetricsLog(folder) if mesh.is_main else None,
     )
 
 
+def start_model(model: torch.nn.Module, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
+    """Weights that do not come from chance alone; all processes get those of the first."""
+    if config.embeddings == "random":
+        return
+    assert isinstance(model, MaskedLM)
+    if mesh.is_main:
+        start_from_text(model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
+    mesh.share(model.parameters())
+
+
 def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:
     """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
     refuse_missing_hardware(execution.precision, device)
+    refuse_missing_package(execution.optim)
     refuse_contradictions(execution.memory, execution.runtime)
     refuse_unfit(
         execution.memory,
@@ -166,10 +191,31 @@ def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, 
     )
 
 
-def check_gate(settings: Mapping[str, Any], mode: str, device: torch.device, device_name: str) -> dict[str, str]:
+def check_gate(
+    settings: Mapping[str, Any], execution: EngineConfig, kernels: list[str], device: torch.device, device_name: str
+) -> dict[str, str]:
     """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
-    resolved = changed(settings, {"precision.mode": resolve(mode, device)})
-    return gate.check(resolved, gate.place(device_name, torch.__version__), device.type)
+    mode, states = resolve(execution.precision.mode, device), dict[str, str]()
+    where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)
+    for kernel in sorted({execution.attention.kernel, *kernels}):
+        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
+        states |= gate.check(resolved, where, device.type, usual)
+    return states
+
+
+def attention_kernels(
+    config: TrainConfig, execution: EngineConfig, model: ModelConfig, device: torch.device
+) -> list[str]:
+    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes."""
+    if execution.attention.kernel != "auto":
+        return [execution.attention.kernel]
+    length, rows = config.sequence_length, config.packing == "rows"
+    bounds = torch.empty(0, dtype=torch.int32, device=device)
+    packing = attention.Packing(bounds, length if rows else None, length, length)
+    mode = resolve(execution.precision.mode, device)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    windows = {model.half_window(layer) for layer in range(model.num_layers)}
+    return sorted({attention.choose(packing, window, dtype, model.attention_dropout) for window in windows})
 
 
 def micro_batches_of(config: TrainConfig, world_size: int) -> int:
@@ -178,9 +224,14 @@ def micro_batches_of(config: TrainConfig, world_size: int) -> int:
         config = replace(config, micro_batch=max(1, config.batch_size // world_size))
     per_pass = config.rows * world_size
     if config.batch_size % per_pass:
+        share, rest = divmod(config.batch_size, world_size)
+        fits = [rows for rows in range(1, min(config.rows, share) + 1) if not rest and share % rows == 0]
+        larger = -(-config.batch_size // per_pass) * per_pass
         raise UserError(
             f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
-            f" x {world_size} process(es) = {per_pass}"
+            f" x {world_size} process(es) = {per_pass}; set "
+            + (f"train.micro_batch={fits[-1]} or " if fits else "")
+            + f"train.batch_size={larger}"
         )
     return config.batch_size // per_pass
 

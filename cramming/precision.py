@@ -4,7 +4,9 @@ Weights, gradients, optimizer state, softmax and loss stay fp32 in every mode; t
 matrix products to. fp16 has five exponent bits, so its gradients are scaled up by a factor that adapts (Micikevicius et
 al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers of the blocks in
 8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), each tensor scaled to its largest entry when it is
-used; embeddings and the masked-language-model head stay in bf16.
+used; embeddings and the masked-language-model head stay in bf16. So does the last block's projection to queries, keys
+and values with `attention.last_layer=targets`: it is then two products with parts of the layer's matrix, not a call of
+the layer that was converted.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -81,7 +83,7 @@ def refuse_missing_hardware(config: PrecisionConfig, device: torch.device) -> No
     if config.mode != "fp8":
         return
     if find_spec("torchao") is None:
-        raise UserError("precision.mode=fp8: needs the package torchao; pip install 'cramming[fp8]', or take bf16")
+        raise UserError("precision.mode=fp8: needs the package torchao; pip install 'cramming[lowbit]', or take bf16")
     if config.emulate_fp8:
         return
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:

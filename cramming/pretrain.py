@@ -29,7 +29,15 @@ from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
-from cramming.record import load_metrics, refuse_finished_run, run_folder, run_lock, write_record_section
+from cramming.record import (
+    is_run,
+    load_metrics,
+    nothing_to_resume,
+    refuse_finished_run,
+    run_folder,
+    run_lock,
+    write_record_section,
+)
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
 
 
@@ -74,6 +82,8 @@ def main(settings: dict[str, Any]) -> None:
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
+            if mesh.is_main and settings["resume"] and not is_run(folder):
+                say(nothing_to_resume(folder))
             run(settings, folder, mesh, mesh.device)
         elif mesh.is_main:
             say(f"{folder}: already finished, nothing to do")
@@ -154,7 +164,10 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
             if stats is None:
                 reason = "stopped" if mesh.from_main(stop.signal is not None) else reason
                 break
-            work.add_step(sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped)
+            work.add_step(
+                sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
+                partly_skipped=stats.partly_skipped,
+            )  # fmt: skip
             if clock:
                 clock.step_synchronised()
             pace.note(count, time.monotonic() - step_began, engine.update_seconds)
@@ -239,8 +252,8 @@ def announce(parts: Parts) -> None:
     say(
         f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens}"
         f" tokens = {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
-        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}; peak learning rate"
-        f" {parts.peak_learning_rate:.3g}"
+        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}, attention kernel"
+        f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
     )
     say(
         f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
@@ -268,6 +281,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     section: dict[str, Any] = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
         "init": "scratch",
+        "start": parts.start.embeddings,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,
         "parameters": count.total,
@@ -284,10 +298,12 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         "data_wait_share": data_wait_share,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "precision": parts.engine.precision.mode,
+        "attention_kernels": parts.attention_kernels,
         "peak_learning_rate": parts.peak_learning_rate,
         "recompilations": parts.engine.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
         "skipped_steps": work.skipped_steps,
+        "partly_skipped_steps": work.partly_skipped_steps,
         "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
         if validation and not diverged
         else None,
@@ -299,7 +315,8 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     if diverged:
         raise UserError(
             f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
-            " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
+            f" skipped, {work.partly_skipped_steps} in part: the training diverged and no model was written; lower"
+            " optim.lr, or set precision=fp32"
         )
     if validation:
         say(

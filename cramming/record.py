@@ -16,6 +16,7 @@ A record is made of sections that the verbs write one after the other, each atom
 finite is stored as null: JSON has no NaN, and nobody downstream may mistake a substitute for a measurement.
 """
 
+import difflib
 import hashlib
 import json
 import math
@@ -36,7 +37,7 @@ from cramming import __version__
 from cramming.config import UserError, folder_name, write_atomically
 
 FORMAT_VERSION = 1
-RULES_VERSION = "1"
+RULES_VERSION = "2"
 
 
 def run_folder(settings: Mapping[str, Any]) -> Path:
@@ -50,18 +51,32 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     """UserError when a run of this name exists and `resume` is not set; True when it is set and the run is finished."""
     folder = run_folder(settings)
-    if not (folder / "record.json").exists():
+    if not is_run(folder):
         return False
     status = load_record(folder).get("pretrain", {}).get("status")
     if status == "finished" and not settings["resume"]:
         raise UserError(
             f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
+            " (`cramming run` then goes on with the scoring)"
         )
     if status in ("running", "interrupted") and not settings["resume"]:
         raise UserError(
             f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
         )
     return status == "finished"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run's record."""
+    return (folder / "record.json").exists()
+
+
+def nothing_to_resume(folder: Path) -> str:
+    """What to say when `resume=true` finds no run of this name: a misspelt name must not pass for a resume."""
+    names = sorted(other.name for other in folder.parent.iterdir() if is_run(other))
+    near = difflib.get_close_matches(folder.name, names, n=1)
+    hint = f"; did you mean name={near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
+    return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
 
 
 # Sections and keys that a resume may change: where things lie and what happens after the training.
@@ -200,7 +215,7 @@ def create_run_folder(
     which code it goes on, and the division claimed now.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if resume and (folder / "record.json").exists():
+    if resume and is_run(folder):
         refuse_changed_settings(folder, settings)
         resumed = [*load_record(folder).get("resumed", []), environment]
         write_record_section(folder, resumed=resumed, division_requested=settings["division"])

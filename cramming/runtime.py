@@ -39,6 +39,11 @@ def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> No
     if config.compile != "off":
         # In the run's own folder, so that a resume does not compile again; whoever has set the variable knows better.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run_folder / "compile_cache").absolute()))
+    prepare_heap(config, device)
+
+
+def prepare_heap(config: RuntimeConfig, device: torch.device) -> None:
+    """`keep_heap`, where the device is a CPU."""
     if config.keep_heap and device.type == "cpu":
         keep_freed_memory()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cramming.config import UserError
 from data_prep.sources import DataConfig, Document, Source
 
 
@@ -14,6 +15,11 @@ class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
 
     size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 1:
+            raise UserError(f"data.size={self.size}: must be at least 1; it is the number of words to generate, about")
 
 
 class EmbeddedSource(Source):

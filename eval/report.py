@@ -23,6 +23,7 @@ from cramming.config import UserError, build, overwrite_atomically
 from cramming.progress import say
 from cramming.record import RULES_VERSION
 from eval import leaderboard, plots, submission, summary
+from eval.fields import wrong_fields
 from eval.reading import Run, at, entries, load_runs
 from eval.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
 from eval.rules import RULES, Verdict, judge
@@ -172,10 +173,24 @@ def _score_picture(rows: Sequence[Entrant], suite: str) -> Picture | None:
 
 
 def _problem_blocks(runs: Sequence[Run]) -> list[Block]:
-    broken = [[Cell(run.folder.name, "", "main"), Cell(run.problem)] for run in runs if run.problem]
-    if not broken:
-        return []
-    return [Heading("Not readable"), Table(["Folder", "What is wrong"], [Group(broken)], left=2)]
+    """Folders that could not be read, and readable records with fields missing or of the wrong kind."""
+    found: list[Block] = []
+    unread = [[Cell(run.folder.name, "", "main"), Cell(run.problem)] for run in runs if run.problem]
+    if unread:
+        found += [Heading("Not readable"), Table(["Folder", "What is wrong"], [Group(unread)], left=2)]
+    odd = [[Cell(run.folder.name, "", "main"), Cell(_listed(wrong))] for run, wrong in _odd(runs)]
+    if odd:
+        found += [Heading("Incomplete records"), Table(["Folder", "What is wrong"], [Group(odd)], left=2)]
+    return found
+
+
+def _odd(runs: Sequence[Run]) -> list[tuple[Run, list[str]]]:
+    return [(run, wrong) for run in runs if not run.problem and (wrong := wrong_fields(run.record))]
+
+
+def _listed(phrases: Sequence[str], most: int = 12) -> str:
+    more = f"; and {len(phrases) - most} more" if len(phrases) > most else ""
+    return "; ".join(phrases[:most]) + more
 
 
 def _rules_table() -> Table:
@@ -220,3 +235,5 @@ def _print(rows: Sequence[Entrant], runs: Sequence[Run]) -> None:
     for run in runs:
         if run.problem:
             say(f"not readable: {run.problem}")
+    for run, wrong in _odd(runs):
+        say(f"{run.folder / 'record.json'}: {_listed(wrong, 4)}")

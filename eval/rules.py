@@ -283,11 +283,13 @@ def masked_language_model(record: Record) -> Outcome:
 
 
 def from_scratch(record: Record) -> Outcome:
-    """All weights start from a random initialisation; no pretrained weights are used anywhere."""
+    """All weights start at random or from counts over the run's own corpus, made on the clock; no pretrained weights
+    are used anywhere."""
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
     init = at(record, "pretrain.init")
-    return init == "scratch", f"initial weights: {init or 'not on record'}"
+    start = at(record, "pretrain.start")
+    return init == "scratch", f"initial weights: {init or 'not on record'}{f', embeddings {start}' if start else ''}"
 
 
 def own_weights_scored(record: Record) -> Outcome:

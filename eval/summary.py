@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from eval.fields import wrong_fields
 from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, duration, model_words, score_cell
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
@@ -17,7 +18,7 @@ def blocks(
     """The run's section: `rows` are its own entrants, `more` are lines about files beside it, `level` its heading's."""
     record = run.record
     status = at(record, "pretrain.status")
-    said = [verdict.division if rows else "not scored", status if status not in (None, "finished") else ""]
+    said = [verdict.division if rows else "not scored", str(status) if status not in (None, "finished") else ""]
     summary = ", ".join(filter(None, (model_words(record), budget_words(record))))
     parts: list[Block] = [Heading(run.label, level, anchor(run), ", ".join(filter(None, said)))]
     parts += [Paragraph(summary[0].upper() + summary[1:] + ".")] if summary else []
@@ -25,6 +26,8 @@ def blocks(
         parts += [_scores(rows), *_division(record, verdict)]
     else:
         parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}` does it."))
+    if wrong := wrong_fields(record):
+        parts.append(Paragraph(f"The record is incomplete: {'; '.join(wrong)}."))
     parts += [Paragraph(line) for line in more]
     parts += figures
     parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
@@ -170,6 +173,7 @@ _FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("pretrain.exaflops", "{n} exaFLOPs"),
             ("pretrain.corpus_epochs", "{n} passes over the corpus"),
             ("pretrain.skipped_steps", "{n} steps skipped"),
+            ("pretrain.partly_skipped_steps", "{n} steps skipped in part"),
             ("pretrain.seed", "seed {s}"),
         ),
     ),

@@ -21,6 +21,7 @@ from cramming.plan import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
+from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
 from eval.glue import EvalConfig
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type] = {
     "objective": ObjectiveConfig,
     "optim": OptimConfig,
     "schedule": ScheduleConfig,
+    "start": StartConfig,
     "precision": PrecisionConfig,
     "attention": AttentionConfig,
     "memory": MemoryConfig,

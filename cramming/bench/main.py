@@ -9,19 +9,22 @@ import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cramming import device as devices
-from cramming.bench import gate, report, tricks
+from cramming import gate, tricks
+from cramming.bench import report
+from cramming.bench.data import SPECIAL
 from cramming.bench.sides import matmul_flops
-from cramming.bench.tricks import Trick
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build
 from cramming.precision import resolve
 from cramming.progress import Progress, say
+from cramming.tricks import Trick
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,17 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if self.what not in BENCHES:
             raise ValueError(f"what={self.what}: choose one of {', '.join(BENCHES)}")
-        for name in ("rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
-        if self.gate_steps < 2 * gate.WINDOW:
-            raise ValueError(f"gate_steps={self.gate_steps} is below {2 * gate.WINDOW}")
+        smallest = {"rounds": 1, "steps": 1, "gate_steps": 2 * gate.WINDOW}
+        smallest |= dict.fromkeys(("vocab_size", "gate_vocab_size"), 2 * len(SPECIAL))
+        for name, least in smallest.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} is below {least}")
+        for shape in self.shapes:
+            if len(shape) != 4 or min(shape) < 1 or shape[0] % shape[2]:
+                raise ValueError(
+                    f"shapes: {shape} is not hidden size, layers, heads and sequences per step, all above 0, the hidden"
+                    " size a multiple of the heads; for example [256,4,4,32]"
+                )
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -70,36 +79,30 @@ def job_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: t
 
 def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
-    rows = chosen(config, device)
-    reference = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
+    rows, curve = chosen(config, device), reference_curve(settings, config, device)
     described, results = devices.describe(device), []
     ceilings: dict[str, float] = {}
-    where = gate.place(described.name, torch.__version__)
-    curve = loss_curve(settings, config, reference, device)
-    if (fall := gate.fall(curve)) < gate.MIN_FALL:
-        raise UserError(
-            f"bench.gate_steps={config.gate_steps}: the reference's loss fell by {fall:.2f} nats, less than"
-            f" {gate.MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
-        )
     with Progress("bench tricks", total=len(rows), unit="tricks") as bar, ExitStack() as running:
         bases: dict[bool, Worker] = {}
         for trick in rows:
             bar.note(trick.name)
-            small = is_too_slow_here(trick, device)
-            timed = gate_settings(settings, config) if small else settings
-            if small not in bases:
-                bases[small] = running.enter_context(Worker(job_of(timed, reference, config.vocab_size, device)))
-                warm_up(bases[small])
-            row = measure(bases[small], job_of(timed, trick, config.vocab_size, device), config)
-            row["shape"] = "small" if small else "full"
-            dtype = row["precision"]
-            if dtype not in ceilings:
-                ceilings[dtype] = matmul_flops(device, DTYPES[dtype])
-            row |= {"name": trick.name, "about": trick.about, "ceiling_flops": ceilings[dtype]}
-            if trick.tolerance is not None and "error" not in row:
-                verdict = gate.judge(trick, curve, loss_curve_or_nan(settings, config, trick, device))
-                gate.save(Path(settings["gates"]), where, [verdict])
-                row["gate"] = asdict(verdict)
+            row: dict[str, Any] = {"name": trick.name, "about": trick.about}
+            if trick.device not in ("any", device.type):
+                row["error"] = tricks.ELSEWHERE[trick.device]
+            else:
+                small = is_too_slow_here(trick, device)
+                timed = gate_settings(settings, config) if small else settings
+                if small not in bases:
+                    bases[small] = running.enter_context(Worker(job_of(timed, REFERENCE, config.vocab_size, device)))
+                    warm_up(bases[small])
+                row |= measure(bases[small], job_of(timed, trick, config.vocab_size, device), config)
+                row["shape"] = "small" if small else "full"
+            if "error" not in row:
+                dtype = row["precision"]
+                if dtype not in ceilings:
+                    ceilings[dtype] = matmul_flops(device, DTYPES[dtype])
+                row["ceiling_flops"] = ceilings[dtype]
+                row |= judged(settings, config, trick, curve, device, described.name)
             results.append(row)
             report.write(config.out, config.raw, "tricks", results, described, settings)  # a crash later loses no row
             bar.advance(1)
@@ -107,10 +110,35 @@ def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.de
     finish(config, settings, described, results, "tricks")
 
 
+def reference_curve(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> list[float]:
+    """The loss curve that tricks are compared with; UserError if it falls too little to prove anything."""
+    curve = loss_curve(settings, config, REFERENCE, device)
+    if (fall := gate.fall(curve)) < gate.MIN_FALL:
+        raise UserError(
+            f"bench.gate_steps={config.gate_steps}: the reference's loss fell by {fall:.2f} nats, less than"
+            f" {gate.MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
+        )
+    return curve
+
+
+def judged(
+    settings: dict[str, Any], config: BenchConfig, trick: Trick, reference: list[float], device: torch.device,
+    device_name: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The gate's verdict on a trick, which is also written to `gates`; nothing where the gate does not apply."""
+    if trick.tolerance is None:
+        return {}
+    verdict = gate.judge(trick, reference, loss_curve_or_nan(settings, config, trick, device))
+    gate.save(Path(settings["gates"]), gate.place(device_name, torch.__version__), [verdict])
+    return {"gate": asdict(verdict)}
+
+
 def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Others on the same shapes: the peer is the base of each pair, ours is run eager and compiled beside it."""
     results: list[dict[str, Any]] = []
     names = [peer["side"] for peer in PEERS]
+    if not config.shapes:
+        raise UserError("bench.shapes=[]: nothing to measure; give at least one, for example [[256,4,4,32]]")
     if unknown := set(config.only or ()) - set(names):
         raise UserError(f"bench.only: no peer {sorted(unknown)}; there are: {', '.join(names)}")
     with Progress("bench peers", total=len(config.shapes) * len(PEERS), unit="pairs") as bar:
@@ -130,23 +158,38 @@ def pair(
     settings: dict[str, Any], config: BenchConfig, device: torch.device, shape: dict[str, Any], peer: dict[str, Any],
     label: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One peer beside ours, eager and compiled, on one shape: two rows."""
+    """One peer beside ours, eager and compiled, on one shape: two rows; one that says why if the peer cannot run."""
     family = {**peer["model"], **shape, "model.intermediate_size": int(peer["inner"] * shape["model.hidden_size"])}
-    stack = tricks.best(device.type, resolve("auto", device) == "bf16").settings
+    stack = tricks.best(device.type, resolve("auto", device)).settings
     ours = {**stack, "precision.mode": settings["precision"]["mode"]}
     common = {"vocab_size": config.vocab_size, "device": device.type}
-    results = []
+    about = {"peer": peer["side"], "shape": label}
+    results: list[dict[str, Any]] = []
     peer_settings = tricks.changed(settings, family)
-    with Worker({**common, "side": peer["side"], "settings": peer_settings, "compile": True}) as base:
-        warm_up(base)
+    with ExitStack() as running:
+        try:
+            refuse_missing_package(peer["side"], peer["needs"])
+            job = {**common, "side": peer["side"], "settings": peer_settings, "compile": True}
+            base = running.enter_context(Worker(job))
+            warm_up(base)
+        except UserError as error:  # the other peers can still be measured
+            results.append({**about, "name": "ours", "error": str(error)})
+            say(report.line(results[-1]))
+            return results
         for name, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
             changed = tricks.changed(tricks.changed(settings, ours), {**family, "runtime.compile": compiled})
             row = measure(base, {**common, "side": "ours", "settings": changed, "name": name}, config)
-            row |= {"name": name, "peer": peer["side"], "shape": label}
+            row |= {**about, "name": name}
             row["tokens_per_step"] = shape["train.batch_size"] * settings["train"]["sequence_length"]
             results.append(row)
             say(report.line(row))
     return results
+
+
+def refuse_missing_package(side: str, package: str | None) -> None:
+    """UserError where a peer's own requirement is not installed."""
+    if package is not None and find_spec(package) is None:
+        raise UserError(f"bench: {side}: needs the package {package}; pip install 'cramming[bench]'")
 
 
 def measure(base: Worker, job: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
@@ -163,7 +206,7 @@ def measure(base: Worker, job: dict[str, Any], config: BenchConfig) -> dict[str,
                     peaks[name] = steps.peak_bytes
             facts = other.facts
     except UserError as error:  # a trick that cannot run here is a row that says why
-        return {"error": str(error), "precision": "fp32"}
+        return {"error": str(error)}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     train = job["settings"]["train"]
     tokens = train["batch_size"] * train["sequence_length"]
@@ -195,7 +238,12 @@ def loss_curve_or_nan(settings: dict[str, Any], config: BenchConfig, trick: Tric
 
 
 def gate_settings(settings: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
-    """The settings with `bench.gate` in force."""
+    """The settings with `bench.gate` in force; UserError where it changes what is no setting."""
+    for section, keys in config.gate.items():
+        for key in keys:
+            known = settings.get(section)
+            if not isinstance(known, Mapping) or key not in known:
+                raise UserError(f"bench.gate.{section}.{key}: unknown setting; `--cfg job` prints all that there are")
     smaller = {f"{section}.{key}": value for section, keys in config.gate.items() for key, value in keys.items()}
     return tricks.changed(settings, smaller)
 
@@ -207,14 +255,13 @@ def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
 
 
 def chosen(config: BenchConfig, device: torch.device) -> list[Trick]:
-    """The rows to measure: those of this device, or those named."""
-    every = [t for t in tricks.TRICKS if t.device in ("any", device.type)]
-    every.append(tricks.best(device.type, resolve("auto", device) == "bf16"))
+    """The rows of the table: all, those for other devices too (they say so), or those named."""
+    every = [*tricks.TRICKS, tricks.best(device.type, resolve("auto", device))]
     if config.only is None:
         return every
     unknown = set(config.only) - {t.name for t in every}
     if unknown:
-        raise UserError(f"bench.only: no trick {sorted(unknown)} here; there are: {', '.join(t.name for t in every)}")
+        raise UserError(f"bench.only: no trick {sorted(unknown)}; there are: {', '.join(t.name for t in every)}")
     return [t for t in every if t.name in config.only]
 
 
@@ -226,6 +273,7 @@ def finish(
     say(f"{config.out}: {len(rows)} rows; raw numbers in {raw}")
 
 
+REFERENCE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 BERT = {"model.norm_order": "post", "model.mlp": "plain", "model.positions": "learned", "model.norm_bias": True,
         "model.embedding_norm": True, "model.final_norm": False, "model.first_attn_norm": True, "model.token_types": 2,
@@ -236,8 +284,8 @@ MODERN = {"model.norm_order": "pre", "model.mlp": "glu", "model.positions": "rop
           "model.token_types": 0, "model.attention_bias": False, "model.mlp_bias": False, "model.head_bias": False,
           "model.local_window": 128, "model.global_every": 3, "model.tie_embeddings": True}  # fmt: skip
 PEERS: tuple[dict[str, Any], ...] = (
-    {"side": "trainer", "model": BERT, "inner": 4.0},
-    {"side": "bert loop", "model": BERT, "inner": 4.0},
-    {"side": "modernbert loop", "model": MODERN, "inner": 1.5},
+    {"side": "trainer", "model": BERT, "inner": 4.0, "needs": "accelerate"},
+    {"side": "bert loop", "model": BERT, "inner": 4.0, "needs": None},
+    {"side": "modernbert loop", "model": MODERN, "inner": 1.5, "needs": None},
 )
 BENCHES = {"tricks": bench_tricks, "peers": bench_peers}

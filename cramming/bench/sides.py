@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +25,15 @@ from torch import Tensor
 from cramming import device as devices
 from cramming import runtime
 from cramming.bench.data import SPECIAL, topic_batches
-from cramming.config import build
+from cramming.config import UserError, build
 from cramming.data.batches import BatchSource
 from cramming.data.masking import ObjectiveConfig
+from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import EngineConfig, TrainConfig, build_engine
+from cramming.parts import TrainConfig
 from cramming.precision import Precision, PrecisionConfig
 
 WARMUP_STEPS = 20  # of the learning rate
@@ -66,8 +66,7 @@ class Ours(Common):
     def __init__(self, job: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(job, device)
         settings = job["settings"]
-        with tempfile.TemporaryDirectory() as folder:
-            runtime.prepare(build(runtime.RuntimeConfig, settings["runtime"], "runtime"), device, Path(folder))
+        runtime.prepare_heap(build(runtime.RuntimeConfig, settings["runtime"], "runtime"), device)
         devices.seed_everything(0)
         mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
         self.micro_batches = job.get("micro_batches", 1)
@@ -97,7 +96,8 @@ class CompiledLoop(Common):
         super().__init__(job, device)
         precision = Precision(build(PrecisionConfig, job["settings"]["precision"], "precision"), device)
         self.precision, self.autocast = precision.mode, precision.autocast
-        assert precision.mode != "fp16", "the plain loop has no loss scaling"
+        if precision.mode == "fp16":
+            raise UserError("precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32")
         devices.seed_everything(0)
         self.model = self.make_model().to(device).train()
         self.compiled = torch.compile(self.model) if job["compile"] else self.model

@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -31,17 +33,27 @@ class Steps:
 
 
 class Worker:
-    """A running side; a context manager, so that no process outlives its measurement."""
+    """A running side; a context manager, so that no process outlives its measurement, and no file of its.
+
+    Compiled code and all else that it writes goes to a temporary folder of its own: each side compiles anew.
+    """
 
     def __init__(self, job: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
         self.job = job
+        # A killed process's compiler threads may write for a moment more.
+        self._folder = tempfile.TemporaryDirectory(prefix="cramming-bench-", ignore_cleanup_errors=True)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
+        own = {"TMPDIR": self._folder.name, "TORCHINDUCTOR_CACHE_DIR": str(Path(self._folder.name) / "compiled")}
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "cramming.bench.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **own},
         )  # fmt: skip
-        self._tell(job)
-        self.facts = self._hear()
+        try:
+            self._tell(job)
+            self.facts = self._hear()
+        except BaseException:
+            self._end()
+            raise
 
     def run(self, first: int, count: int) -> Steps:
         """Steps first .. first + count - 1."""
@@ -71,12 +83,20 @@ class Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+        self._end()
+
+    def _end(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                stream.close()
+                with suppress(BrokenPipeError):  # what it never read
+                    stream.close()
+        try:
+            self._process.wait(timeout=5)  # its input has ended, so it does, and ends its compiler's processes
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+        self._folder.cleanup()
 
 
 def serve(commands: IO[str], answers: IO[str]) -> None:

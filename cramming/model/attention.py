@@ -159,7 +159,9 @@ def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, d
 def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     length = packing.row_length or packing.aligned_length
     if length is None:
-        raise UserError("attention kernel 'sdpa' needs rows of equal length; use padded or varlen for ragged sequences")
+        raise UserError(
+            "attention.kernel=sdpa: needs rows of equal length; set it to auto, padded or varlen for ragged ones"
+        )
     assert num_tokens % length == 0, f"{num_tokens} tokens are not rows of {length}"
     mask = _band(length, half_window, packing.bounds_S.device)
     if packing.row_length is None:
@@ -232,7 +234,7 @@ def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout,
 
 def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     if not packing.bounds_S.is_cuda:
-        raise UserError("attention kernel 'varlen' runs on CUDA only; use kernel auto, sdpa or padded")
+        raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
     return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
 
 
@@ -258,7 +260,7 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
 
 def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     if not packing.bounds_S.is_cuda and torch.is_grad_enabled():
-        raise UserError("attention kernel 'flex' trains on CUDA only; use kernel auto, sdpa or padded")
+        raise UserError("attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded")
     layout = Layout("flex", packing.bounds_S, packing.max_length, half_window)
     everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
     return _flex_restrict(layout, everyone_T, num_tokens)

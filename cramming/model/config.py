@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its last block
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
+AttentionInit = Literal["random", "matching"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ModelConfig:
     attention_dropout: float = 0.0  # of attention probabilities
     init: Init = "normal"
     init_std: float = 0.02
+    attention_init: AttentionInit = "random"  # matching: every token attends to its like at first (encoder.py)
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):

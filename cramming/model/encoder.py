@@ -25,6 +25,9 @@ from cramming.model.layers import (
     rope_tables,
 )
 
+LIKE_LOGIT = 5.0  # of a token with itself after a "matching" start; unrelated tokens have logits around 0
+COPIED_SHARE = 0.3
+
 
 class Embeddings(nn.Module):
     """Token, position and token-type vectors, summed, then norm and dropout."""
@@ -76,6 +79,22 @@ class Attention(nn.Module):
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         return self.out(mixed_THK.flatten(1))
 
+    @torch.no_grad()
+    def match_like(self) -> None:
+        """Set the matrices so that a token attends to tokens like it and adds a share of their vectors to its own.
+
+        Queries and keys are one random rotation, values and output another and its inverse: the first two identities
+        that trained attention shows and a random start lacks (Trockman & Kolter 2023, "Mimetic initialization of
+        self-attention layers"), here with positive signs. Random matrices from torch's global generator.
+        """
+        width = self.qkv.weight.shape[1]
+        like = nn.init.orthogonal_(self.qkv.weight.new_empty(width, width))
+        value = nn.init.orthogonal_(self.qkv.weight.new_empty(width, width))
+        # A normalised input has length sqrt(D), a head's share of it sqrt(K): its product with itself, / sqrt(K).
+        like *= (LIKE_LOGIT / self.head_size**0.5) ** 0.5
+        self.qkv.weight.copy_(torch.cat((like, like, value)))
+        self.out.weight.copy_(COPIED_SHARE * value.t())
+
     def _project(self, x_TD: Tensor, layout: Layout) -> tuple[Tensor, ...]:
         """Queries of the tokens that ask, keys and values of all."""
         if layout.asking_M is None:
@@ -121,6 +140,10 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
         initialize(self, config)
+        if config.attention_init == "matching":
+            for part in self.modules():
+                if isinstance(part, Attention):
+                    part.match_like()
 
     def forward(
         self,

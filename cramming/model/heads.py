@@ -134,14 +134,20 @@ class MaskedLM(nn.Module):
         initialize(self, config, done=self.encoder)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        target_positions_M: Tensor,
+        target_ids_M: Tensor,
+        token_types_T: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
 
         Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
         """
         wanted_M = target_positions_M if self.last_layer == "targets" else None
-        hidden = self.encoder(ids_T, positions_T, packing, wanted_M=wanted_M)
+        hidden = self.encoder(ids_T, positions_T, packing, token_types_T, wanted_M)
         hidden_MD = self.transform(hidden if wanted_M is not None else hidden.index_select(0, target_positions_M))
         weight = self._decoder()
         return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight))

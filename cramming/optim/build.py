@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -89,12 +90,8 @@ def _low_bit(kind: str) -> Callable[[list[dict[str, Any]], OptimConfig], torch.o
     """AdamW whose moments are kept in blocks of 8 or 4 bits (Dettmers et al. 2022; Li et al. 2023), by torchao."""
 
     def builder(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:
-        try:
-            import torchao.optim
-        except ImportError:
-            raise UserError(
-                f"optim.name={c.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw"
-            ) from None
+        import torchao.optim
+
         make = getattr(torchao.optim, kind)
         optimizer: torch.optim.Optimizer = make(groups, lr=c.lr, betas=c.betas, eps=c.eps)
         return optimizer
@@ -112,10 +109,20 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimConfig], torch.optim.
     "adamw8bit": _low_bit("AdamW8bit"),
     "adamw4bit": _low_bit("AdamW4bit"),
 }
+LOW_BIT = ("adamw8bit", "adamw4bit")
+
+
+def refuse_missing_package(config: OptimConfig) -> None:
+    """UserError where the optimizer's package is not installed."""
+    if config.name in LOW_BIT and find_spec("torchao") is None:
+        raise UserError(
+            f"optim.name={config.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw"
+        )
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer of `config.name` over the model's parameter groups."""
+    refuse_missing_package(config)
     return OPTIMIZERS[config.name](parameter_groups(model, config.weight_decay), config)
 
 
@@ -123,5 +130,6 @@ def build_host_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
 ) -> HostOptimizer:
     """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
+    refuse_missing_package(config)
     groups = parameter_groups(model, config.weight_decay)
     return HostOptimizer(groups, lambda own: OPTIMIZERS[config.name](own, config), Lane(device), at_home)

@@ -36,11 +36,12 @@ class _Layerwise(torch.optim.Optimizer):
                 self.state[p]["step"] += 1
             moments = [[self.state[p][name] for p in parameters] for name in self.moments]
             gradients = [p.grad for p in parameters if p.grad is not None]
-            self._update(group, parameters, gradients, moments, int(self.state[parameters[0]]["step"]))
+            steps = [int(self.state[p]["step"]) for p in parameters]  # kept on the host, each parameter its own
+            self._update(group, parameters, gradients, moments, steps)
 
     def _update(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        step: int,
+        steps: list[int],
     ) -> None:  # fmt: skip
         raise NotImplementedError
 
@@ -52,17 +53,17 @@ class Lamb(_Layerwise):
 
     def _update(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        step: int,
+        steps: list[int],
     ) -> None:  # fmt: skip
         first, second = moments
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        scale = torch._foreach_div(second, 1 - beta2**step)
+        scale = torch._foreach_div(second, [1 - beta2**step for step in steps])
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, group["eps"])
-        direction = torch._foreach_div(first, 1 - beta1**step)
+        direction = torch._foreach_div(first, [1 - beta1**step for step in steps])
         torch._foreach_div_(direction, scale)
         torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
         if group["adapt"]:
@@ -78,7 +79,7 @@ class Lars(_Layerwise):
 
     def _update(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        step: int,
+        steps: list[int],
     ) -> None:  # fmt: skip
         (velocity,) = moments
         decay = group["weight_decay"]

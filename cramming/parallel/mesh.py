@@ -6,7 +6,7 @@ one process and each of its methods is free.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +71,12 @@ class Mesh:
         tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
         dist.broadcast(tensor, src=0)
         return tensor.item()
+
+    def share(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give every rank the weights of rank 0."""
+        if self.world_size > 1:
+            for parameter in parameters:
+                dist.broadcast(parameter.data, src=0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the gradients over ranks, in place, as one flat bucket."""

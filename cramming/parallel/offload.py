@@ -89,10 +89,13 @@ class _Saved:
 
 
 class _BlockPass:
-    """What one forward pass of one block saved. `previous` is the block before, whose turn in backward is next."""
+    """What one forward pass of one block saved. `previous` is the block before, whose turn in backward is next.
 
-    def __init__(self, lane: Lane, previous: "_BlockPass | None", keep: set[int]) -> None:
-        self.lane, self.previous, self.keep = lane, previous, keep
+    A block that `stays` copies nothing, but its backward pass calls the one before all the same.
+    """
+
+    def __init__(self, lane: Lane, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
+        self.lane, self.previous, self.keep, self.stays = lane, previous, keep, stays
         self.saved: dict[tuple[Any, ...], _Saved] = {}
         self.restored = False
 
@@ -100,6 +103,8 @@ class _BlockPass:
         storage = _storage(tensor)
         if tensor.numel() < SMALLEST or storage in self.keep:
             return tensor
+        if self.stays:
+            return partial(self._present, tensor)
         # The whole storage moves, once: queries, keys and values are views of one, and a view that came back as a
         # tensor of its own would have other strides, in whose order kernels may sum otherwise. The storage lives on at
         # least until `release`, so no other has its key.
@@ -134,6 +139,11 @@ class _BlockPass:
             if saved.device is not None:
                 self.lane.wait(saved.event)
 
+    def _present(self, tensor: Tensor) -> Tensor:
+        if self.previous is not None:
+            self.previous.restore()
+        return tensor
+
     def _back(self, saved: _Saved, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         self.restore()
         if self.previous is not None:
@@ -148,7 +158,7 @@ class _BlockPass:
 
 
 class Activations:
-    """Moves what the blocks save to the host and back. The last two blocks stay: backward asks for them first."""
+    """Moves what the blocks save to the host and back. The last two blocks' stays: backward asks for it first."""
 
     def __init__(self, lane: Lane, blocks: int) -> None:
         self.lane, self.blocks = lane, blocks
@@ -186,7 +196,7 @@ class Activations:
             oldest = self._in_flight.popleft()()
             if oldest is not None:
                 oldest.release()
-        self._current = _BlockPass(self.lane, self._current, keep)
+        self._current = _BlockPass(self.lane, self._current, keep, index >= self.blocks - BLOCKS_IN_FLIGHT)
         self._in_flight.append(weakref.ref(self._current))
 
 

@@ -1,5 +1,6 @@
 """The command line: a table of verbs; a user's mistake is one line on stderr and exit code 2."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -86,6 +87,17 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
     assert plain(settings)
 
 
+def test_a_home_folder_needs_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
+    typed = ["data=text", "data.paths=[~/a.txt,b.txt,~/wiki/*.xz,'~/c, d.txt']", "runs=~/runs", "~tokenizer.path"]
+    quoted = cli.with_quoted_homes(typed)
+    assert quoted == ["data=text", "data.paths=[\"~/a.txt\",b.txt,\"~/wiki/*.xz\",'~/c, d.txt']", 'runs="~/runs"',
+                      "~tokenizer.path"]  # fmt: skip
+    assert cli.with_quoted_homes(quoted) == quoted
+    assert run("pretrain", *typed[:3]).code == 0
+    assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "b.txt", "~/wiki/*.xz", "~/c, d.txt"]
+    assert verb_calls[0]["runs"] == "~/runs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -102,6 +114,11 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
         (["pretrain", "model.hidden_size=${nothing}"], ["model.hidden_size", "nothing"]),
         (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
         (["completion", "fish"], ["bash and zsh", "fish"]),
+        (["pretrain", "--foo"], ["--foo: unknown flag", "name=a", "--hydra-help"]),
+        (["pretrain", "--name=a"], ["--name=a: unknown flag", "no dashes"]),
+        (["pretrain", "name=a", "--cfg", "job", "seed=2"], ["seed=2: cannot stand behind a flag", "stand together"]),
+        (["pretrain", "--cfg", "jbo"], ["--cfg", "invalid choice", "job"]),
+        (["pretrain", "--cfg"], ["--cfg", "expected one argument"]),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(
@@ -219,6 +236,67 @@ sys.exit(_run_process([sys.executable, "-c", {code!r}]))
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """`kill -9` of `cramming run`: the verb that runs ends in its own orderly way."""
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(15, lambda *_: (pathlib.Path({str(tmp_path / 'ended')!r}).touch(), sys.exit()))\n"
+        "print('on', flush=True); time.sleep(30)"
+    )
+    parent = f"""
+import sys
+from cramming.cli import _run_process
+sys.exit(_run_process([sys.executable, "-c", {code!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout:
+        assert process.stdout.readline() == "on\n"
+        process.kill()
+        process.wait(10)
+        assert process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
+    assert (tmp_path / "ended").exists()
+
+
+def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = ModuleType("stub_verb")
+    cleaned = []
+
+    def work(settings: dict[str, Any]) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            cleaned.append(True)
+
+    stub.main = work  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_verb", stub)
+    monkeypatch.setitem(cli.VERBS, "glue", cli.Verb("stub_verb:main", "stub"))
+    assert run("glue") == (143, "", "cramming: terminated\n")
+    assert cleaned
+
+
+def test_an_interrupt_that_a_library_wrapped_is_still_one(tmp_path: Path) -> None:
+    """As when Ctrl-C comes while a compiled module is imported, which answers with an error of its own."""
+    program = """
+import sys, types
+from cramming import cli
+def work(settings):
+    try:
+        raise cli.Terminated if sys.argv[-1] == "name=t" else KeyboardInterrupt
+    except KeyboardInterrupt as interrupt:
+        raise ImportError("initialization failed") from interrupt
+sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
+cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
+cli.main()
+"""
+    for name, code, said in (("t", 143, "terminated"), ("i", 130, "interrupted")):
+        command = [sys.executable, "-c", program, "glue", f"name={name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

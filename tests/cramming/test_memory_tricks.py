@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming import checkpoint
 from cramming.budget import Work
@@ -218,12 +219,26 @@ def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
         passes.append(self)
 
     monkeypatch.setattr(offload._BlockPass, "__init__", note)
+    asked: list[tuple[int, bool]] = []
+    back, present = offload._BlockPass._back, offload._BlockPass._present
+
+    def note_back(self: offload._BlockPass, *arguments: Any) -> Tensor:
+        asked.append((passes.index(self), self.restored))
+        return back(self, *arguments)
+
+    def note_present(self: offload._BlockPass, tensor: Tensor) -> Tensor:
+        asked.append((passes.index(self), True))
+        return present(self, tensor)
+
+    monkeypatch.setattr(offload._BlockPass, "_back", note_back)
+    monkeypatch.setattr(offload._BlockPass, "_present", note_present)
     engine = make_engine(offload_activations=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
-    present = [sum(saved.device is not None for saved in p.saved.values()) for p in passes]
-    assert [n > 0 for n in present] == [False, False, True, True]
-    assert all(saved.host is not None for p in passes for saved in p.saved.values())
+    assert [len(p.saved) > 0 for p in passes] == [True, True, False, False]  # the last two are asked for first: no copy
+    assert all(saved.host is not None and saved.device is None for p in passes for saved in p.saved.values())
     loss.backward()
+    assert {index for index, _ in asked} == {0, 1, 2, 3}
+    assert all(on_its_way for _, on_its_way in asked)  # each block's were called for by the one after it
     assert not [saved for p in passes for saved in p.saved.values() if saved.device is not None or saved.uses]
 
 
@@ -309,7 +324,7 @@ def test_on_a_gpu_it_trains_the_same_with_less_memory(
 
 def test_views_come_back_as_they_were() -> None:
     """Same strides and one memory, moved once."""
-    activations = offload.Activations(offload.Lane(CPU), 2)
+    activations = offload.Activations(offload.Lane(CPU), 3)
     seen: list[Tensor] = []
 
     def forward(hidden: Tensor) -> Tensor:
@@ -379,12 +394,51 @@ class TestUpdateInBackward:
             victim.register_hook(lambda gradient: gradient * torch.inf)
         stats = engine.step([tiny_source.batch(4, 4)], 0.1)
         assert stats is not None
-        assert stats.skipped
+        assert (stats.skipped, stats.partly_skipped) == (bad == "loss", bad == "one gradient")
         assert torch.equal(victim, before)
         if bad == "loss":
             assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(weights(engine), kept))
         else:
             assert all(w.isfinite().all() for w in weights(engine))
+            assert not any(torch.equal(a, b) for a, b in zip(weights(engine), kept) if not torch.equal(a, before))
+            steps = {float(s["step"]) for s in engine.optimizer.state_dict()["state"].values()}
+            assert steps == {1.0, 2.0}  # the victim's state has not moved either
+            stats = engine.step([tiny_source.batch(8, 4)], 0.1)
+            assert stats is not None and stats.partly_skipped
+
+    @pytest.mark.parametrize("name", ["sgd", "lamb", "adamw"])
+    def test_a_first_gradient_that_is_not_finite_leaves_the_rest(
+        self, make_engine: Callable[..., Engine], tiny_source: Any, name: str
+    ) -> None:
+        ours, plain = (make_engine(update_in_backward=True, optim={"name": name}) for _ in range(2))
+        victims = [e.model.encoder.blocks[0].attn.qkv.weight for e in (ours, plain)]  # type: ignore[union-attr]
+        before, handle = victims[0].detach().clone(), victims[0].register_hook(lambda g: g * torch.nan)
+        for engine in (ours, plain):
+            torch.manual_seed(0)
+            engine.step([tiny_source.batch(0, 4)], 0.1)
+        assert torch.equal(victims[0], before)
+        others = [(a, b) for a, b in zip(ours.parameters, plain.parameters) if a is not victims[0]]
+        assert all(torch.equal(a, b) for a, b in others)
+        handle.remove()
+        torch.manual_seed(1)
+        stats = ours.step([tiny_source.batch(4, 4)], 0.1)
+        assert stats is not None and not stats.skipped and not stats.partly_skipped
+        assert not torch.equal(victims[0], before)
+
+    def test_the_host_does_not_wait_for_each_parameter(
+        self, make_engine: Callable[..., Engine], tiny_source: Any
+    ) -> None:
+        """Of the values that the host reads in a step there is a fixed number, however many parameters there are."""
+        engine, read = make_engine(update_in_backward=True), [0]
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                read[0] += func is torch.ops.aten._local_scalar_dense.default
+                return func(*args, **(kwargs or {}))
+
+        with Count():
+            train(engine, tiny_source, range(1))
+        assert 0 < read[0] < 5 < len(engine.parameters)
 
     @pytest.mark.parametrize(
         ("changes", "names"),

@@ -50,7 +50,7 @@ def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype:
 
 def test_fp8_on_a_cpu_names_what_it_needs() -> None:
     if find_spec("torchao") is None:
-        with pytest.raises(UserError, match=r"cramming\[fp8\]"):
+        with pytest.raises(UserError, match=r"cramming\[lowbit\]"):
             Precision(PrecisionConfig("fp8", False, True), CPU)
         return
     with pytest.raises(UserError, match=r"Ada or Hopper.*this is a CPU") as caught:

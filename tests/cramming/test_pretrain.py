@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import pytest
 import torch
 
 from cramming import device as devices
-from cramming import pretrain
-from cramming.bench import gate
+from cramming import gate, parts, pretrain, tricks
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.model import attention
 from cramming.model.heads import MaskedLM
 from cramming.record import load_metrics, load_record
 
@@ -347,6 +348,34 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
 
 
+def test_an_automatic_attention_kernel_hides_no_trick(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
+    gates = tmp_path / "gates.json"
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 200, 1.0)])
+    monkeypatch.setattr(
+        tricks, "TRICKS", tuple(replace(t, device="any") if t.name == "attention varlen" else t for t in tricks.TRICKS)
+    )
+    assert load_record(start("name=a", f"gates={gates}"))["pretrain"]["attention_kernels"] == ["sdpa"]
+    monkeypatch.setattr(attention, "choose", lambda *_: "varlen")
+    with pytest.raises(UserError, match=r"attention.kernel=varlen.*'attention varlen' failed"):
+        start("name=b", f"gates={gates}")
+
+
+@pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])
+def test_a_missing_package_is_found_before_anything_is_written(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    for module in ("cramming.optim.build", "cramming.precision"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):
+        start("name=a", override)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
 def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(start: Start, unbroken: Path) -> None:
     """Here the whole batch of 8 fits: the same run, bit for bit, as with that number given."""
     run, given = start("name=auto", "train.micro_batch=auto"), start("name=m8", "train.micro_batch=8")
@@ -392,6 +421,16 @@ def test_a_budget_in_exaflops(start: Start, unbroken: Path) -> None:
     assert section["budget"]["spent"] == pytest.approx(3 * per_step)
 
 
+def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start("name=first")
+    assert "no run" not in capsys.readouterr().out
+    run = start("name=frist", "resume=true")
+    said = f"resume=true: no run in {run} to go on with, a new one begins; did you mean name=first?"
+    assert said in " ".join(capsys.readouterr().out.split())
+    start("name=frist", "resume=true")
+    assert "no run" not in capsys.readouterr().out
+
+
 def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbroken: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="already has a finished run"):
@@ -416,6 +455,8 @@ class TestMistakes:
             (["budget.steps=2.5"], "budget.steps=2.5"),
             (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
             (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
+            (["train.batch_size=9"], "; set train.micro_batch=3 or train.batch_size=12"),
+            (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto"),
             (["train.micro_batch=0"], "train: micro_batch=0"),
             (["train.micro_batch=most"], "train.micro_batch='most': expected a whole number or one of auto"),
             (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),

@@ -145,8 +145,22 @@ def test_numbers_that_json_cannot_hold_do_not_stop_the_report(runs: Path) -> Non
     path.write_text(json.dumps(record))
     text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
     assert "pretrain.train_loss is nan" in text
-    tables = text[: text.index("### ")]
+    tables = text[: text.index("## Incomplete records")]
     assert "nan" not in tables and "inf" not in tables
+
+
+def test_fields_that_are_missing_or_odd_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "low" / "record.json"
+    record = json.loads(path.read_text())
+    record["pretrain"]["status"] = 7
+    del record["environment"]["python"]
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    phrases = "environment.python is missing; pretrain.status is 7, not one of running, interrupted, finished, diverged"
+    incomplete = text[text.index("## Incomplete records") : text.index("## Pretraining")]
+    assert f"| low | {phrases} |" in incomplete and "high" not in incomplete
+    assert f"{path}: {phrases}" in " ".join(capsys.readouterr().out.split())
+    assert f"The record is incomplete: {phrases}." in (runs / "low" / "report" / "report.md").read_text()
 
 
 def test_two_runs_of_one_name_get_two_labels(runs: Path) -> None:

@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cramming import tricks
 from cramming.bench import main as bench
 from cramming.bench import report
 from cramming.bench.data import topic_batches
@@ -45,7 +48,7 @@ def test_tricks_are_measured_judged_and_written(compose: Callable[..., dict[str,
 
 
 def test_an_unknown_trick_lists_the_known(compose: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(UserError, match=r"no trick .'magic'. here; there are: last layer at targets"):
+    with pytest.raises(UserError, match=r"no trick .'magic'.; there are: last layer at targets"):
         bench.main(compose(*TINY, "bench.only=[magic]"))
 
 
@@ -53,6 +56,91 @@ def test_a_worker_that_cannot_build_says_why(compose: Callable[..., dict[str, An
     job = {"side": "ours", "settings": compose(*TINY, "attention.kernel=magic"), "vocab_size": 128, "device": "cpu"}
     with pytest.raises(UserError, match="kernel=magic: choose one of"), Worker(job):
         pass
+
+
+def test_rows_of_other_devices_say_so(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+    bench.main(compose(*TINY, *files, "bench.only=[attention varlen,attention flex,fp8]"))
+    table = (tmp_path / "tricks.md").read_text()
+    for name in ("attention varlen", "attention flex", "fp8"):
+        (line,) = (line for line in table.splitlines() if line.startswith(f"| {name} |"))
+        assert "not run here: needs CUDA" in line
+    assert not (tmp_path / "gates.json").exists()
+
+
+def test_a_worker_leaves_no_file_behind() -> None:
+    """Compiled code goes where `TORCHINDUCTOR_CACHE_DIR` says, other files to `TMPDIR`."""
+    write = (
+        "import json, os, tempfile, pathlib\n"
+        "input()\n"
+        "cache = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
+        "cache.mkdir(); (cache / 'kernel').touch()\n"
+        "print(json.dumps([str(cache), tempfile.mkdtemp()]))\n"
+    )
+    with Worker({"side": "ours"}, [sys.executable, "-c", write]) as worker:
+        folders = [Path(str(folder)) for folder in worker.facts]
+    assert len(folders) == 2 and not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.slow
+def test_the_best_stack_is_judged_and_leaves_nothing_compiled_behind(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    gates = tmp_path / "gates.json"
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={gates}"]
+    stack = tricks.best("cpu", "fp32")  # whatever this machine has: the test is quick in fp32 only
+    monkeypatch.setattr(tricks, "best", lambda *_: stack)
+    bench.main(compose(*TINY, *files, f"bench.only=[{tricks.BEST}]"))
+    (verdicts,) = json.loads(gates.read_text()).values()
+    assert verdicts[tricks.BEST]["passed"]
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bench.shapes=[[256,4,4]]", r"bench: shapes: \[256, 4, 4\] is not hidden size, layers, heads and sequences"),
+        ("bench.shapes=[[256,4,5,8]]", "hidden size a multiple of the heads"),
+        ("bench.shapes=[[256,0,4,8]]", "all above 0"),
+        ("bench.vocab_size=3", "bench: vocab_size=3 is below"),
+        ("bench.gate={model: {wdith: 3}}", r"bench.gate.model.wdith: unknown setting"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(compose: Callable[..., dict[str, Any]], override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bench.main(compose(*TINY, override))
+
+
+PEERS = [*TINY, "bench.what=peers", "bench.shapes=[[32, 2, 2, 4]]"]
+
+
+def peer_rows(tmp_path: Path) -> list[dict[str, Any]]:
+    (raw,) = tmp_path.glob("peers_*.json")
+    rows: list[dict[str, Any]] = json.loads(raw.read_text())["rows"]
+    return rows
+
+
+def test_a_peer_whose_package_is_missing_is_a_row_that_says_so(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    out = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}"]
+    bench.main(compose(*PEERS, *out, "bench.only=[trainer]"))
+    (row,) = peer_rows(tmp_path)
+    assert row["peer"] == "trainer" and "package accelerate; pip install 'cramming[bench]'" in row["error"]
+    assert "not run: bench: trainer: needs the package" in (tmp_path / "tricks.md").read_text()
+
+
+def test_a_peer_that_cannot_run_is_a_row_that_says_so(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    out = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}"]
+    bench.main(compose(*PEERS, *out, "bench.only=[bert loop]", "precision.mode=fp16"))
+    (row,) = peer_rows(tmp_path)
+    assert "precision.mode=fp16: the plain loop has no loss scaling" in row["error"]
 
 
 @pytest.mark.slow

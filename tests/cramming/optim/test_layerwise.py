@@ -45,6 +45,22 @@ def test_steps_are_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_a_parameter_that_comes_later_counts_its_own_steps(name: str) -> None:
+    """As a layer that is frozen at first, or whose gradient was not finite in an update inside the backward pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    start = [p.detach().clone() for p in model.parameters()]
+    gradients = [torch.randn(3, 3) for _ in range(4)]
+    optimizer = build_optimizer(model, dataclasses.replace(BASE, name=name))  # type: ignore[arg-type]
+    for step, gradient in enumerate(gradients):
+        model[0].weight.grad = gradient.clone()
+        model[1].weight.grad = gradient.clone() if step >= 2 else None
+        optimizer.step()
+    torch.testing.assert_close(model[0].weight.detach(), written_out(name, start[0], gradients))
+    torch.testing.assert_close(model[1].weight.detach(), written_out(name, start[1], gradients[2:]))
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
 def test_a_zero_matrix_still_moves(name: str) -> None:
     model = nn.Linear(3, 5)
     nn.init.zeros_(model.weight)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.bench import gate, sides, tricks
-from cramming.bench.tricks import ROUNDED, SAME, TRICKS, Trick
+from cramming import gate, tricks
+from cramming.bench import sides
 from cramming.config import UserError
+from cramming.tricks import ROUNDED, SAME, TRICKS, Trick
 
 STEPS = 60
 SMALL = {
@@ -136,14 +137,36 @@ FAILED = gate.Verdict("checkpoint all", False, 0.4, SAME, 200, 1.0)
 def test_a_failed_trick_is_refused_unless_forced(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     gates = tmp_path / "gates.json"
     settings = compose(f"gates={gates}", "memory.checkpoint_every=1")
-    assert gate.check(settings, "here", "cpu")["checkpoint all"] == "untested"
+    assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
     gate.save(gates, "elsewhere", [FAILED])
-    assert gate.check(settings, "here", "cpu")["checkpoint all"] == "untested"
+    assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
     gate.save(gates, "here", [FAILED])
     with pytest.raises(UserError, match=r"memory.checkpoint_every=1: .*strayed by 0.400 .*forced=\['checkpoint all'\]"):
-        gate.check(settings, "here", "cpu")
-    assert gate.check(settings | {"forced": ["checkpoint all"]}, "here", "cpu")["checkpoint all"] == "forced"
-    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here", "cpu")
+        gate.check(settings, "here", "cpu", "fp32")
+    assert gate.check(settings | {"forced": ["checkpoint all"]}, "here", "cpu", "fp32")["checkpoint all"] == "forced"
+    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here", "cpu", "fp32")
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+def test_the_best_stack_has_a_verdict_of_its_own(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, mode: str
+) -> None:
+    """Each trick of a stack may pass while the stack fails: `pretrain` asks for both."""
+    stack = [f"{key}={value}" for key, value in tricks.best("cpu", mode).settings.items()]
+    settings = compose(f"gates={tmp_path / 'g.json'}", *stack)
+    assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
+    gate.save(tmp_path / "g.json", "here", [gate.Verdict(tricks.BEST, False, None, SAME, 200, 1.0)])
+    with pytest.raises(UserError, match=r"runtime.compile=model.*'best stack' failed .*leave one of these off"):
+        gate.check(settings, "here", "cpu", mode)
+    assert gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST] == "forced"
+    assert tricks.BEST not in gate.check({**settings, "runtime": {**settings["runtime"], "compile": "off"}}, "here",
+                                         "cpu", mode)  # fmt: skip
+
+
+def test_the_best_stack_computes_in_what_auto_means() -> None:
+    for mode in ("bf16", "fp16"):
+        assert tricks.best("cuda", mode).settings["precision.mode"] == mode
+    assert "precision.mode" not in tricks.best("cpu", "fp32").settings
 
 
 @pytest.mark.parametrize(
@@ -152,15 +175,18 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Callable[..., dict[str
         (["memory.checkpoint_every=3"], {"checkpoint all"}),
         (["memory.checkpoint_every=2", "memory.checkpoint=selective"], {"checkpoint all", "selective checkpoint"}),
         (["optim.name=adamw8bit", "optim.eps=1e-7"], {"8-bit AdamW"}),
-        (["runtime.compile=model", "memory.activation_budget=0.4"], {"compile model", "activation budget 0.5"}),
+        (
+            ["runtime.compile=model", "memory.activation_budget=0.4"],
+            {"compile model", "activation budget 0.5", "best stack"},
+        ),
         (["precision.tf32=true"], set()),
     ],
 )
 def test_another_value_does_not_hide_a_trick(
     compose: Callable[..., dict[str, Any]], overrides: list[str], names: set[str]
 ) -> None:
-    plain = {trick.name for trick in tricks.in_force(compose(), "cpu")}
-    found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu")}
+    plain = {trick.name for trick in tricks.in_force(compose(), "cpu", "fp32")}
+    found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
     assert names <= found and found - plain <= names | {"checkpoint every 2nd"}
     assert "tf32" not in found
 
@@ -168,12 +194,12 @@ def test_another_value_does_not_hide_a_trick(
 def test_a_damaged_file_is_named(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "gates.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=r"gates\.json: not JSON"):
-        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu")
+        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 
 
 def test_an_unknown_name_in_forced_lists_the_known(compose: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(UserError, match=r"no trick .'magic'.; there are: last layer at targets"):
-        gate.check(compose("forced=[magic]"), "here", "cpu")
+        gate.check(compose("forced=[magic]"), "here", "cpu", "fp32")
 
 
 def test_newer_verdicts_replace_older(tmp_path: Path) -> None:
@@ -185,5 +211,5 @@ def test_newer_verdicts_replace_older(tmp_path: Path) -> None:
 
 def test_every_trick_names_settings_that_exist(compose: Callable[..., dict[str, Any]]) -> None:
     settings = compose()
-    for trick in (*TRICKS, tricks.best("cpu", True), tricks.best("cuda", False)):
+    for trick in (*TRICKS, tricks.best("cpu", "bf16"), tricks.best("cuda", "fp16")):
         tricks.changed(settings, trick.settings)

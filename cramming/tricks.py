@@ -34,7 +34,7 @@ class Trick:
     """One row of the table.
 
     `tolerance` in nats is for the largest distance between the loss curves (gate.py); None: another algorithm, whose
-    curve is not supposed to be the reference's. `micro_batches` cuts the step into so many. `device`: where it runs.
+    curve is not supposed to be the reference's. `micro_batches` cuts the step into so many. `device`: where it trains.
     """
 
     name: str
@@ -56,9 +56,27 @@ class Trick:
         return all(get(settings, key) == self.settings[key] for key in keys)
 
 
+BEST = "best stack"
+ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick on the other kind of device
+
 TRICKS: tuple[Trick, ...] = (
     Trick(
         "last layer at targets", {"attention.last_layer": "targets"}, SAME, "last block only where the loss needs it"
+    ),
+    Trick(
+        "attention varlen",
+        {"attention.kernel": "varlen", "precision.mode": "bf16"},
+        ROUNDED,
+        "FlashAttention on bounds, in bf16",
+        "cuda",
+        decisive=("attention.kernel",),
+    ),
+    Trick(
+        "attention flex",
+        {"attention.kernel": "flex"},
+        SAME,
+        "FlexAttention, compiled; on a CPU it has a forward pass only",
+        "cuda",
     ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
@@ -114,8 +132,8 @@ TRICKS: tuple[Trick, ...] = (
 )
 
 
-def best(device_type: str, has_bf16: bool) -> Trick:
-    """The stack of what pays on a device."""
+def best(device_type: str, mode: str) -> Trick:
+    """The stack of what pays on a device. `mode` is the number format that `precision.mode=auto` means there."""
     settings: dict[str, Any] = {
         "attention.kernel": "auto",
         "attention.last_layer": "targets",
@@ -125,17 +143,16 @@ def best(device_type: str, has_bf16: bool) -> Trick:
         settings["runtime.keep_heap"] = True
     else:
         settings["precision.tf32"] = True
-    if has_bf16:
-        settings["precision.mode"] = "bf16"
-    return Trick(
-        "best stack", settings, ROUNDED if has_bf16 else SAME, ", ".join(f"{k}={v}" for k, v in settings.items())
-    )
+    if mode != "fp32":
+        settings["precision.mode"] = mode
+    about = ", ".join(f"{k}={v}" for k, v in settings.items())
+    return Trick(BEST, settings, SAME if mode == "fp32" else ROUNDED, about)
 
 
-def in_force(settings: Mapping[str, Any], device_type: str) -> list[Trick]:
-    """The tricks that a resolved configuration (nested) uses on a device."""
+def in_force(settings: Mapping[str, Any], device_type: str, mode: str) -> list[Trick]:
+    """The tricks, and the best stack, that a resolved configuration (nested) uses on a device; `mode` as in `best`."""
     here = [trick for trick in TRICKS if trick.device in ("any", device_type)]
-    return [trick for trick in here if trick.is_in_force(settings)]
+    return [trick for trick in [*here, best(device_type, mode)] if trick.is_in_force(settings)]
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:

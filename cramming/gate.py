@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.bench.tricks import TRICKS, Trick, in_force
 from cramming.config import UserError, write_atomically
+from cramming.tricks import BEST, TRICKS, Trick, in_force
 
 WINDOW = 10  # steps
 MIN_FALL = 0.3  # nats that the reference must learn, or the gate proves nothing
@@ -81,22 +81,27 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
     return known
 
 
-def check(settings: Mapping[str, Any], where: str, device_type: str) -> dict[str, str]:
-    """For each trick in force: passed, untested, or forced (failed, but named in `forced`). UserError if it failed."""
+def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
+    """For each trick in force, the best stack included: passed, untested, or forced (failed, but named in `forced`).
+
+    UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
+    """
     known, forced, states = load(Path(settings["gates"])).get(where, {}), settings["forced"], dict[str, str]()
-    if unknown := set(forced) - {trick.name for trick in TRICKS}:
-        raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(trick.name for trick in TRICKS)}")
-    for trick in in_force(settings, device_type):
+    names = [*(trick.name for trick in TRICKS), BEST]
+    if unknown := set(forced) - set(names):
+        raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(names)}")
+    for trick in in_force(settings, device_type, mode):
         if trick.tolerance is None:
             continue
         verdict = known.get(trick.name, {})
         states[trick.name] = {None: "untested", True: "passed", False: "forced"}[verdict.get("passed")]
         if states[trick.name] == "forced" and trick.name not in forced:
             setting = ", ".join(f"{key}={value}" for key, value in trick.settings.items())
+            choice = "it" if len(trick.settings) == 1 else "one of these"
             distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.3f}"
             raise UserError(
                 f"{setting}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-                f" (allowed {verdict['tolerance']}; {settings['gates']}); leave it off, or force it with"
+                f" (allowed {verdict['tolerance']}; {settings['gates']}); leave {choice} off, or force it with"
                 f" forced=['{trick.name}'] and the record will say so"
             )
     return states

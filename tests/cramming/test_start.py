@@ -1,0 +1,116 @@
+"""Starts that do not come from chance alone: word vectors from counts, attention that finds its like."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cramming.data.cooccurrence import count_pairs, word_vectors
+from cramming.data.shards import TokenStream
+from cramming.model.attention import Packing
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
+from cramming.model.heads import MaskedLM
+from cramming.start import StartConfig, start_from_text
+
+VOCAB, SPECIAL = 40, (0, 1, 2)
+CONFIG = StartConfig("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
+MODEL = ModelConfig(VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64)
+
+
+def two_topics(tokens: int = 20_000) -> TokenStream:
+    """Stretches of ten tokens from 3..19 or from 20..37; 38 and 39 never occur; a special token between stretches."""
+    rng = np.random.default_rng(0)
+    topics = rng.integers(0, 2, tokens // 10)
+    ids = np.where(
+        topics[:, None] == 0, rng.integers(3, 20, (len(topics), 10)), rng.integers(20, 38, (len(topics), 10))
+    )
+    return TokenStream.of_array(np.pad(ids, ((0, 0), (1, 0)), constant_values=1).reshape(-1), np.array([0]))
+
+
+def test_pairs_are_counted_as_by_hand() -> None:
+    ids = np.array([3, 4, 1, 4, 5, 3])
+    counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 6, (1,), window=2, max_tokens=100).toarray()
+    expected = np.zeros((6, 6))
+    for first, a in enumerate(ids):
+        for second, b in enumerate(ids):
+            distance = abs(first - second)
+            if 0 < distance <= 2 and 1 not in (a, b):
+                expected[a, b] += (3 - distance) / 2
+    np.testing.assert_allclose(counts, expected)
+
+
+def test_a_bounded_count_reads_the_whole_stream_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cramming.data.cooccurrence.CHUNK", 50)
+    ids = np.arange(1000) % 500  # each pair of neighbours stands for its place
+    counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 500, (), window=1, max_tokens=200)
+    assert counts.sum() == 2 * 4 * 49  # four stretches of 50 tokens
+    assert counts.diagonal(1).nonzero()[0].max() > 200 and counts.diagonal(1).nonzero()[0].min() == 0
+
+
+def test_words_of_one_topic_are_alike() -> None:
+    pairs = count_pairs(two_topics(), VOCAB, SPECIAL, window=2, max_tokens=1_000_000)
+    vectors, known = word_vectors(pairs, 2, seed=0)
+    assert not known[[*SPECIAL, 38, 39]].any() and known[3:38].all()
+    np.testing.assert_allclose((vectors[known] ** 2).mean(axis=1), 1.0, rtol=1e-5)
+    alike = vectors @ vectors.T
+    assert min(alike[3:20, 3:20].mean(), alike[20:38, 20:38].mean()) > alike[3:20, 20:38].mean() + 2
+    again, _ = word_vectors(pairs, 2, seed=0)
+    np.testing.assert_array_equal(vectors, again)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_start_from_text_knows_the_words(tied: bool) -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(replace(MODEL, tie_embeddings=tied))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    start_from_text(model, two_topics(), SPECIAL, CONFIG, seed=0)
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    decoder = set() if tied else {"decoder_weight", "decoder_bias"}
+    assert changed == {"encoder.embeddings.tokens.weight", "encoder.embeddings.token_types.weight"} | decoder
+    weight = model.encoder.embeddings.tokens.weight
+    assert torch.allclose(weight.square().mean(1)[3:38].sqrt(), torch.tensor(0.1))
+    if not tied:
+        assert model.decoder_bias is not None and model.decoder_bias.exp().sum().item() == pytest.approx(1.0)
+        assert model.decoder_bias[10] > model.decoder_bias[39]
+
+
+def test_an_empty_text_leaves_random_vectors() -> None:
+    model = MaskedLM(MODEL)
+    start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, seed=0)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_matching_attention_finds_the_same_token(positions: str) -> None:
+    """The only repeated token draws the attention of its other occurrence, so its output moves with that one."""
+    torch.manual_seed(0)
+    config = replace(MODEL, num_layers=1, hidden_size=64, positions=positions, norm_order="pre", init_std=0.02)
+    ids = torch.tensor([5, 6, 7, 8, 5, 9, 10, 11])
+    bounds = torch.tensor([0, 8], dtype=torch.int32)
+
+    def weights(encoder: Encoder) -> torch.Tensor:
+        hidden = encoder.embeddings(ids, torch.zeros(8, dtype=torch.int64), None)
+        attention = encoder.blocks[0].attn
+        q, k, _ = attention.qkv(encoder.blocks[0].attn_norm(hidden)).view(8, 3, 2, 32).unbind(1)
+        return (torch.einsum("qhk,thk->hqt", q, k) / 32**0.5).softmax(-1).mean(0)
+
+    matched, plain = (weights(Encoder(replace(config, attention_init=init))) for init in ("matching", "random"))
+    assert matched[0, 4] > 0.3 and matched[4, 0] > 0.3 and plain[0, 4] < 0.2
+    encoder = Encoder(replace(config, attention_init="matching"))
+    assert encoder(ids, torch.arange(8), Packing(bounds, 8, 8)).isfinite().all()
+
+
+def test_values_and_output_undo_each_other() -> None:
+    encoder = Encoder(replace(MODEL, attention_init="matching"))
+    attention = encoder.blocks[1].attn
+    value = attention.qkv.weight[32:]
+    product = attention.out.weight @ value
+    torch.testing.assert_close(product, product[0, 0] * torch.eye(16), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("field", ["window", "max_tokens", "embedding_std", "decoder_std"])
+def test_bad_values_are_named(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(CONFIG, **{field: 0})
