@@ -37,6 +37,9 @@ VERBS = {
     "bench": Verb(
         "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
     ),
+    "study": Verb(
+        "eval.study:main", "runs of equal budget over vocabulary sizes or data presets: vocab | data", "study.what"
+    ),
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")

@@ -181,12 +181,12 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
 
 def _entries(texts: list[str], ngram: int) -> np.ndarray:
     """Numbers of all runs of `ngram` words in these texts, and of all their shorter sentences."""
-    hashes_W, number_W = hash_words_and_breaks("\0".join(texts), b"\0")
+    hashes_W, number_W = hash_words_and_breaks("\0 ".join(texts), b"\0")
     *_, runs = combine(hashes_W, ngram)
     inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
     entries = [mix(runs[inside])]
     sentences = [sentence for text in texts for sentence in (text, *_SENTENCE_END.split(text))]
-    hashes_W, number_W = hash_words_and_breaks("\0".join(sentences), b"\0")
+    hashes_W, number_W = hash_words_and_breaks("\0 ".join(sentences), b"\0")
     starts = np.searchsorted(number_W, np.arange(len(sentences) + 1))
     words = np.diff(starts)
     for n, runs in enumerate(combine(hashes_W, ngram - 1), 1):

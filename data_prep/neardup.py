@@ -34,6 +34,7 @@ from cramming.config import UserError, overwrite_atomically
 from data_prep.words import hash_words_and_breaks, ngrams
 
 BATCH_CHARACTERS = 1 << 19
+SHORT_CHARACTERS = 1 << 13
 BLOCK_RUNS = 1024  # times 256 places of 4 bytes: 1 MiB of scratch space
 GROW_DOCUMENTS = 1 << 14
 NEIGHBOURS = 16  # in a band with more members of one kind, each is compared with so many next ones, and the first
@@ -139,8 +140,18 @@ class Signer:
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """`signatures` [D, P] uint8 and `enough` [D]: whether a text has a run at all; else its signature is void."""
-        # One pass over all texts: most of the time on short ones would otherwise be numpy's calls.
-        hashes_W, number_W = hash_words_and_breaks("\0".join(text.replace("\0", " ") for text in texts), b"\0")
+        signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
+        enough_D = np.empty(len(texts), dtype=bool)
+        # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so
+        # that where their bytes are cut into blocks does not depend on their neighbours.
+        short = [number for number, text in enumerate(texts) if len(text) <= SHORT_CHARACTERS]
+        for group in [short, *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS)]:
+            if group:
+                signatures_DP[group], enough_D[group] = self._sign([texts[number] for number in group])
+        return signatures_DP, enough_D
+
+    def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        hashes_W, number_W = hash_words_and_breaks("\0 ".join(text.replace("\0", " ") for text in texts), b"\0")
         runs = (ngrams(hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
         inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
         ends_D = np.searchsorted(number_W[: len(runs)][inside], np.arange(len(texts)), side="right").tolist()

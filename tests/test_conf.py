@@ -26,6 +26,7 @@ from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
 from eval.glue import EvalConfig
 from eval.report import ReportConfig
+from eval.study import StudyConfig
 
 SECTIONS: dict[str, type] = {
     "tokenizer": TokenizerConfig,
@@ -45,6 +46,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "study": StudyConfig,
     "plan": PlanConfig,
 }
 GROUPS = {
