@@ -30,11 +30,15 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
+    "verify": Verb("cramming.data.verify:main", "check every file of a corpus folder by its SHA-256", "data.corpus"),
     "plan": Verb("cramming.plan:main", "predict memory and speed on a device; propose the fastest setting that fits"),
     "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "bench": Verb(
         "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
+    ),
+    "study": Verb(
+        "eval.study:main", "runs of equal budget over vocabulary sizes or data presets: vocab | data", "study.what"
     ),
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
 }

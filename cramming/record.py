@@ -87,6 +87,7 @@ _FREE_TO_CHANGE = {
     "checkpoint",
     "eval",
     "report",
+    "study",
     "experiment",
     "model_path",
     "division",

@@ -8,7 +8,7 @@ for half a minute.
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ import numpy as np
 from cramming.config import UserError
 from data_prep.files import missing_field, text_value
 from data_prep.sources import DataConfig, Document, Source
+from data_prep.streaming import WAIT_SECONDS, is_network_error, resumed
 
 PROBE_SECONDS = 5
 
@@ -70,25 +71,30 @@ class HubSource(Source):
         ]
 
     def documents(self) -> Iterator[Document]:
-        return self._documents(self._open())
+        return self._documents(self._open)
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
         """With `max_documents` these; else the beginning of a shuffled stream: a whole pass is hours of download."""
         if self.config.max_documents:
             yield from self.documents()
             return
-        for document in self._documents(self._open().shuffle(self.config.seed, buffer_size=1000)):
+
+        def shuffled() -> Any:
+            return self._open().shuffle(self.config.seed, buffer_size=1000)
+
+        # What a shuffling buffer held is not part of the state of `datasets`: after a loss it is filled again.
+        for document in self._documents(shuffled, keep_state=False):
             yield document
             characters -= len(document.text)
             if characters <= 0:
                 return
 
-    def _documents(self, data: Any) -> Iterator[Document]:
+    def _documents(self, open_stream: Callable[[], Any], keep_state: bool = True) -> Iterator[Document]:
         self.position = 0
         field = self.config.ids_field or self.config.text_field
         name = self.inventory()[0]["name"]
-        iterator = iter(data)
-        while (record := self._next(iterator)) is not None:
+        records = resumed(open_stream, f"data.dataset={self.dataset}", () if self.local else WAIT_SECONDS, keep_state)
+        while (record := self._next(records)) is not None:
             if field not in record:
                 raise missing_field(name, field, record)
             self.position += 1
@@ -98,10 +104,12 @@ class HubSource(Source):
             else:
                 yield Document(text_value(place, field, record[field]), place, name)
 
-    def _next(self, iterator: Iterator[Any]) -> Any:
+    def _next(self, records: Iterator[Any]) -> Any:
         try:
-            return next(iterator, None)
-        except (OSError, ConnectionError, TimeoutError) as error:
+            return next(records, None)
+        except Exception as error:
+            if not self.position or not (is_network_error(error) or isinstance(error, UserError)):
+                raise
             raise ConnectionLostError(
                 f"data.dataset={self.dataset}: reading broke off after {self.position:.0f} documents"
                 f" ({_one_line(error)}); run the same command again to go on"

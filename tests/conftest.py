@@ -141,13 +141,14 @@ def compose_settings(*overrides: str) -> dict[str, Any]:
     """
     root = _composed()
     pairs = [override.split("=", 1) for override in overrides]
-    settings = copy.deepcopy(_composed(*(f"{k}={v}" for k, v in pairs if isinstance(root.get(k), dict))))
+    groups = [key for key, _ in pairs if isinstance(root.get(key), dict) or "/" in key]
+    settings = copy.deepcopy(_composed(*(f"{k}={v}" for k, v in pairs if k in groups)))
     for key, text in pairs:
         *sections, name = key.split(".")
         node = settings
         for section in sections:
             node = node[section]
-        if sections or not isinstance(root.get(key), dict):
+        if key not in groups:
             assert name in node, f"no setting {key}"
             node[name] = yaml.safe_load(text)
     return settings

@@ -26,6 +26,7 @@ from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
 from eval.glue import EvalConfig
 from eval.report import ReportConfig
+from eval.study import StudyConfig
 
 SECTIONS: dict[str, type] = {
     "tokenizer": TokenizerConfig,
@@ -45,6 +46,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "study": StudyConfig,
     "plan": PlanConfig,
 }
 GROUPS = {
@@ -73,7 +75,12 @@ def test_the_defaults_build(compose: Callable[..., dict[str, Any]]) -> None:
 @pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
 def test_every_option_composes_and_builds(compose: Callable[..., dict[str, Any]], turn: int) -> None:
     chosen = {group: options[turn % len(options)] for group, options in GROUPS.items() if group != "experiment"}
-    user_gives = {"text": ["data.paths=[a.txt]"], "hub": ["data.dataset=a/b"], "base": ["data.name=a", "data.source=b"]}
+    user_gives = {
+        "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+        "text": ["data.paths=[a.txt]"],
+        "hub": ["data.dataset=a/b"],
+        "base": ["data.name=a", "data.source=b"],
+    }
     settings = compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], []))
     build_all(settings, data=chosen["data"] != "base")
 
@@ -90,7 +97,11 @@ def test_every_file_is_an_option_of_a_group_of_the_root() -> None:
     groups = set(GROUPS)
     assert groups == {*SECTIONS, "data", "experiment"} - {"checkpoint"}
     assert {p.name for p in config_folder().iterdir()} - groups == {"config.yaml"}
-    assert [p for p in config_folder().rglob("*.yaml") if len(p.relative_to(config_folder()).parts) > 2] == []
+    nested = {p.relative_to(config_folder()).parent for p in config_folder().rglob("*.yaml")} - {
+        Path(),
+        *map(Path, GROUPS),
+    }
+    assert nested == {Path("data/filters")}  # a group of a source's own; its options: tests/data_prep/test_presets.py
 
 
 def test_every_file_says_what_it_is_for_and_is_short() -> None:

@@ -12,7 +12,12 @@ from data_prep.tokenizer import TokenizerConfig
 
 DATA = sorted(path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base")
 TOKENIZERS = sorted(path.stem for path in (config_folder() / "tokenizer").glob("*.yaml"))
-NEEDED = {"hub": ["data.dataset=owner/name"], "text": ["data.paths=[a.txt]"]}
+FILTERS = sorted(path.stem for path in (config_folder() / "data" / "filters").glob("*.yaml"))
+NEEDED = {
+    "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+    "hub": ["data.dataset=owner/name"],
+    "text": ["data.paths=[a.txt]"],
+}
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -22,6 +27,13 @@ def test_data_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -
     config = build(SOURCES[section["source"]].config_class, section, "data")
     assert config.name == name and config.clean.min_characters > 0
     assert corpus_folder(settings).name.startswith(f"{name}-wordpiece-32768-")
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filter_preset_builds_with_every_source(name: str, compose: Callable[..., dict[str, Any]]) -> None:
+    section = compose("data=wikipedia", f"data/filters={name}")["data"]
+    config = build(SOURCES["hub"].config_class, section, "data")
+    assert (config.filters.min_words is None) == (name == "none")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -1,7 +1,9 @@
 """Trained tokenizers are deterministic, load in stock transformers, and encode as BERT's do."""
 
+import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +17,11 @@ from cramming.config import UserError
 from data_prep.sources import Document
 from data_prep.tokenizer import (
     SPECIAL_TOKENS,
+    TRAINERS,
     TokenizerConfig,
     describe,
     load,
+    measure_fit,
     most_frequent_characters,
     sample_text,
     special_ids,
@@ -32,8 +36,15 @@ print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
 """
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def require(kind: str) -> None:
+    """Skip where Unigram's optional trainer is missing."""
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_training_is_the_same_in_every_process(kind: str, made_up: Callable[..., list[str]]) -> None:
+    require(kind)
     sample = made_up(200) + ["日本語 éàü ß Ωμέγα"] * 3
     outputs = {
         subprocess.run(
@@ -49,12 +60,13 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: Callable[...,
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_loads_in_stock_transformers_and_encodes_pairs(
     tmp_path: Path, kind: Any, made_up: Callable[..., list[str]]
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
+    require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     fast = PreTrainedTokenizerFast(
@@ -94,10 +106,11 @@ def test_alphabet_is_the_most_frequent_normalised_characters() -> None:
     assert most_frequent_characters(["ba"], normalizer, 1) == ["a"]  # a tie
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_too_small_a_vocabulary_names_what_is_needed(kind: Any, made_up: Callable[..., list[str]]) -> None:
-    with pytest.raises(UserError, match=r"tokenizer.vocab_size=30 is too small: .* alone need \d+"):
-        train(made_up(100), TokenizerConfig(kind=kind, vocab_size=30))
+    require(kind)
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=12 is too small: .* alone need \d+"):
+        train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
 
 
 def test_too_little_text() -> None:
@@ -143,3 +156,46 @@ def test_sample_is_bounded_even_and_in_order() -> None:
     assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
     assert sample == sample_text(iter(documents), lambda text: text, 0.1, seed=0)
     assert sample_text(iter(documents[:10]), str.upper, 0.1, seed=0) == [d.text.upper() for d in documents[:10]]
+
+
+def test_unigram_names_the_missing_package(monkeypatch: pytest.MonkeyPatch, made_up: Callable[..., list[str]]) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match=r"tokenizer.kind=unigram needs .*'cramming\[unigram\]'"):
+        train(made_up(100), TokenizerConfig(kind="unigram", vocab_size=400))
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("size", [4096, 65536])
+def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> None:
+    require(kind)
+    draw = random.Random(0)
+    text = [" ".join("".join(draw.choices("aeioubcdfgk", k=draw.randint(2, 9))) for _ in range(400)) for _ in range(60)]
+    tokenizer = train(text, TokenizerConfig(kind=kind, vocab_size=size))
+    assert tokenizer.get_vocab_size() <= size and (size > 4096 or tokenizer.get_vocab_size() == size)
+    assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(range(tokenizer.get_vocab_size()))
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_fit_counts_what_goes_in_and_comes_out(kind: Any, made_up: Callable[..., list[str]]) -> None:
+    require(kind)
+    sample = made_up(100)
+    tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
+    fit = measure_fit(tokenizer, [*sample[:20], "\u4e00"])
+    assert fit.words == sum(len(text.split()) for text in sample[:20]) + 1
+    assert fit.tokens == sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*sample[:20], "一"])
+    assert fit.unknown == (kind != "bpe") and fit.bytes == fit.characters + 2
+    assert fit.tokens_per_word == fit.tokens / fit.words and 0 <= fit.unknown_rate < 0.01 < fit.tokens_per_byte < 1
+
+
+def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(made_up: Callable[..., list[str]]) -> None:
+    """What packing relies on, for every kind."""
+    from data_prep.clean import split_at_whitespace
+
+    for kind in TRAINERS:
+        if kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:
+            continue
+        sample = made_up(100)
+        tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
+        whole = "\n".join(sample[:20])
+        parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in split_at_whitespace(whole, 50)]
+        assert [number for part in parts for number in part] == tokenizer.encode(whole, add_special_tokens=False).ids

@@ -1,0 +1,235 @@
+"""Quality filters: what the rules of C4, Gopher and the cramming paper call no text to learn from.
+
+Each filter is a limit (a field of `FilterConfig`; null switches it off) and a pure function from a text's measures to a
+verdict. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by the filter's name. By
+default all are off; `data/filters=strict` sets the published limits.
+
+Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
+and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from data_prep.language import language_of
+from data_prep.measures import Measures
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+BOILERPLATE = (b"javascript", b"terms of use", b"privacy policy", b"cookie policy", b"use cookies", b"uses cookies")
+BOILERPLATE_LINE = re.compile("|".join(phrase.decode() for phrase in BOILERPLATE), re.IGNORECASE)
+TOP_NGRAMS = (2, 3, 4)
+DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
+
+
+@dataclass(frozen=True)
+class FilterConfig:
+    """Section `data.filters`. A limit of null (for the yes-or-no filters: false) means that the filter is off.
+
+    `min_` and `max_` values themselves are allowed. Shares are between 0 and 1.
+    """
+
+    min_words: int | None = None
+    max_words: int | None = None
+    min_mean_word_length: float | None = None
+    max_mean_word_length: float | None = None
+    max_long_words: float | None = None
+    max_hashes_per_word: float | None = None
+    max_ellipses_per_word: float | None = None
+    max_bullet_lines: float | None = None
+    max_ellipsis_lines: float | None = None
+    max_boilerplate_lines: float | None = None
+    min_alphabetic_words: float | None = None
+    min_stop_words: int | None = None
+    min_sentences: int | None = None
+    max_symbols: float | None = None
+    max_broken: float | None = None
+    max_markup: float | None = None
+    no_curly_braces: bool = False
+    no_lorem_ipsum: bool = False
+    max_duplicate_lines: float | None = None
+    max_duplicate_line_characters: float | None = None
+    max_top_ngrams: list[float] | None = None  # for n = 2, 3, 4
+    max_duplicate_ngrams: list[float] | None = None  # for n = 5 to 10
+    max_tokens_per_character: float | None = None
+    languages: list[str] | None = None  # codes of ISO 639-1, for example [en]
+
+    def __post_init__(self) -> None:
+        for name, size in (("max_top_ngrams", len(TOP_NGRAMS)), ("max_duplicate_ngrams", len(DUPLICATE_NGRAMS))):
+            limits = getattr(self, name)
+            if limits is not None and len(limits) != size:
+                raise ValueError(f"{name}={limits} must have {size} numbers")
+        for field in fields(self):
+            limit = getattr(self, field.name)
+            numbers = limit if isinstance(limit, list) else [limit]
+            if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
+                raise ValueError(f"{field.name}={limit} must not be negative")
+        if self.languages == []:
+            raise ValueError("languages=[] keeps nothing; null switches the filter off")
+
+
+def too_few_words(text: Measures, limit: int) -> bool:
+    """Gopher: at least 50 words."""
+    return text.words < limit
+
+
+def too_many_words(text: Measures, limit: int) -> bool:
+    """Gopher: at most 100,000 words."""
+    return text.words > limit
+
+
+def words_too_short(text: Measures, limit: float) -> bool:
+    """Gopher: mean word length at least 3 characters."""
+    return text.mean_word_length < limit
+
+
+def words_too_long(text: Measures, limit: float) -> bool:
+    """Gopher: mean word length at most 10 characters."""
+    return text.mean_word_length > limit
+
+
+def unbroken_runs(text: Measures, limit: float) -> bool:
+    """Ours: share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose."""
+    return text.long_word_share > limit
+
+
+def hashes(text: Measures, limit: float) -> bool:
+    """Gopher: at most 0.1 signs `#` per word."""
+    return text.text.count("#") > limit * text.words
+
+
+def ellipses(text: Measures, limit: float) -> bool:
+    """Gopher: at most 0.1 ellipses per word."""
+    return text.text.count("...") + text.text.count("…") > limit * text.words
+
+
+def bullets(text: Measures, limit: float) -> bool:
+    """Gopher: at most 90 % of the lines begin with a bullet."""
+    return text.lines_share(lambda line: line.startswith(("•", "‣", "▪", "●", "○", "■", "·", "*", "- ", "– "))) > limit
+
+
+def cut_lines(text: Measures, limit: float) -> bool:
+    """Gopher: at most 30 % of the lines end with an ellipsis."""
+    return text.lines_share(lambda line: line.endswith(("...", "…"))) > limit
+
+
+def boilerplate(text: Measures, limit: float) -> bool:
+    """C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes."""
+    return text.contains(*BOILERPLATE) and text.lines_share(BOILERPLATE_LINE.search) > limit
+
+
+def not_words(text: Measures, limit: float) -> bool:
+    """Gopher: at least 80 % of the words contain a letter."""
+    return text.alphabetic_word_share < limit
+
+
+def no_stop_words(text: Measures, limit: int) -> bool:
+    """Gopher: at least two different words of the, be, to, of, and, that, have, with. For English only."""
+    return text.count_present(STOP_WORDS, limit) < limit
+
+
+def few_sentences(text: Measures, limit: int) -> bool:
+    """C4: at least 3 sentences (here: ends of sentence, or lines)."""
+    return len(text.lines) < limit and text.sentences < limit
+
+
+def symbols(text: Measures, limit: float) -> bool:
+    """Ours: share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
+    return text.symbol_share > limit
+
+
+def broken_characters(text: Measures, limit: float) -> bool:
+    """Ours: share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
+    return text.broken_share > limit
+
+
+def markup(text: Measures, limit: float) -> bool:
+    """Ours: share of characters in HTML tags and entities and in the brackets of wikitext."""
+    return text.markup_share > limit
+
+
+def curly_braces(text: Measures, limit: bool) -> bool:
+    """C4: no page with a curly brace, since it is code."""
+    return limit and "{" in text.text
+
+
+def lorem_ipsum(text: Measures, limit: bool) -> bool:
+    """C4: no page with the phrase "lorem ipsum"."""
+    return limit and text.contains(b"lorem ipsum")
+
+
+def duplicate_lines(text: Measures, limit: float) -> bool:
+    """Gopher: at most 30 % of the lines have stood there before (a normalised text's paragraphs are its lines)."""
+    return text.duplicate_lines[0] > limit
+
+
+def duplicate_line_characters(text: Measures, limit: float) -> bool:
+    """Gopher: at most 20 % of the characters in lines that have stood there before."""
+    return text.duplicate_lines[1] > limit
+
+
+def top_ngrams(text: Measures, limits: list[float]) -> bool:
+    """Gopher: the most frequent run of 2, 3, 4 words makes up at most 20, 18, 16 % of the characters."""
+    return any(text.top_ngram_share(n, limit) > limit for n, limit in zip(TOP_NGRAMS, limits))
+
+
+def duplicate_ngrams(text: Measures, limits: list[float]) -> bool:
+    """Gopher: at most 15, 14 ... 10 % of the characters in runs of 5, 6 ... 10 words that occur more than once."""
+    for n, limit in zip(DUPLICATE_NGRAMS, limits):
+        share = text.duplicate_ngram_share(n)
+        if share > limit:
+            return True
+        if share <= min(limits):  # what a repeated longer run covers, repeated shorter runs cover too
+            return False
+    return False
+
+
+def other_language(text: Measures, limit: list[str]) -> bool:
+    """Ours: the language that py3langid finds most likely is one of these."""
+    return language_of(text.text) not in limit
+
+
+# The name that is counted -> the limit's field and the function. Cheap ones first: the first that removes is named.
+FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
+    "too_few_words": ("min_words", too_few_words),
+    "too_many_words": ("max_words", too_many_words),
+    "broken_characters": ("max_broken", broken_characters),
+    "unbroken_runs": ("max_long_words", unbroken_runs),
+    "markup": ("max_markup", markup),
+    "symbols": ("max_symbols", symbols),
+    "words_too_short": ("min_mean_word_length", words_too_short),
+    "words_too_long": ("max_mean_word_length", words_too_long),
+    "lorem_ipsum": ("no_lorem_ipsum", lorem_ipsum),
+    "curly_braces": ("no_curly_braces", curly_braces),
+    "hashes": ("max_hashes_per_word", hashes),
+    "ellipses": ("max_ellipses_per_word", ellipses),
+    "bullets": ("max_bullet_lines", bullets),
+    "cut_lines": ("max_ellipsis_lines", cut_lines),
+    "boilerplate": ("max_boilerplate_lines", boilerplate),
+    "duplicate_lines": ("max_duplicate_lines", duplicate_lines),
+    "duplicate_line_characters": ("max_duplicate_line_characters", duplicate_line_characters),
+    "few_sentences": ("min_sentences", few_sentences),
+    "not_words": ("min_alphabetic_words", not_words),
+    "top_ngrams": ("max_top_ngrams", top_ngrams),
+    "duplicate_ngrams": ("max_duplicate_ngrams", duplicate_ngrams),
+    "other_language": ("languages", other_language),
+    "no_stop_words": ("min_stop_words", no_stop_words),
+}
+TOO_MANY_TOKENS = "too_many_tokens"
+
+
+def reason_to_remove(text: str, config: FilterConfig) -> str | None:
+    """The name of the first filter that removes this normalised text, or None."""
+    measures = Measures(text)
+    for name, (field, removes) in FILTERS.items():
+        limit = getattr(config, field)
+        if limit is not None and removes(measures, limit):
+            return name
+    return None
+
+
+def too_many_tokens(characters: int, tokens: int, config: FilterConfig) -> bool:
+    """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
+    [SEP]). Counted as `TOO_MANY_TOKENS`; it needs the tokenizer, so it comes after the other filters."""
+    limit = config.max_tokens_per_character
+    return limit is not None and tokens > limit * characters

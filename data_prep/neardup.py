@@ -1,0 +1,284 @@
+"""Near-duplicates by MinHash and locality-sensitive hashing: which documents to drop, whatever their order.
+
+A document is the set of its runs of `ngram` words. Its signature (Broder 1997) has one byte for each of `permutations`
+random orders of all runs: the lowest 8 bits of the smallest one (b-bit minwise hashing, Li and König 2010). Two
+documents agree in a place with chance J + (1 - J) / 256, where J is their Jaccard similarity, so counting agreements
+estimates J with a standard deviation of sqrt(J (1 - J) / permutations): 0.03 at J = 0.5 and 256 places.
+
+Candidates are pairs that agree in a whole band of `rows` places (Indyk and Motwani 1998): of similarity J they are
+found with chance 1 - (1 - J**rows)**bands. Only candidates whose estimate reaches `threshold` count as near-duplicates.
+With the defaults (3 words, 85 bands of 3, threshold 0.3) a pair is dropped with these chances:
+
+    Jaccard   0.05    0.2     0.25    0.3     0.35    0.4     0.45    0.5
+    chance    <1e-9   3e-5    0.03    0.46    0.94    0.995   0.9996  >0.9999
+
+Changing 10 % of the words leaves J = 0.9**3 / (2 - 0.9**3) = 0.57; in a text of 50 words at least 0.4. Unrelated
+articles and paragraphs of Wikipedia stay below 0.04; what shares 0.3 there is made from one form (census figures).
+
+Clusters are the connected components of such pairs; each keeps the document with the smallest key. The result is a
+function of the set of (key, text), so neither order nor number of threads matters. Memory: `permutations` + 8 bytes a
+document, and 32 more during the search, about 300 bytes with the defaults.
+
+Suffixes: D documents, W words, P places of a signature.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cramming.config import UserError, overwrite_atomically
+from data_prep.words import hash_words_and_breaks, ngrams
+
+BATCH_CHARACTERS = 1 << 19
+SHORT_CHARACTERS = 1 << 13
+BLOCK_RUNS = 1024  # times 256 places of 4 bytes: 1 MiB of scratch space
+GROW_DOCUMENTS = 1 << 14
+NEIGHBOURS = 16  # in a band with more members of one kind, each is compared with so many next ones, and the first
+PAIRS_AT_ONCE = 1 << 14
+ROW_BYTES_IN_SEARCH = 32
+
+
+@dataclass(frozen=True)
+class NearDuplicateConfig:
+    """Section `data.near_duplicates`."""
+
+    enabled: bool = False
+    ngram: int = 3  # words in a run
+    threshold: float = 0.3  # estimated Jaccard similarity from which two documents are near-duplicates
+    permutations: int = 256  # bytes of a signature
+    rows: int = 3  # places in a band; bands = permutations // rows
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ngram <= 32:
+            raise ValueError(f"ngram={self.ngram} must be between 1 and 32")
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold={self.threshold} must be above 0 and at most 1")
+        if not 1 <= self.rows <= 8 or not self.rows <= self.permutations <= 4096:
+            raise ValueError(
+                f"rows={self.rows} must be between 1 and 8, permutations={self.permutations} between rows and 4096"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative")
+
+    @property
+    def bands(self) -> int:
+        """How many bands a signature has; places left over only serve the estimate."""
+        return self.permutations // self.rows
+
+
+@dataclass(frozen=True)
+class NearDuplicates:
+    """The result: `key in result` says whether the document with this key is to be dropped.
+
+    `drop` [n] uint64, sorted. `documents` had a signature, `clusters` is how many groups of near-duplicates there are,
+    `memory_bytes` the most that signatures and search took.
+    """
+
+    drop: np.ndarray
+    documents: int
+    clusters: int
+    memory_bytes: int
+
+    def __contains__(self, key: int) -> bool:
+        place = int(np.searchsorted(self.drop, np.uint64(key)))
+        return place < len(self.drop) and int(self.drop[place]) == key
+
+    def save(self, path: Path) -> None:
+        """Write to a file, atomically."""
+        counts = np.array([self.documents, self.clusters, self.memory_bytes], dtype=np.int64)
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as handle:
+                np.savez(handle, drop=self.drop, counts=counts)
+
+        overwrite_atomically(path, write)
+
+    @classmethod
+    def load(cls, path: Path) -> "NearDuplicates":
+        """Read what `save` wrote."""
+        try:
+            with np.load(path) as arrays:
+                return cls(arrays["drop"], *arrays["counts"].tolist())
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path}: cannot be read as a list of near-duplicates ({error}); delete it") from None
+
+
+def find_near_duplicates(
+    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, threads: int
+) -> NearDuplicates:
+    """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of others.
+
+    Documents of equal keys count once. Those of fewer than `ngram` words are left alone.
+    """
+    keys_D, signatures_DP = _Index(config.permutations).filled(_signed(documents, config, threads))
+    order_D = np.argsort(keys_D, kind="stable")
+    ordered_D = keys_D[order_D]
+    order_D = order_D[np.concatenate([[True], ordered_D[1:] != ordered_D[:-1]])] if len(order_D) else order_D
+    cluster_D = _clusters(signatures_DP, order_D, config)
+    dropped_D = cluster_D != np.arange(len(order_D))
+    return NearDuplicates(
+        drop=keys_D[order_D[dropped_D]],
+        documents=len(order_D),
+        clusters=len(np.unique(cluster_D[dropped_D])),
+        memory_bytes=keys_D.nbytes + signatures_DP.nbytes + ROW_BYTES_IN_SEARCH * len(keys_D),
+    )
+
+
+class Signer:
+    """Texts to signatures."""
+
+    def __init__(self, config: NearDuplicateConfig) -> None:
+        self.ngram = config.ngram
+        rng = np.random.default_rng(config.seed)
+        # x -> factor * x modulo 2**32 with an odd factor is a permutation of 32-bit numbers; runs are mixed before.
+        self._factors_P = rng.integers(0, 1 << 31, config.permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+
+    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """`signatures` [D, P] uint8 and `enough` [D]: whether a text has a run at all; else its signature is void."""
+        signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
+        enough_D = np.empty(len(texts), dtype=bool)
+        # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so
+        # that where their bytes are cut into blocks does not depend on their neighbours.
+        short = [number for number, text in enumerate(texts) if len(text) <= SHORT_CHARACTERS]
+        for group in [short, *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS)]:
+            if group:
+                signatures_DP[group], enough_D[group] = self._sign([texts[number] for number in group])
+        return signatures_DP, enough_D
+
+    def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        hashes_W, number_W = hash_words_and_breaks("\0 ".join(text.replace("\0", " ") for text in texts), b"\0")
+        runs = (ngrams(hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
+        inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
+        ends_D = np.searchsorted(number_W[: len(runs)][inside], np.arange(len(texts)), side="right").tolist()
+        runs = runs[inside]
+        scratch = np.empty((min(BLOCK_RUNS, len(runs)), len(self._factors_P)), dtype=np.uint32)
+        smallest_DP = np.full((len(texts), len(self._factors_P)), 0xFFFFFFFF, dtype=np.uint32)
+        for smallest_P, start, end in zip(smallest_DP, [0, *ends_D], ends_D):
+            for block in range(start, end, BLOCK_RUNS):
+                values = runs[block : min(end, block + BLOCK_RUNS), None]
+                products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
+                np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
+        return smallest_DP.astype(np.uint8), np.diff(ends_D, prepend=0) > 0
+
+
+class _Index:
+    """Keys [D] and signatures [D, P], growing in place, so that no second copy is ever held."""
+
+    def __init__(self, places: int) -> None:
+        self._keys_D = np.empty(0, dtype=np.uint64)
+        self._signatures_DP = np.empty((0, places), dtype=np.uint8)
+        self._count = 0
+
+    def filled(self, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and signatures of all batches."""
+        for keys_D, signatures_DP in batches:
+            end = self._count + len(keys_D)
+            if end > len(self._keys_D):
+                self._resize(end + GROW_DOCUMENTS)
+            self._keys_D[self._count : end], self._signatures_DP[self._count : end] = keys_D, signatures_DP
+            self._count = end
+        self._resize(self._count)
+        return self._keys_D, self._signatures_DP
+
+    def _resize(self, size: int) -> None:
+        # In place (realloc moves pages, it does not copy them); nobody else holds a view.
+        self._keys_D.resize(size, refcheck=False)
+        self._signatures_DP.resize((size, self._signatures_DP.shape[1]), refcheck=False)
+
+
+def _signed(
+    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, threads: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Keys and signatures of batches, with at most two batches per thread under way."""
+    signer, pending = Signer(config), deque[tuple[np.ndarray, Future[tuple[np.ndarray, np.ndarray]]]]()
+
+    def take() -> tuple[np.ndarray, np.ndarray]:
+        keys_D, future = pending.popleft()
+        signatures_DP, enough_D = future.result()
+        return keys_D[enough_D], signatures_DP[enough_D]
+
+    with ThreadPoolExecutor(threads) as pool:
+        for batch in _batches(documents):
+            keys, texts = zip(*batch)
+            pending.append((np.array(keys, dtype=np.uint64), pool.submit(signer, list(texts))))
+            if len(pending) > 2 * threads:
+                yield take()
+        while pending:
+            yield take()
+
+
+def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document[1]) + 1
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _clusters(signatures_DP: np.ndarray, order_D: np.ndarray, config: NearDuplicateConfig) -> np.ndarray:
+    """For each document, in the order of keys, the first document of its cluster [D]."""
+    label_D = np.arange(len(order_D))
+    for band in range(config.bands):
+        kind_D = _kinds(signatures_DP[:, band * config.rows : (band + 1) * config.rows], order_D)
+        by_kind_D = np.argsort(kind_D, kind="stable")
+        kind_D = kind_D[by_kind_D]
+        for one, other in _candidates(kind_D, by_kind_D):
+            apart = label_D[one] != label_D[other]
+            one, other = one[apart], other[apart]
+            alike = estimate(signatures_DP, order_D[one], order_D[other]) >= config.threshold
+            _join(label_D, one[alike], other[alike])
+    return label_D
+
+
+def _kinds(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
+    """The bytes of a band as one number a document [D]."""
+    kind_D: np.ndarray = np.zeros(len(columns), dtype=np.uint32 if columns.shape[1] <= 4 else np.uint64)
+    for column in columns.T:
+        kind_D = (kind_D << 8) | column
+    return kind_D[order_D]
+
+
+def _candidates(kind_D: np.ndarray, by_kind_D: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of documents of one kind, as two arrays of equal length; documents lie sorted by kind, then by key."""
+    for distance in range(1, NEIGHBOURS + 1):
+        same = np.flatnonzero(kind_D[distance:] == kind_D[:-distance])
+        if not len(same):
+            return
+        yield by_kind_D[same], by_kind_D[same + distance]
+    first = np.searchsorted(kind_D, kind_D[same])  # `same` has some left: kinds with more members than compared
+    yield by_kind_D[first], by_kind_D[same + NEIGHBOURS]
+
+
+def estimate(signatures_DP: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Estimated Jaccard similarities [n] of the pairs (one[i], other[i]) of rows."""
+    agree = np.empty(len(one))
+    for start in range(0, len(one), PAIRS_AT_ONCE):
+        part = slice(start, start + PAIRS_AT_ONCE)
+        agree[part] = (signatures_DP[one[part]] == signatures_DP[other[part]]).mean(axis=1)
+    return (agree - 1 / 256) / (1 - 1 / 256)
+
+
+def _join(label_D: np.ndarray, one: np.ndarray, other: np.ndarray) -> None:
+    """Merge the clusters of these pairs in place. A label is the cluster's smallest member, always its own label."""
+    one, other = label_D[one], label_D[other]
+    while len(one):
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        np.minimum.at(label_D, high, low)
+        while True:  # halve all paths until every label is a root
+            next_D = label_D[label_D]
+            if np.array_equal(next_D, label_D):
+                break
+            label_D[:] = next_D
+        one, other = label_D[low], label_D[high]
+        apart = one != other
+        one, other = one[apart], other[apart]

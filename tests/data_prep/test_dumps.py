@@ -1,0 +1,136 @@
+"""Wikipedia's XML dumps and WET files, made here: pages come out as plain text, everything else does not."""
+
+import bz2
+import gzip
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cramming.config import UserError
+from data_prep.sources import TextConfig, TextSource
+
+QUAY = """{{Infobox building|name=Quay|length={{convert|310|m}}}}
+<!-- a comment -->'''The quay''' is an [[old]] [[harbour|part of the harbour]].<ref name="a">A book.</ref> It is
+310 metres long&nbsp;<ref name="a" /> &amp; made of stone.
+[[File:Quay.jpg|thumb|The quay in [[winter]]]]
+{| class="wikitable"
+| a || b
+|}
+== Use ==
+The [http://example.org fishermen] use it.
+== See also ==
+* [[Ship]]
+=== Ships of the town ===
+* [[Boat]]
+== History ==
+It burned in 1312.
+== References ==
+{{reflist}}
+[[Category:Harbours]]
+"""
+PAGE = "<page><title>{0}</title><ns>{1}</ns>{2}<revision><text xml:space='preserve'>{3}</text></revision></page>"
+
+
+def dump(*pages: tuple[str, int, str, str]) -> bytes:
+    """A MediaWiki export of (title, namespace, extra element, wikitext)."""
+    escape = str.maketrans({"<": "&lt;", "&": "&amp;"})
+    body = "".join(PAGE.format(title, ns, extra, text.translate(escape)) for title, ns, extra, text in pages)
+    return f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{body}</mediawiki>'.encode()
+
+
+def texts(path: Path) -> list[str]:
+    config = TextConfig(name="test", source="text", paths=[str(path)])
+    return [document.text for document in TextSource(config).documents()]
+
+
+@pytest.fixture
+def wikipedia(tmp_path: Path) -> Path:
+    """Two articles, a redirect, a talk page and an empty page, in a dump of several bzip2 streams as the real ones."""
+    pytest.importorskip("mwparserfromhell")
+    data = dump(
+        ("Quay", 0, "", QUAY),
+        ("Wharf", 0, "<redirect title='Quay'/>", "#REDIRECT [[Quay]]"),
+        ("Talk:Quay", 1, "", "I like it."),
+        ("Empty", 0, "", ""),
+        ("Boat", 0, "", "A ''boat'' is a small {{ship}} ship < 20 m."),
+    )
+    path = tmp_path / "testwiki-pages-articles.xml.bz2"
+    path.write_bytes(bz2.compress(data[:500]) + bz2.compress(data[500:]))
+    return path
+
+
+def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
+    quay, boat = texts(wikipedia)
+    assert quay.split("\n") == [
+        "The quay is an old part of the harbour. It is",
+        "310 metres long\u00a0 & made of stone.",
+        "Use",
+        "The fishermen use it.",
+        "History",
+        "It burned in 1312.",
+    ]
+    assert boat == "A boat is a small  ship < 20 m."
+
+
+def test_a_dump_is_streamed(wikipedia: Path, tmp_path: Path) -> None:
+    """Pages come before the file has been read; a file that breaks off gives what it has, then names itself."""
+    path = tmp_path / "cut.xml"
+    path.write_bytes(dump(*[("Quay", 0, "", QUAY)] * 200)[:-30_000])
+    source = TextSource(TextConfig(name="test", source="text", paths=[str(path)])).documents()
+    assert next(source).text.startswith("The quay")
+    with pytest.raises(UserError, match=r"cut.xml: not a readable MediaWiki XML dump"):
+        assert sum(1 for _ in source) > 100
+
+
+def test_other_xml_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("mwparserfromhell")
+    (tmp_path / "a.xml").write_text("<rss><page/></rss>")
+    with pytest.raises(UserError, match=r"a.xml: .*outermost element is <rss>, expected <mediawiki>"):
+        texts(tmp_path / "a.xml")
+
+
+def warc(write: Callable[..., None]) -> bytes:
+    warcio = pytest.importorskip("warcio")
+    buffer = io.BytesIO()
+    write(warcio.warcwriter.WARCWriter(buffer, gzip=True))
+    return buffer.getvalue()
+
+
+def test_text_records_of_a_wet_file(tmp_path: Path) -> None:
+    def write(writer: object) -> None:
+        for kind, payload in (("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"a\xffb")):
+            record = writer.create_warc_record(f"http://a/{kind}", kind, payload=io.BytesIO(payload))  # type: ignore[attr-defined]
+            writer.write_record(record)  # type: ignore[attr-defined]
+
+    (tmp_path / "crawl.warc.wet.gz").write_bytes(warc(write))
+    assert texts(tmp_path / "crawl.warc.wet.gz") == ["Grüße\nzwei", "a\ufffdb"]
+
+
+def test_web_pages_and_other_files_are_refused(tmp_path: Path) -> None:
+    def write(writer: object) -> None:
+        headers = __import__("warcio").StatusAndHeaders("200 OK", [], protocol="HTTP/1.0")
+        page = writer.create_warc_record("http://a", "response", payload=io.BytesIO(b"<p>"), http_headers=headers)  # type: ignore[attr-defined]
+        writer.write_record(page)  # type: ignore[attr-defined]
+
+    (tmp_path / "pages.warc.gz").write_bytes(warc(write))
+    with pytest.raises(UserError, match=r"pages.warc.gz: no text records \(it holds: response\); take .*WET"):
+        texts(tmp_path / "pages.warc.gz")
+    (tmp_path / "other.wet.gz").write_bytes(gzip.compress(b"this is no such archive\n" * 10))
+    with pytest.raises(UserError, match=r"other.wet.gz: no"):
+        texts(tmp_path / "other.wet.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a.xml.bz2", r"mwparserfromhell: pip install 'cramming\[wikipedia\]'"), ("a.wet.gz", r"warcio: .*\[warc\]'")],
+)
+def test_a_missing_package_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=message):
+        TextSource(TextConfig(name="test", source="text", paths=[str(tmp_path / name)]))

@@ -1,0 +1,117 @@
+"""Near-duplicates: planted ones are found, unrelated ones are not, and neither order nor threads change the result."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cramming.config import UserError
+from data_prep.neardup import NEIGHBOURS, NearDuplicateConfig, NearDuplicates, Signer, estimate, find_near_duplicates
+
+CONFIG = NearDuplicateConfig(enabled=True)
+LEXICON = [f"w{number}" for number in range(5000)]
+
+
+def text(draw: random.Random, words: int) -> str:
+    """Words with frequencies as in language (Zipf), so that unrelated texts share the frequent ones."""
+    return " ".join(LEXICON[int(len(LEXICON) ** draw.random()) - 1] for _ in range(words))
+
+
+def edited(draw: random.Random, original: str, share: float = 0.1) -> str:
+    words = original.split()
+    for place in draw.sample(range(len(words)), round(share * len(words))):
+        words[place] = f"new{draw.randrange(10**6)}"
+    return " ".join(words)
+
+
+def planted(pairs: int, words: int, seed: int = 0) -> list[tuple[int, str]]:
+    """So many originals with even keys, an edited copy of each with the next odd key, and as many unrelated texts."""
+    draw = random.Random(seed)
+    documents = []
+    for number in range(pairs):
+        original = text(draw, words)
+        documents += [(2 * number, original), (2 * number + 1, edited(draw, original))]
+    return documents + [((1 << 63) + number, text(draw, words)) for number in range(pairs)]
+
+
+@pytest.mark.parametrize("words", [50, 100, 1000])
+def test_copies_with_a_tenth_of_the_words_changed_are_found_and_nothing_else(words: int) -> None:
+    pairs = 300 if words < 1000 else 50
+    result = find_near_duplicates(planted(pairs, words), CONFIG, 1)
+    assert result.drop.tolist() == list(range(1, 2 * pairs, 2))
+    assert (result.documents, result.clusters) == (3 * pairs, pairs)
+    assert 1 in result and 0 not in result and (1 << 63) not in result
+
+
+def test_the_result_does_not_depend_on_order_or_threads() -> None:
+    documents = planted(200, 60)
+    draw = random.Random(1)
+    documents += [(10**6 + number, edited(draw, documents[0][1], 0.15)) for number in range(3 * NEIGHBOURS)]
+    first = find_near_duplicates(documents, CONFIG, 1)
+    assert len(first.drop) > 200 + 2 * NEIGHBOURS
+    for threads in (1, 3):
+        draw.shuffle(documents)
+        again = find_near_duplicates(iter(documents), CONFIG, threads)
+        assert np.array_equal(first.drop, again.drop) and first.clusters == again.clusters
+
+
+def test_of_a_cluster_the_smallest_key_stays_however_large_the_keys() -> None:
+    draw = random.Random(2)
+    original = text(draw, 80)
+    keys = [2**64 - 1, 2**63 + 5, 17, 2**63 - 1]
+    result = find_near_duplicates([(key, edited(draw, original, 0.05)) for key in keys], CONFIG, 1)
+    assert result.drop.tolist() == [2**63 - 1, 2**63 + 5, 2**64 - 1] and result.clusters == 1
+
+
+def test_a_large_cluster_of_one_text_is_one_cluster() -> None:
+    result = find_near_duplicates([(key, "the same text of some words") for key in range(1000)], CONFIG, 1)
+    assert (len(result.drop), result.clusters, result.documents) == (999, 1, 1000)
+
+
+def test_the_estimate_is_the_jaccard_similarity() -> None:
+    """Of many pairs: unbiased, and with the standard deviation that the docstring states."""
+    draw, signer = random.Random(3), Signer(CONFIG)
+    originals = [text(draw, 200) for _ in range(300)]
+    copies = [edited(draw, original, 0.1) for original in originals]
+    runs = [[set(zip(w, w[1:], w[2:])) for w in (t.split() for t in texts)] for texts in (originals, copies)]
+    exact = np.array([len(a & b) / len(a | b) for a, b in zip(*runs)])
+    signatures = np.concatenate([signer(originals)[0], signer(copies)[0]])
+    error = estimate(signatures, np.arange(300), np.arange(300) + 300) - exact
+    assert abs(error.mean()) < 0.006
+    assert error.std() == pytest.approx(np.sqrt(exact * (1 - exact) / 256).mean(), rel=0.2)
+
+
+def test_signatures_do_not_depend_on_the_batch() -> None:
+    texts = ["one two", "", "a b c", "the old man and the sea", "a b c d " * 2000, "nul \0 byte in it", "漢字" * 50_000]
+    together, enough = Signer(CONFIG)(texts)
+    assert enough.tolist() == [False, False, True, True, True, True, True]
+    assert np.array_equal(together, np.concatenate([Signer(CONFIG)([one])[0] for one in texts]))
+    assert np.array_equal(together[::-1], Signer(CONFIG)(texts[::-1])[0])
+
+
+def test_equal_keys_are_one_document_and_short_texts_are_left_alone() -> None:
+    assert not len(find_near_duplicates([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")], CONFIG, 1).drop)
+    empty = find_near_duplicates([], CONFIG, 2)
+    assert (empty.documents, empty.clusters, len(empty.drop)) == (0, 0, 0)
+
+
+def test_memory_is_as_stated() -> None:
+    result = find_near_duplicates(planted(500, 20), CONFIG, 1)
+    assert result.memory_bytes <= 300 * 1500
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    result = find_near_duplicates(planted(10, 60), CONFIG, 1)
+    result.save(tmp_path / "near.npz")
+    again = NearDuplicates.load(tmp_path / "near.npz")
+    assert np.array_equal(again.drop, result.drop) and again.clusters == 10 and 1 in again
+    (tmp_path / "near.npz").write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"near.npz: cannot be read"):
+        NearDuplicates.load(tmp_path / "near.npz")
+
+
+@pytest.mark.parametrize("wrong", [{"threshold": 0.0}, {"rows": 9}, {"permutations": 2}, {"ngram": 0}, {"seed": -1}])
+def test_wrong_settings_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+        NearDuplicateConfig(**wrong)  # type: ignore[arg-type]
