@@ -48,7 +48,7 @@ class _BlockPass:
         # least until `release`, so no other has its key.
         key = (storage, tensor.dtype, tensor._version)
         if key not in self.saved:
-            whole = tensor.as_strided((tensor.untypedstorage_of().nbytes() // tensor.itemsize,), (1,), 0)
+            whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
             host = self.lane.host_empty(whole)
             self.saved[key] = _Saved(whole, host, self.lane.copy([host], [whole]))
         self.saved[key].uses += 1
