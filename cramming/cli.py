@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
+    "verify": Verb("cramming.data.verify:main", "check every file of a corpus folder by its SHA-256", "data.corpus"),
     "plan": Verb("cramming.plan:main", "predict memory and speed on a device; propose the fastest setting that fits"),
     "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),

@@ -76,9 +76,20 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
         known = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"gates={file}: not JSON ({error}); `cramming bench tricks` writes it anew") from None
-    if not isinstance(known, dict):
+    if not isinstance(known, dict) or not all(map(_are_verdicts, known.values())):
         raise UserError(f"gates={file}: not a table of verdicts; `cramming bench tricks` writes it anew")
     return known
+
+
+def _are_verdicts(tricks: Any) -> bool:
+    """Whether this is a mapping of verdicts as `save` writes them."""
+    return isinstance(tricks, dict) and all(
+        isinstance(verdict, dict)
+        and isinstance(verdict.get("passed"), bool)
+        and isinstance(verdict.get("tolerance"), int | float)
+        and isinstance(verdict.get("distance"), int | float | None)
+        for verdict in tricks.values()
+    )
 
 
 def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.data.shards import Corpus, corpus_folder
+from cramming.data.shards import ORDERS, Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
@@ -46,6 +46,7 @@ class TrainConfig:
     log_every: int
     validations: int
     validation_sequences: int
+    order: str = "shuffled"  # or "source", or the name of an order file of the corpus; each also with "_reversed"
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_sequences"):
@@ -53,6 +54,8 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} is below 1")
         if self.validations < 0:
             raise ValueError(f"validations={self.validations} is below 0")
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r}: choose one of {', '.join(ORDERS)}")
 
     @property
     def rows(self) -> int:
@@ -254,7 +257,9 @@ def batch_source(
     """The batches of one split of the corpus."""
     special = corpus.special_ids
     masker = Masker(objective, corpus.vocab_size, special.mask, tuple(special), seed)
-    return BatchSource(corpus.stream(split), masker, config.sequence_length, config.packing, seed)
+    order = config.order if split == "train" else "shuffled"
+    stream = corpus.stream(split, order)
+    return BatchSource(stream, masker, config.sequence_length, config.packing, seed, shuffle=order == "shuffled")
 
 
 def validation_batches(source: BatchSource, config: TrainConfig) -> list[Batch]:

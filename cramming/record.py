@@ -172,19 +172,20 @@ def finite(value: Any) -> Any:
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`; a last line cut short by a crash is left out.
+    """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
 
     After a crash the resumed process logs the same steps again: the later row of a step is the one that counts.
     """
     path = folder / "metrics.jsonl"
     rows: dict[tuple[int, bool], dict[str, Any]] = {}
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            rows[row["step"], "validation_loss" in row] = row
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows[row["step"], "validation_loss" in row] = row
     return [rows[key] for key in sorted(rows)]
 
 

@@ -71,11 +71,23 @@ def format_of(path: Path) -> str:
     return SUFFIXES[suffix]
 
 
-class OpenFile:
-    """A file being read: `position` counts the bytes of the file itself, before decompression, for the progress bar."""
+class UnreadableError(UserError):
+    """A file that is not text at all: found before anything of it was read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class OpenFile:
+    """A file being read: `position` counts the bytes of the file itself, before decompression, for the progress bar.
+
+    `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, and
+    `escaped` tells that there were any.
+    """
+
+    def __init__(self, path: Path, lenient: bool = False) -> None:
+        self.path, self.lenient, self.escaped = path, lenient, False
         self.raw: BinaryIO = path.open("rb")
 
     @property
@@ -114,18 +126,22 @@ def read_lines(file: OpenFile, longest: int = LONGEST_TEXT_LINE) -> Iterator[str
             block = rest + block
             end = block.rfind(b"\n") + 1 or (_cut(block) if len(block) > longest else 0)
             block, rest = block[:end], block[end:]
-            yield from _decode(file.path, block, offset, line)
+            yield from _decode(file, block, offset, line)
             offset += len(block)
             line += block.count(b"\n")
     if offset == 0 and not rest:
-        raise UserError(f"{file.path}: empty file")
-    yield from _decode(file.path, rest, offset, line)
+        raise UnreadableError("empty_file", f"{file.path}: empty file{_OR_DROP}")
+    yield from _decode(file, rest, offset, line)
+
+
+_OR_DROP = "; data.damaged=drop leaves such things out and counts them"
 
 
 def _refuse_binary(path: Path, block: bytes) -> None:
     place = block.find(b"\0")
     if place >= 0:
-        raise UserError(f"{path}: binary file (a NUL byte at offset {place}); text must be UTF-8")
+        message = f"{path}: binary file (a NUL byte at offset {place}); text must be UTF-8{_OR_DROP}"
+        raise UnreadableError("binary_file", message)
 
 
 def _cut(block: bytes) -> int:
@@ -139,15 +155,17 @@ def _cut(block: bytes) -> int:
     return end
 
 
-def _decode(path: Path, block: bytes, offset: int, line: int) -> Iterator[str]:
+def _decode(file: OpenFile, block: bytes, offset: int, line: int) -> Iterator[str]:
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
-        line += block.count(b"\n", 0, error.start)
-        raise UserError(
-            f"{path}: not UTF-8 at byte {offset + error.start} (line {line}); convert it, for example"
-            f" `iconv -f latin1 -t utf-8 {path.name}`"
-        ) from None
+        if not file.lenient:
+            line += block.count(b"\n", 0, error.start)
+            raise UserError(
+                f"{file.path}: not UTF-8 at byte {offset + error.start} (line {line}); convert it, for example"
+                f" `iconv -f latin1 -t utf-8 {file.path.name}`{_OR_DROP}"
+            ) from None
+        text, file.escaped = block.decode("utf-8", "surrogateescape"), True
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -11,14 +11,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, build, write_atomically
-from cramming.data.shards import TASKS, TOKENIZER, Shard
+from cramming.data.shards import TASKS, TOKENIZER, Shard, Split
+from data_prep.card import CARD, PLOTS
 
 UNFINISHED = "unfinished.json"
+FATES = "unfinished-fates.bin"
+NEAR = "unfinished-near-duplicates.npz"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Unfinished:
 
     settings_hash: str
     sources: list[dict[str, Any]]
-    shards: dict[str, list[Shard]]
+    shards: dict[Split, list[Shard]]
+    reasons: list[list[str]] = field(default_factory=list)  # of data_prep/fates.py
+    compared: list[dict[str, Any]] = field(default_factory=list)  # the tasks' files, for decontamination
 
     def save(self, folder: Path) -> None:
         """Write it into the corpus folder, atomically."""
@@ -47,7 +52,9 @@ class Unfinished:
     def keep_only_finished(self, folder: Path) -> None:
         """Remove half-written shards and temporary files; the tokenizer, if there, is whole."""
         shards = [shard for part in self.shards.values() for shard in part]
-        keep = {UNFINISHED, TOKENIZER} | {name for shard in shards for name in (shard.file, shard.index_file)}
+        keep = {UNFINISHED, FATES, NEAR, TOKENIZER} | {
+            name for shard in shards for name in (shard.file, shard.index_file)
+        }
         for file in _own_files(folder):
             if file.name not in keep:
                 _remove(file)
@@ -73,6 +80,12 @@ def lock(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
+def finish(folder: Path) -> None:
+    """The manifest is written: remove what only an unfinished corpus needs, the state last."""
+    for name in (FATES, NEAR, UNFINISHED):
+        (folder / name).unlink(missing_ok=True)
+
+
 def discard(folder: Path) -> None:
     """Remove what an unfinished run has written, and nothing else."""
     if (folder / UNFINISHED).is_file():
@@ -82,8 +95,8 @@ def discard(folder: Path) -> None:
 
 def _own_files(folder: Path) -> list[Path]:
     """Everything in the folder that `prepare` makes, temporary files included."""
-    own = (".bin", ".idx", ".part", ".tmp", ".old")
-    names = (UNFINISHED, TOKENIZER, TASKS)
+    own = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
+    names = (UNFINISHED, NEAR, TOKENIZER, TASKS, CARD, PLOTS)
     return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]
 
 

@@ -8,78 +8,100 @@ of threads and any batch size.
 """
 
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
-from cramming.data.shards import ResumePoint, ShardWriter, SpecialIds, Split
+from cramming.data.shards import ResumePoint, Shard, ShardWriter, SpecialIds, Split
 from data_prep.clean import split_at_whitespace
-from data_prep.sources import Document
+from data_prep.fates import Fates
+from data_prep.filters import TOO_MANY_TOKENS, FilterConfig, too_many_tokens
+from data_prep.ledger import Stage
+from data_prep.selection import Candidate
+from data_prep.texts import Measure, TextMeasures, measure
 
 PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
-BATCH_PIECES = 1 << 12
+BATCH_DOCUMENTS = 1 << 12
 LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
 ENOUGH_TOKENS = 100_000  # to judge that share
 
 
-class Piece(NamedTuple):
-    """A document, or a stretch of a long one; `ids` instead of text where the source is already tokenized."""
+class Item(NamedTuple):
+    """A document on its way to the shards."""
 
     split: Split
-    text: str
-    ids: np.ndarray | None
-    first: bool
-    last: bool
+    candidate: Candidate
 
 
 class Encoded(NamedTuple):
-    """One batch's part of a split: tokens [n], and the offsets in it where documents begin."""
+    """One batch: for each split tokens [n] and the offsets in it where documents begin; for each item its measures,
+    or None where it has too many tokens and is left out."""
 
-    tokens: np.ndarray
-    starts: np.ndarray
+    tokens: dict[Split, np.ndarray]
+    starts: dict[Split, np.ndarray]
+    measures: list[Measure | None]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Pieces to tokens, with [CLS] and [SEP] around each document. Called from many threads."""
+    """Documents to tokens, with [CLS] and [SEP] around each. Called from many threads."""
 
     tokenizer: Tokenizer
     ids: SpecialIds
     vocab_size: int
     dtype: np.dtype[np.generic]
+    filters: FilterConfig = field(default_factory=FilterConfig)
 
-    def __call__(self, pieces: list[Piece]) -> dict[Split, Encoded]:
-        texts = [piece.text for piece in pieces if piece.ids is None]
-        encodings = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    def __call__(self, batch: list[Item]) -> Encoded:
+        documents = [candidate.document for _, candidate in batch]
+        pieces = [split_at_whitespace(d.text, PIECE_CHARACTERS) if d.ids is None else [] for d in documents]
+        encoded = self._encode([piece for parts in pieces for piece in parts])
         tokens: dict[Split, list[int]] = {"train": [], "validation": []}
         starts: dict[Split, list[int]] = {"train": [], "validation": []}
-        for piece in pieces:
-            flat = tokens[piece.split]
-            if piece.first:
-                starts[piece.split].append(len(flat))
-                flat.append(self.ids.cls)
-            flat += next(encodings).ids if piece.ids is None else self._checked(piece.ids)
-            if piece.last:
-                flat.append(self.ids.sep)
-        return {
-            split: Encoded(
-                np.array(flat, dtype=self.dtype),
-                np.array(starts[split], dtype=np.int64),
-            )
-            for split, flat in tokens.items()
-            if flat
-        }
+        measures: list[Measure | None] = []
+        for (split, candidate), parts in zip(batch, pieces):
+            body = next(encoded) if parts else self._checked(candidate.document.ids)
+            for _ in parts[1:]:
+                body += next(encoded)
+            text = candidate.document.text
+            if parts and too_many_tokens(len(text), len(body), self.filters):
+                measures.append(None)
+                continue
+            flat = tokens[split]
+            starts[split].append(len(flat))
+            flat.append(self.ids.cls)
+            flat += body
+            flat.append(self.ids.sep)
+            measures.append(measure(text, candidate.size))
+        return Encoded(
+            {split: np.array(flat, dtype=self.dtype) for split, flat in tokens.items()},
+            {split: np.array(places, dtype=np.int64) for split, places in starts.items()},
+            measures,
+        )
 
-    def _checked(self, ids: np.ndarray) -> list[int]:
+    def _encode(self, pieces: list[str]) -> Iterator[list[int]]:
+        """The ids of each piece. A very long document's pieces take several calls: encodings are large."""
+        group: list[str] = []
+        characters = 0
+        for last, piece in zip([*[False] * (len(pieces) - 1), True], pieces):
+            group.append(piece)
+            characters += len(piece)
+            if last or characters >= BATCH_CHARACTERS:
+                for encoding in self.tokenizer.encode_batch_fast(group, add_special_tokens=False):
+                    yield encoding.ids
+                group, characters = [], 0
+
+    def _checked(self, ids: np.ndarray | None) -> list[int]:
         """Ids of a tokenized source, without a [CLS] in front and a [SEP] at the end: every document gets its own."""
+        assert ids is not None
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
             raise UserError(
                 f"data.ids_field holds token {ids.max()}, the tokenizer has {self.vocab_size} entries: it is not the"
@@ -89,29 +111,68 @@ class Encoder:
         return flat[flat[:1] == [self.ids.cls] : len(flat) - (flat[-1:] == [self.ids.sep])]
 
 
-def pieces(selected: Iterable[tuple[Split, Document]], done: dict[Split, ResumePoint]) -> Iterator[Piece]:
-    """The pieces to encode, without the documents that lie whole in shards of an earlier run."""
-    number: Counter[Split] = Counter()
-    for split, document in selected:
-        number[split] += 1
-        if number[split] <= done[split].documents:
-            continue
-        if document.ids is not None:
-            yield Piece(split, "", document.ids, True, True)
-            continue
-        parts = split_at_whitespace(document.text, PIECE_CHARACTERS)
-        for index, part in enumerate(parts):
-            yield Piece(split, part, None, index == 0, index == len(parts) - 1)
+@dataclass
+class Packing:
+    """Everything that `pack` fills: shards, the ledger's stage, verdicts, measures of the text, use of the vocabulary.
+
+    `done` says what lies whole in shards of an earlier run, `token_use` [vocabulary] counts their tokens.
+    """
+
+    encoder: Encoder
+    writers: dict[Split, ShardWriter]
+    done: dict[Split, ResumePoint]
+    token_use: np.ndarray
+    stage: Stage
+    fates: Fates
+    texts: dict[Split, TextMeasures]
+
+    def shards(self) -> dict[Split, list[Shard]]:
+        """The finished shards of each split."""
+        return {split: writer.shards for split, writer in self.writers.items()}
+
+    def to_encode(self, selected: Iterable[tuple[Split, Candidate]]) -> Iterator[Item]:
+        """The documents that are not in finished shards, and not known to have too many tokens."""
+        for split, candidate in selected:
+            self.stage.take(candidate.size)
+            if self.fates.get(candidate.place, "tokens"):
+                candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS)
+            elif self.texts[split].documents < self.done[split].documents:
+                self._keep(Item(split, candidate), measure(candidate.document.text, candidate.size))
+            else:
+                yield Item(split, candidate)
+
+    def _keep(self, item: Item, found: Measure) -> None:
+        self.stage.give(found.bytes)
+        self.texts[item.split].add(found, item.candidate.document.source)
+
+    def note(self, batch: list[Item], measures: list[Measure | None]) -> None:
+        """A batch is encoded: what became of each document."""
+        for item, found in zip(batch, measures):
+            if found is None:
+                self.fates.set(item.candidate.place, "tokens", TOO_MANY_TOKENS)
+                item.candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS)
+            else:
+                self._keep(item, found)
+
+    def require_fit(self) -> None:
+        """UserError when too many tokens are unknown."""
+        share = self.token_use[self.encoder.ids.unk] / max(1, self.token_use.sum())
+        if share > LARGEST_UNKNOWN_SHARE:
+            raise UserError(
+                f"the tokenizer does not fit this text: {100 * share:.0f} % of the tokens are unknown; train one"
+                " (tokenizer.path=null) or name another"
+            )
 
 
-def batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups large enough to be worth a call of the tokenizer."""
-    batch: list[Piece] = []
+def batches(stream: Iterable[Item]) -> Iterator[list[Item]]:
+    """Documents in groups large enough to be worth a call of the tokenizer."""
+    batch: list[Item] = []
     characters = 0
-    for piece in stream:
-        batch.append(piece)
-        characters += len(piece.text) if piece.ids is None else len(piece.ids)
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
+    for item in stream:
+        batch.append(item)
+        ids = item.candidate.document.ids
+        characters += len(item.candidate.document.text) if ids is None else len(ids)
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -119,71 +180,53 @@ def batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def pack(
-    selected: Iterable[tuple[Split, Document]],
-    encoder: Encoder,
-    writers: dict[Split, ShardWriter],
-    done: dict[Split, ResumePoint],
+    selected: Iterable[tuple[Split, Candidate]],
+    packing: Packing,
     threads: int,
     position: Callable[[], float],
     on_batch: Callable[[float, bool], None],
-) -> Counter[str]:
-    """Encode and write everything, then close the writers. Returns token counts.
+) -> None:
+    """Encode and write everything, then close the writers.
 
     `position()` is how far the source has been read. `on_batch(position, finished)` is called after every written
     batch, with the position up to which the text is done and whether the batch completed a shard.
     """
-    counts: Counter[str] = Counter()
-    drop = {split: done[split].tokens for split in writers}
-
-    def write(encoded: dict[Split, Encoded], place: float) -> None:
+    drop = {split: packing.done[split].tokens for split in packing.writers}
+    placed = ((batch, position()) for batch in batches(packing.to_encode(selected)))
+    for batch, place, encoded in _encode_in_order(placed, packing.encoder, threads):
+        packing.note(batch, encoded.measures)
         finished = False
-        for split, (tokens, starts) in encoded.items():
+        for split, tokens in encoded.tokens.items():
             skip = min(drop[split], len(tokens))
             drop[split] -= skip
-            tokens, starts = tokens[skip:], starts[starts >= skip] - skip
-            counts["unknown_tokens"] += int(np.count_nonzero(tokens == encoder.ids.unk))
-            counts["tokens"] += len(tokens)
-            finished |= writers[split].append(tokens, starts)
-        if counts["tokens"] >= ENOUGH_TOKENS:
-            require_fit(counts)
+            tokens, starts = tokens[skip:], encoded.starts[split]
+            packing.token_use += np.bincount(tokens, minlength=len(packing.token_use))
+            finished |= packing.writers[split].append(tokens, starts[starts >= skip] - skip)
+        if packing.token_use.sum() >= ENOUGH_TOKENS:
+            packing.require_fit()
         on_batch(place, finished)
-
-    placed = ((batch, position()) for batch in batches(pieces(selected, done)))
-    for encoded, place in _encode_in_order(placed, encoder, threads):
-        write(encoded, place)
-    require_fit(counts)
-    for writer in writers.values():
+    packing.require_fit()
+    for writer in packing.writers.values():
         writer.close()
-    return counts
 
 
 def _encode_in_order(
-    stream: Iterable[tuple[list[Piece], float]], encoder: Encoder, threads: int
-) -> Iterator[tuple[dict[Split, Encoded], float]]:
-    pending: deque[tuple[Future[dict[Split, Encoded]], float]] = deque()
+    stream: Iterable[tuple[list[Item], float]], encoder: Encoder, threads: int
+) -> Iterator[tuple[list[Item], float, Encoded]]:
+    pending: deque[tuple[list[Item], float, Future[Encoded]]] = deque()
     with _one_thread_per_call(), ThreadPoolExecutor(threads) as pool:
         try:
             for batch, place in stream:
-                pending.append((pool.submit(encoder, batch), place))
+                pending.append((batch, place, pool.submit(encoder, batch)))
                 if len(pending) > 2 * threads:
-                    future, place = pending.popleft()
-                    yield future.result(), place
+                    batch, place, future = pending.popleft()
+                    yield batch, place, future.result()
             while pending:
-                future, place = pending.popleft()
-                yield future.result(), place
+                batch, place, future = pending.popleft()
+                yield batch, place, future.result()
         finally:
-            for future, _ in pending:
+            for _, _, future in pending:
                 future.cancel()
-
-
-def require_fit(counts: Counter[str]) -> None:
-    """UserError when too many tokens are unknown."""
-    share = counts["unknown_tokens"] / max(1, counts["tokens"])
-    if share > LARGEST_UNKNOWN_SHARE:
-        raise UserError(
-            f"the tokenizer does not fit this text: {100 * share:.0f} % of the tokens are unknown; train one"
-            " (tokenizer.path=null) or name another"
-        )
 
 
 @contextmanager

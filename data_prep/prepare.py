@@ -1,82 +1,43 @@
 """`cramming prepare`: text to a corpus folder. Streaming, resumable, and a no-op when the corpus is already there.
 
-    read -> normalise, filter, deduplicate, hold out -> tokenizer.json -> shards -> manifest.json (last)
+    [search near-duplicates] -> tokenizer.json -> select and tokenize -> shards -> orders, card -> manifest.json (last)
 
 Until the manifest is written the folder holds `unfinished.json`: what the run was about to make and which shards it
 has finished. An interrupted run (Ctrl-C, kill -9, power cut, lost network) goes on from there: the text is read again,
-which is cheap, but documents that lie in finished shards are not tokenized again, and the result is byte for byte that
-of an unbroken run. A mistake in settings or text, in contrast, leaves nothing behind.
+which is cheap, but what was decided about its documents is remembered (data_prep/fates.py), those that lie in finished
+shards are not tokenized again, and the result is byte for byte that of an unbroken run. A mistake in settings or text,
+in contrast, leaves nothing behind.
 """
 
 import dataclasses
 import errno
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from cramming import __version__
-from cramming.config import UserError, build, file_sha256, overwrite_atomically, write_atomically
+from cramming.config import UserError, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
-from cramming.progress import Progress, say
-from data_prep import pack, tokenizer
+from cramming.progress import say
+from data_prep import pack, summary, tokenizer
 from data_prep.clean import normalize
-from data_prep.folder import UNFINISHED, Unfinished, discard, lock
-from data_prep.generated import EmbeddedConfig, EmbeddedSource
-from data_prep.hub import ConnectionLostError, HubConfig, HubSource
-from data_prep.selection import Tally, select
-from data_prep.sources import DataConfig, Source, TextSource, limited
-from data_prep.tokenizer import TokenizerConfig
+from data_prep.fates import Fates
+from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish, lock
+from data_prep.generated import EmbeddedConfig
+from data_prep.hub import ConnectionLostError
+from data_prep.job import SOURCES, Job, parse
+from data_prep.ledger import Ledger
+from data_prep.meter import Meter
+from data_prep.neardup import NearDuplicates, find_near_duplicates
+from data_prep.selection import Selection
+from data_prep.sources import limited
+from data_prep.texts import TextMeasures
 
-SOURCES: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}
+__all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "lock", "main", "parse", "prepare"]
+
 BOTH: tuple[Split, Split] = ("train", "validation")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One call of `prepare`: the validated settings, the opened source and the folder to fill."""
-
-    folder: Path
-    data: DataConfig
-    tokenizer: TokenizerConfig
-    source: Source
-    settings: dict[str, Any]
-    settings_hash: str
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """An existing tokenizer to use instead of training one: the source's own, or the user's."""
-        own = self.source.tokenizer_file()
-        if own is None and self.tokenizer.path:
-            return Path(self.tokenizer.path).expanduser()
-        return own
-
-    def inventory(self) -> list[dict[str, Any]]:
-        """What the corpus is made from: the source's parts, and the user's tokenizer."""
-        return self.source.inventory() + self._tokenizer_entry()
-
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        """What differs from the inventory of an earlier run, in words; None if nothing does."""
-        source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
-        if changed := self.source.changed(source):
-            return changed
-        return None if inventory[len(source) :] == self._tokenizer_entry() else self.tokenizer.path
-
-    def _tokenizer_entry(self) -> list[dict[str, Any]]:
-        if not self.tokenizer.path:
-            return []
-        sha256 = file_sha256(Path(self.tokenizer.path).expanduser())
-        return [
-            {
-                "name": self.tokenizer.path,
-                "kind": "tokenizer",
-                "license": None,
-                "sha256": sha256,
-            }
-        ]
 
 
 def main(config: Mapping[str, Any]) -> None:
@@ -99,27 +60,6 @@ def main(config: Mapping[str, Any]) -> None:
             raise UserError(f"{job.folder}: the disk is full; make room and run the same command again") from None
 
 
-def parse(config: Mapping[str, Any]) -> Job:
-    """Validate the settings and look at the source, before anything is written."""
-    kind = config["data"].get("source")
-    if kind not in SOURCES:
-        raise UserError(f"data.source={kind!r}: choose one of {', '.join(SOURCES)}")
-    data = build(SOURCES[kind].config_class, config["data"], "data")
-    job = Job(
-        folder=shards.corpus_folder(config),
-        data=data,
-        tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
-        source=SOURCES[kind](data),
-        settings=shards.content_settings(config),
-        settings_hash=shards.corpus_hash(config),
-    )
-    if job.tokenizer.path:
-        if isinstance(data, HubConfig) and data.ids_field:
-            raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
-        tokenizer.load(Path(job.tokenizer.path).expanduser())
-    return job
-
-
 def confirm(job: Job) -> None:
     """The corpus is there: check that it is the one asked for and that its sources have not changed; write nothing."""
     manifest = Corpus.open(job.folder, verify=True).manifest
@@ -128,9 +68,9 @@ def confirm(job: Job) -> None:
         raise UserError(
             f"{job.folder}: holds a corpus of other settings ({different}); delete it, or name another data.corpus"
         )
-    if changed := job.changed(manifest.sources):
+    if changed := job.changed(manifest.sources, manifest.decontamination.get("files", [])):
         raise UserError(f"{job.folder}: its sources have changed since ({changed}); delete it to prepare anew")
-    (job.folder / UNFINISHED).unlink(missing_ok=True)
+    finish(job.folder)
     say(f"{job.folder}: already prepared with these settings, nothing to do")
 
 
@@ -142,30 +82,20 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def prepare(job: Job) -> None:
     """Make the corpus, or go on making it."""
     state = _begin(job)
+    ledger, fates = Ledger(job.data.seed), Fates(job.folder / FATES, state.reasons)
+    selection = Selection(job.data, ledger, fates, decontaminator=job.decontaminator)
+    selection = dataclasses.replace(selection, near=_near_duplicates(job, state, selection))
     model = _tokenizer(job)
     info = tokenizer.describe(model, job.folder / shards.TOKENIZER)
-    tally = Tally()
-    finished = _pack(job, model, info, state, tally)
-    _require_documents(job, tally, finished)
-    if changed := job.changed(state.sources):
+    packing = _pack(job, model, info, state, selection)
+    _require_documents(job, ledger, packing.shards())
+    if changed := job.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
     if isinstance(job.data, EmbeddedConfig):
         _write_tasks(job)
-    manifest = Manifest(
-        format=shards.FORMAT_VERSION,
-        name=job.data.name,
-        suite_version=__version__,
-        settings_hash=job.settings_hash,
-        settings=job.settings,
-        dtype="uint16" if shards.token_dtype(info.vocab_size).itemsize == 2 else "uint32",
-        tokenizer=info,
-        sources=state.sources,
-        counts=dict(sorted(tally.counts.items())),
-        removed=dict(sorted(tally.removed.items())),
-        splits=finished,
-    )
+    manifest = summary.complete(job, state.sources, info, selection, packing)
     write_atomically(job.folder / shards.MANIFEST, manifest.to_json())
-    (job.folder / UNFINISHED).unlink()
+    finish(job.folder)
     _report(job, manifest)
 
 
@@ -173,7 +103,8 @@ def _begin(job: Job) -> Unfinished:
     """The state of an interrupted run of the same settings and sources, or a new one."""
     state = Unfinished.load(job.folder)
     if state is not None:
-        changed = "settings" if state.settings_hash != job.settings_hash else job.changed(state.sources)
+        same_settings = state.settings_hash == job.settings_hash
+        changed = job.changed(state.sources, state.compared) if same_settings else "settings"
         if changed is None:
             finished = sum(map(len, state.shards.values()))
             say(f"{job.folder}: going on with an interrupted run, {finished} shards are finished")
@@ -181,7 +112,7 @@ def _begin(job: Job) -> Unfinished:
             return state
         say(f"{job.folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
         discard(job.folder)
-    state = Unfinished(job.settings_hash, job.inventory(), {split: [] for split in BOTH})
+    state = Unfinished(job.settings_hash, job.inventory(), {split: [] for split in BOTH}, compared=job.compared)
     state.save(job.folder)
     return state
 
@@ -201,12 +132,9 @@ def _tokenizer(job: Job) -> Tokenizer:
 
 def _train_tokenizer(job: Job) -> Tokenizer:
     config, source = job.tokenizer, job.source
-    with Progress("read a sample for the tokenizer", source.total, source.unit) as bar:
+    with Meter("read a sample for the tokenizer", source) as meter:
         sample = tokenizer.sample_text(
-            _ticking(
-                limited(source.sample_documents(config.sample_mb * 1e6), job.data),
-                lambda: bar.update(source.position),
-            ),
+            meter.watch(limited(source.sample_documents(config.sample_mb * 1e6), job.data)),
             lambda text: normalize(text, job.data.clean),
             config.sample_mb,
             job.data.seed,
@@ -218,46 +146,64 @@ def _train_tokenizer(job: Job) -> Tokenizer:
     return model
 
 
-def _ticking(documents: Iterator[Any], tick: Callable[[], None]) -> Iterator[Any]:
-    for index, document in enumerate(documents):
-        yield document
-        if index % 256 == 0:
-            tick()
+def _near_duplicates(job: Job, state: Unfinished, selection: Selection) -> NearDuplicates | None:
+    """A pass over the whole text in search of near-duplicates; an earlier run's result, if there is one."""
+    if not job.data.near_duplicates.enabled:
+        return None
+    path, source = job.folder / NEAR, job.source
+    if not path.is_file():
+        first_pass = dataclasses.replace(selection, ledger=Ledger(job.data.seed))
+        with Meter("search near-duplicates", source) as meter:
+            unique = first_pass.unique(meter.watch(limited(source.documents(), job.data)))
+            texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)
+            found = find_near_duplicates(texts, job.data.near_duplicates, job.data.threads)
+        _save(job, state, selection.fates)
+        found.save(path)
+    return NearDuplicates.load(path)
+
+
+def _save(job: Job, state: Unfinished, fates: Fates) -> None:
+    """The safe point that a later run goes on from. First the verdicts, as the state says how many of them count."""
+    fates.save()
+    dataclasses.replace(state, reasons=fates.reasons).save(job.folder)
 
 
 def _pack(
-    job: Job,
-    model: Tokenizer,
-    info: shards.TokenizerInfo,
-    state: Unfinished,
-    tally: Tally,
-) -> dict[str, list[Shard]]:
+    job: Job, model: Tokenizer, info: shards.TokenizerInfo, state: Unfinished, selection: Selection
+) -> pack.Packing:
     dtype = shards.token_dtype(info.vocab_size)
-    writers = {s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH}
-    done = {split: shards.resume_point(job.folder, state.shards[split]) for split in BOTH}
-    encoder = pack.Encoder(model, shards.SpecialIds(**info.special_ids), info.vocab_size, dtype)
-    with Progress("tokenize", job.source.total, job.source.unit) as bar:
+    sources = job.sources(state.sources)
+    finished = [shard for split in BOTH for shard in state.shards[split]]
+    packing = pack.Packing(
+        encoder=pack.Encoder(model, shards.SpecialIds(**info.special_ids), info.vocab_size, dtype, job.data.filters),
+        writers={s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH},
+        done={split: shards.resume_point(job.folder, state.shards[split]) for split in BOTH},
+        token_use=shards.token_use(job.folder, finished, dtype, info.vocab_size),
+        stage=selection.ledger["tokens"],
+        fates=selection.fates,
+        texts={split: TextMeasures(sources) for split in BOTH},
+    )
+    with Meter("tokenize", job.source) as meter:
 
-        def on_batch(position: float, finished: bool) -> None:
-            bar.update(position)
-            if finished:
-                dataclasses.replace(state, shards={s: w.shards for s, w in writers.items()}).save(job.folder)
+        def on_batch(position: float, shard_finished: bool) -> None:
+            meter.update(position, packing.stage.bytes_out)
+            if shard_finished:
+                _save(job, dataclasses.replace(state, shards=dict(packing.shards())), selection.fates)
 
-        selected = select(limited(job.source.documents(), job.data), job.data, tally)
-        counts = pack.pack(selected, encoder, writers, done, job.data.threads, lambda: job.source.position, on_batch)
-    before = sum(shards.count_token(job.folder, state.shards[s], dtype, encoder.ids.unk) for s in BOTH)
-    tally.counts["unknown_tokens"] = before + counts["unknown_tokens"]
-    return {split: writer.shards for split, writer in writers.items()}
+        selected = selection.run(limited(job.source.documents(), job.data))
+        pack.pack(selected, packing, job.data.threads, lambda: job.source.position, on_batch)
+    return packing
 
 
-def _require_documents(job: Job, tally: Tally, finished: dict[str, list[Shard]]) -> None:
+def _require_documents(job: Job, ledger: Ledger, finished: Mapping[Split, list[Shard]]) -> None:
     if all(finished.values()):
         return
-    removed = ", ".join(f"{count} {reason}" for reason, count in tally.removed.items()) or "none"
+    removed = ", ".join(f"{count} {reason}" for reason, count in ledger.removed().items()) or "none"
     hint = "; data.documents says how plain text is cut into documents" if job.data.source == "text" else ""
+    kept, read = ledger["tokens"].documents_out, ledger["source"].documents_in
     raise UserError(
-        f"too little text: {tally.counts['documents']} of {tally.counts['documents_read']} documents remain (removed:"
-        f" {removed}), at least 2 are needed, one of them for validation{hint}"
+        f"too little text: {kept} of {read} documents remain (removed: {removed}), at least 2 are needed, one of them"
+        f" for validation{hint}"
     )
 
 

@@ -1,67 +1,180 @@
-"""Which documents become the corpus, and on which side: clean, filter, deduplicate, hold out. One stream, one order."""
+"""Which documents become the corpus, and on which side: one stream, one order, a ledger line per stage.
+
+source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cramming.data.shards import Split
-from data_prep.clean import normalize, reason_to_remove, split_at_whitespace
+from data_prep import clean, filters
+from data_prep.decontaminate import Decontaminator
 from data_prep.dedup import HeldOut, SeenBefore, content_hash
+from data_prep.fates import PASSED, Fates
+from data_prep.ledger import Ledger, Stage, text_bytes
+from data_prep.neardup import NearDuplicates
 from data_prep.sources import DataConfig, Document
 
 GROUP_DOCUMENTS = 512
 GROUP_CHARACTERS = 1 << 22
+BETWEEN_TASKS = "+"
 
 
-class Tally:
-    """What was counted on the way; the manifest keeps it."""
+class Candidate(NamedTuple):
+    """A normalised document, or a part of a very long one."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.removed: Counter[str] = Counter()
-
-
-class _Candidate(NamedTuple):
     document: Document
+    place: int  # how many came before it out of the normalisation
+    size: int  # UTF-8 bytes
     key: int  # for finding duplicates
     number: int  # for the split
 
+    def is_dropped_by(self, stage: Stage, reason: str) -> None:
+        """Into the ledger."""
+        stage.drop(reason, self.size, self.document.id, self.document.text)
 
-def select(documents: Iterable[Document], config: DataConfig, tally: Tally) -> Iterator[tuple[Split, Document]]:
-    """The documents of the corpus, normalised, in the order of the source, each with its split."""
-    seen, held_out = SeenBefore(), HeldOut[Document](config.validation_fraction)
-    for group in _groups(_clean(documents, config, tally)):
-        known = seen.ask([candidate.key for candidate in group]) if config.deduplicate else (False for _ in group)
-        for candidate, duplicate in zip(group, known):
-            if duplicate:
-                tally.removed["duplicate"] += 1
+
+@dataclass(frozen=True)
+class Selection:
+    """The settings and state that the stages share. `near` and `decontaminator` are None where switched off."""
+
+    config: DataConfig
+    ledger: Ledger
+    fates: Fates
+    near: NearDuplicates | None = None
+    decontaminator: Decontaminator | None = None
+
+    def run(self, documents: Iterable[Document]) -> Iterator[tuple[Split, Candidate]]:
+        """The documents of the corpus in the order of the source, each with its split."""
+        return self.held_out(self.decontaminated(self.not_near(self.unique(documents))))
+
+    def unique(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+        """Everything up to the exact deduplication: what the search for near-duplicates reads."""
+        return self.deduplicated(self.filtered(self.normalised(self.read(documents))))
+
+    def read(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """What the source gives, without what it found damaged."""
+        stage = self.ledger["source"]
+        for document in documents:
+            size = document.damage.bytes if document.damage else text_bytes(document.text)
+            stage.take(size)
+            if document.damage:
+                stage.drop(document.damage.reason, size, document.id, document.text)
                 continue
-            tally.counts["documents"] += 1
-            yield from held_out.assign(candidate.number, candidate.document)
-    yield from held_out.finish()
+            stage.give(size)
+            yield document
 
-
-def _clean(documents: Iterable[Document], config: DataConfig, tally: Tally) -> Iterator[_Candidate]:
-    for document in documents:
-        tally.counts["documents_read"] += 1
-        if document.ids is not None:
-            yield _Candidate(document, *content_hash(document.ids.tobytes(), config.seed))
-            continue
-        text = normalize(document.text, config.clean)
-        parts = split_at_whitespace(text, config.clean.max_characters)
-        tally.counts["long_documents_cut"] += len(parts) > 1
-        for part in parts:
-            reason = reason_to_remove(part, config.clean)
-            if reason:
-                tally.removed[reason] += 1
+    def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+        """Normal form; very long documents in parts. Token ids pass as they are."""
+        config, stage, place = self.config, self.ledger["normalise"], 0
+        stage.notes["long_documents_cut"] = 0
+        for document in documents:
+            stage.take(text_bytes(document.text))
+            if document.ids is not None:
+                stage.give(0)
+                yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
+                place += 1
                 continue
-            data = part.encode()
-            tally.counts["text_bytes"] += len(data)
-            yield _Candidate(document._replace(text=part.strip()), *content_hash(data, config.seed))
+            parts = clean.split_at_whitespace(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            stage.notes["long_documents_cut"] += len(parts) > 1
+            for part in parts:
+                data = part.encode()
+                stage.give(len(data))
+                document = document._replace(text=part.strip())
+                yield Candidate(document, place, len(data), *content_hash(data, config.seed))
+                place += 1
+
+    def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """What is text worth learning from, by the filters that read text."""
+        stage = self.ledger["filters"]
+
+        def judge(text: str) -> str:
+            found = clean.reason_to_remove(text, self.config.clean)
+            return found or filters.reason_to_remove(text, self.config.filters) or PASSED
+
+        for candidate, reason in self._judged(candidates, stage, judge):
+            if reason == PASSED:
+                yield candidate
+            else:
+                candidate.is_dropped_by(stage, reason)
+
+    def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """The first of equal documents."""
+        stage, seen = self.ledger["exact deduplication"], SeenBefore()
+        for group in _groups(candidates):
+            known = (
+                seen.ask([candidate.key for candidate in group]) if self.config.deduplicate else [False] * len(group)
+            )
+            for candidate, duplicate in zip(group, known):
+                stage.take(candidate.size)
+                if duplicate:
+                    candidate.is_dropped_by(stage, "duplicate")
+                    continue
+                stage.give(candidate.size)
+                yield candidate
+
+    def not_near(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """One of each group of near-duplicates."""
+        stage = self.ledger["near deduplication"]
+        for candidate in candidates:
+            stage.take(candidate.size)
+            if self.near is not None and candidate.key in self.near:
+                candidate.is_dropped_by(stage, "near_duplicate")
+                continue
+            stage.give(candidate.size)
+            yield candidate
+
+    def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """What holds no text of a downstream task; a document with text of two tasks counts for both."""
+        stage, tasks = self.ledger["decontamination"], Counter[str]()
+
+        def judge(text: str) -> str:
+            return BETWEEN_TASKS.join(self.decontaminator.tasks_in(text)) if self.decontaminator else PASSED
+
+        for candidate, found in self._judged(candidates, stage, judge):
+            if found == PASSED:
+                yield candidate
+            else:
+                tasks.update(found.split(BETWEEN_TASKS))
+                candidate.is_dropped_by(stage, "contaminated")
+        stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
+
+    def _judged(
+        self, candidates: Iterable[Candidate], stage: Stage, judge: Callable[[str], str]
+    ) -> Iterator[tuple[Candidate, str]]:
+        """Each candidate with the verdict on its text, an earlier one if there is any. Token ids always pass."""
+        for candidate in candidates:
+            stage.take(candidate.size)
+            reason = self.fates.get(candidate.place, stage.name)
+            if reason is None:
+                reason = judge(candidate.document.text) if candidate.document.ids is None else PASSED
+                self.fates.set(candidate.place, stage.name, reason)
+            if reason == PASSED:
+                stage.give(candidate.size)
+            yield candidate, reason
+
+    def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
+        """Each document with its split."""
+        stage, held_out = self.ledger["hold-out"], HeldOut[Candidate](self.config.validation_fraction)
+        given: dict[Split, int] = {"train": 0, "validation": 0}
+
+        def decided(pairs: list[tuple[Split, Candidate]]) -> Iterator[tuple[Split, Candidate]]:
+            for split, candidate in pairs:
+                given[split] += 1
+                stage.give(candidate.size)
+                yield split, candidate
+
+        for candidate in candidates:
+            stage.take(candidate.size)
+            yield from decided(held_out.assign(candidate.number, candidate))
+        yield from decided(held_out.finish())
+        stage.notes |= {f"{split}_documents": count for split, count in given.items()}
 
 
-def _groups(candidates: Iterable[_Candidate]) -> Iterator[list[_Candidate]]:
-    group: list[_Candidate] = []
+def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    group: list[Candidate] = []
     characters = 0
     for candidate in candidates:
         group.append(candidate)

@@ -10,6 +10,7 @@ file has changed, and how far it has been read, for the progress bar.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from cramming.config import UserError, file_sha256, folder_name
+from cramming.data.shards import Curriculum
 from data_prep import dumps, files
 from data_prep.clean import CleanConfig
 from data_prep.decontaminate import DecontaminationConfig
@@ -26,13 +28,24 @@ from data_prep.filters import FilterConfig
 from data_prep.neardup import NearDuplicateConfig
 
 
+class Damage(NamedTuple):
+    """Why something that the source holds cannot be read as text, and how many bytes it has."""
+
+    reason: str
+    bytes: int
+
+
 class Document(NamedTuple):
-    """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then."""
+    """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then.
+
+    With `damage` it is none: it stands for what had to be left out, so that the ledger can count it.
+    """
 
     text: str
     id: str
     source: str
     ids: np.ndarray | None = None
+    damage: Damage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +60,12 @@ class DataConfig:
     license: str | None = None
     validation_fraction: float = 0.01
     max_documents: int | None = None
-    deduplicate: bool = True
     clean: CleanConfig = field(default_factory=CleanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
-    decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
+    deduplicate: bool = True
     near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
+    decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
+    orders: list[Curriculum] = field(default_factory=lambda: ["sentence_length", "compressibility"])
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:
@@ -75,11 +89,14 @@ class TextConfig(DataConfig):
     """`data=text`."""
 
     paths: list[str]
-    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = (
-        None  # null: by each file's name
-    )
+    # null: by each file's name
+    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = None
     documents: Literal["block", "line", "file", "record"] = "block"
     text_field: str = "text"
+    damaged: Literal["refuse", "drop"] = "refuse"  # empty and binary files, bytes that are not UTF-8
+
+
+ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
 
 
 class Source:
@@ -97,6 +114,10 @@ class Source:
         """What differs from the inventory of an earlier run, in words; None if nothing does."""
         now = self.inventory()
         return None if inventory == now else ", ".join(entry["name"] for entry in now)
+
+    def parts(self) -> list[str]:
+        """The values of `Document.source`, where they are not the names of the inventory."""
+        return []
 
     def documents(self) -> Iterator[Document]:
         """All documents from the beginning, in the same order at every call."""
@@ -158,10 +179,20 @@ class TextSource(Source):
     def documents(self) -> Iterator[Document]:
         self.position = before = 0
         for path, kind, size in zip(self.paths, self.formats, self._sizes):
-            file = files.OpenFile(path)
-            for number, text in enumerate(self._texts(file, kind)):
-                self.position = before + file.position
-                yield Document(text, f"{path}:{number}", str(path))
+            file = files.OpenFile(path, lenient=self.config.damaged == "drop")
+            number = -1
+            try:
+                for number, text in enumerate(self._texts(file, kind)):
+                    self.position = before + file.position
+                    damage = _damage_of(text) if file.escaped else None
+                    yield Document(text, f"{path}:{number}", str(path), damage=damage)
+            except files.UnreadableError as error:
+                if not file.lenient:
+                    raise
+                yield Document("", str(path), str(path), damage=Damage(error.reason, size))
+            else:
+                if number < 0 and file.lenient:
+                    yield Document("", str(path), str(path), damage=Damage("empty_file", size))
             before += size
         self.position = before
 
@@ -170,6 +201,10 @@ class TextSource(Source):
             return reader(file, self.config.text_field)
         group = files.TEXT_DOCUMENTS[self.config.documents]
         return group(files.read_lines(file), self.config.clean.max_characters)
+
+
+def _damage_of(text: str) -> Damage | None:
+    return Damage("not_utf8", len(text.encode(errors="surrogateescape"))) if ESCAPED_BYTE.search(text) else None
 
 
 def _matches(pattern: str) -> list[Path]:

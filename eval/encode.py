@@ -57,7 +57,10 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises this bare type for any content that it cannot use
+        raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
     _check_size(folder, tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
     cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
@@ -77,7 +80,11 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
 def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
     """The special token of a role and its id, as tokenizer_config.json names it, else BERT's name for it."""
     config = folder / "tokenizer_config.json"
-    named = json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{config}: not readable as JSON ({error})") from None
+    named = settings.get(role) if isinstance(settings, dict) else None
     text = named.get("content") if isinstance(named, dict) else named
     text = text or f"[{role.removesuffix('_token').upper()}]"
     number = to_id(text)

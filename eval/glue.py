@@ -24,6 +24,7 @@ from eval.encode import encode_task, load_encoder
 from eval.finetune import Hyperparameters
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import ModelSource, open_model
+from eval.reading import at
 from eval.results import Pieces, summarise, write_json
 from eval.tasks import TASKS, Task, find_tasks
 
@@ -98,7 +99,14 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
         raise UserError(
             f"{final}: no trained model; run `cramming pretrain name={config['name']}` or give model_path=<folder>"
         )
-    return open_model(final)
+    source = open_model(final)
+    trained = at(load_record(folder), "pretrain.final_sha256") if (folder / "record.json").exists() else None
+    if trained not in (None, source.sha256):
+        raise UserError(
+            f"{final}: its weights are not those that pretraining wrote (by their SHA-256); restore them, or score the"
+            f" folder under another name with model_path={final}"
+        )
+    return source
 
 
 def check_length(source: ModelSource, max_length: int) -> None:
@@ -207,7 +215,8 @@ def piece_key(
     device: torch.device,
 ) -> str:
     """A hash of everything that the numbers of one run depend on."""
-    tokenizers = [f.read_text(encoding="utf-8") for f in sorted(source.folder.glob("*token*")) if f.suffix == ".json"]
+    files = [file for file in sorted(source.folder.glob("*token*")) if file.suffix == ".json"]
+    tokenizers = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in files]
     config = (source.folder / "config.json").read_text(encoding="utf-8")
     machine = [torch.__version__, device.type, describe(device).name]
     return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), numerics, machine)

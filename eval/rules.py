@@ -330,12 +330,19 @@ def no_downstream_text(record: Record) -> Outcome:
     if not sources:
         return False, "no source is declared"
     found = [s for s in sources if DOWNSTREAM.search(json.dumps(s, default=str).lower())]
-    removed = at(record, "corpus.removed")
-    steps = {k: v for k, v in removed.items() if "contam" in str(k)} if isinstance(removed, Mapping) else {}
-    search = "; ".join(f"{k}: {v} documents removed" for k, v in steps.items()) or "no overlap search on record"
+    search = overlap_search(record)
     if found:
         return False, f"downstream data among the sources: {names_of(found)}; {search}"
     return True, f"no downstream data set among the declared sources; {search}"
+
+
+def overlap_search(record: Record) -> str:
+    """What the preparation says about its search for downstream text: which tasks, and what each of them removed."""
+    removed = at(record, "corpus.decontamination.removed")
+    if not isinstance(removed, Mapping) or not removed:
+        return "no overlap search on record"
+    tasks = ", ".join(f"{task} {count}" for task, count in removed.items())
+    return f"searched for runs of {at(record, 'corpus.decontamination.ngram')} words; documents removed: {tasks}"
 
 
 def tokenizer_origin(record: Record) -> Outcome:

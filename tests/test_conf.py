@@ -75,7 +75,12 @@ def test_the_defaults_build(compose: Callable[..., dict[str, Any]]) -> None:
 @pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
 def test_every_option_composes_and_builds(compose: Callable[..., dict[str, Any]], turn: int) -> None:
     chosen = {group: options[turn % len(options)] for group, options in GROUPS.items() if group != "experiment"}
-    user_gives = {"text": ["data.paths=[a.txt]"], "hub": ["data.dataset=a/b"], "base": ["data.name=a", "data.source=b"]}
+    user_gives = {
+        "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+        "text": ["data.paths=[a.txt]"],
+        "hub": ["data.dataset=a/b"],
+        "base": ["data.name=a", "data.source=b"],
+    }
     settings = compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], []))
     build_all(settings, data=chosen["data"] != "base")
 

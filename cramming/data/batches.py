@@ -3,7 +3,8 @@
 The corpus is one flat stream of tokens. A sample is a window of `sequence_length` tokens of it; sample i of epoch e is
 window permutation_e(i), where the permutation is a keyed bijection computed per index, so that neither memory nor
 start-up time grows with the corpus and any position can be resumed from one integer. Each epoch shifts all windows by
-another offset, so that cuts fall elsewhere. A batch is the rows of consecutive samples laid end to end.
+another offset, so that cuts fall elsewhere. A batch is the rows of consecutive samples laid end to end. Without
+`shuffle` the permutation is left out, and the samples come as the stream has them: a curriculum (`train.order`).
 
 `packing: rows` lets a row be one sequence whatever documents it holds (the paper's choice; fastest). `packing:
 documents` ends a sequence at each document's end, with positions from zero and no attention across (NeoBERT, table 3:
@@ -88,6 +89,7 @@ class BatchSource:
         sequence_length: int,
         packing: Literal["rows", "documents"],
         seed: int,
+        shuffle: bool = True,
     ):
         if stream.num_tokens < 2 * sequence_length:
             raise UserError(
@@ -96,7 +98,7 @@ class BatchSource:
                 " data.validation_fraction"
             )
         self.stream, self.masker = stream, masker
-        self.sequence_length, self.packing, self.seed = sequence_length, packing, seed
+        self.sequence_length, self.packing, self.seed, self.shuffle = sequence_length, packing, seed, shuffle
         # One window less than fits, so that every offset leaves as many.
         self.num_windows = stream.num_tokens // sequence_length - 1
         self.max_segments = 1 + (
@@ -111,7 +113,8 @@ class BatchSource:
             here = epochs_N == epoch
             key = int(hash64(self.seed, _PERMUTE, int(epoch)))
             offset = int(hash64(self.seed, _OFFSET, int(epoch)) % np.uint64(self.sequence_length))
-            starts_N[here] = permute(index_N[here], self.num_windows, key) * self.sequence_length + offset
+            window_N = permute(index_N[here], self.num_windows, key) if self.shuffle else index_N[here]
+            starts_N[here] = window_N * self.sequence_length + offset
         return starts_N
 
     def batch(self, first_sample: int, rows: int) -> Batch:

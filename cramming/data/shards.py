@@ -4,7 +4,11 @@
     tokenizer.json                       a `tokenizers` file
     train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
     validation-00000.bin ...
+    order-<name>.npy                     document numbers of the training split in another order (see `stream`)
+    corpus_card.md  card/*.svg           what a person reads about the corpus
     tasks/                               only the embedded corpus: its fine-tuning tasks
+
+The manifest (cramming/data/manifest.py) names every file with its SHA-256.
 
 A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries. Every
 document is `[CLS] tokens [SEP]` and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
@@ -13,140 +17,65 @@ tokens: the stream is cut where the shard is full, so a document may lie across 
 Sequence length is not part of the format: readers take windows of any length at any place.
 """
 
-import dataclasses
 import hashlib
-import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cramming.config import UserError, build, file_sha256, overwrite_atomically, settings_hash
+from cramming.config import UserError, file_sha256, overwrite_atomically
+from cramming.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    Shard,
+    SpecialIds,
+    Split,
+    TokenizerInfo,
+    content_settings,
+    corpus_folder,
+    corpus_hash,
+    token_dtype,
+)
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
+__all__ = [
+    "FORMAT_VERSION",
+    "CURRICULA",
+    "INDEX_DTYPE",
+    "MANIFEST",
+    "ORDERS",
+    "TASKS",
+    "TOKENIZER",
+    "Corpus",
+    "Curriculum",
+    "Manifest",
+    "OrderedStream",
+    "ResumePoint",
+    "Shard",
+    "ShardWriter",
+    "SpecialIds",
+    "Split",
+    "TokenStream",
+    "TokenizerInfo",
+    "content_settings",
+    "corpus_folder",
+    "corpus_hash",
+    "resume_point",
+    "token_dtype",
+    "token_use",
+]
+
 TASKS = "tasks"
-SPLITS = ("train", "validation")
+SPLITS: tuple[Split, ...] = get_args(Split)
 INDEX_DTYPE = np.dtype("<u8")
-Split = Literal["train", "validation"]
-
-# Settings that say where or how fast, not what: they do not take part in a corpus's name.
-_NOT_CONTENT = {"data": {"corpus", "workers"}, "tokenizer": set[str]()}
-
-
-class SpecialIds(NamedTuple):
-    """Token ids of the five special tokens."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One finished shard: `file` and, beside it, the index of the same stem."""
-
-    file: str
-    tokens: int
-    documents: int  # that begin in this shard
-    sha256: str
-    index_sha256: str
-
-    @property
-    def index_file(self) -> str:
-        """Name of the file with the document starts."""
-        return str(Path(self.file).with_suffix(".idx"))
-
-
-@dataclass(frozen=True)
-class TokenizerInfo:
-    """What the corpus's tokenizer is; `special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
-
-    kind: str
-    vocab_size: int
-    lowercase: bool
-    sha256: str
-    special: dict[str, str]
-    special_ids: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Everything known about a corpus. It holds no date, so the same text and settings give the same manifest."""
-
-    format: int
-    name: str
-    suite_version: str
-    settings_hash: str
-    settings: dict[str, Any]
-    dtype: Literal["uint16", "uint32"]
-    tokenizer: TokenizerInfo
-    sources: list[dict[str, Any]]  # name, kind, license, and for files: path, bytes, mtime_ns, sha256
-    counts: dict[str, int]  # documents read, kept, unknown tokens ...
-    removed: dict[str, int]  # filter -> documents it removed
-    splits: dict[str, list[Shard]] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The text of manifest.json."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, place: str) -> "Manifest":
-        """Parse; `place` names the file in messages. UserError: not JSON, another format version, wrong fields."""
-        try:
-            node = json.loads(text)
-            version = node["format"]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{place}: not a corpus manifest; delete the folder, run `cramming prepare` again"
-            ) from None
-        if version != FORMAT_VERSION:
-            raise UserError(
-                f"{place}: corpus format {version}, this version reads {FORMAT_VERSION}; run `cramming prepare` again"
-            )
-        return build(cls, node, place)
-
-    def sha256(self) -> str:
-        """Fingerprint of the corpus's content: the manifest without the times of its source files."""
-        node = dataclasses.asdict(self)
-        for source in node["sources"]:
-            source.pop("mtime_ns", None)
-        return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
-
-
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of the two on-disk types that holds every id."""
-    return np.dtype("<u2") if vocab_size <= 65_536 else np.dtype("<u4")
-
-
-def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a corpus contains: sections `data` and `tokenizer` without where and how fast."""
-    return {
-        section: {key: value for key, value in config[section].items() if key not in drop}
-        for section, drop in _NOT_CONTENT.items()
-    }
-
-
-def corpus_hash(config: Mapping[str, Any]) -> str:
-    """The hash that names a corpus: of its content settings and the format version."""
-    return settings_hash(FORMAT_VERSION, content_settings(config))
-
-
-def corpus_folder(config: Mapping[str, Any]) -> Path:
-    """Where the corpus of these settings lies: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
-    data, tokenizer = config["data"], config["tokenizer"]
-    if data.get("corpus"):
-        return Path(data["corpus"]).expanduser()
-    kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return Path(config["corpora"]).expanduser() / f"{data['name']}-{kind}-{corpus_hash(config)}"
+Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]  # each an order file; ascending
+CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
+REVERSED = "_reversed"
+ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
 
 
 class ShardWriter:
@@ -237,9 +166,12 @@ def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
     return ResumePoint(0, 0)
 
 
-def count_token(folder: Path, shards: list[Shard], dtype: np.dtype[Any], token: int) -> int:
-    """How often a token occurs in these shards."""
-    return sum(int(np.count_nonzero(np.fromfile(folder / shard.file, dtype) == token)) for shard in shards)
+def token_use(folder: Path, shards: list[Shard], dtype: np.dtype[Any], vocab_size: int) -> np.ndarray:
+    """How often each token occurs in these shards: int64 [vocab_size]."""
+    use_V = np.zeros(vocab_size, dtype=np.int64)
+    for shard in shards:
+        use_V += np.bincount(np.memmap(folder / shard.file, dtype=dtype, mode="r"), minlength=vocab_size)
+    return use_V
 
 
 class Corpus:
@@ -253,9 +185,9 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> "Corpus":
-        """Open and check: format version, file sizes, the tokenizer's fingerprint; `verify` also every shard's SHA-256.
+        """Open and check: the manifest's checksum, file sizes, the tokenizer's SHA-256; `verify`: every file's SHA-256.
 
-        UserError: no such folder, half-written, another format version, a file missing, cut short or altered.
+        UserError: no such folder, half-written, unknown format version, a file missing, cut short or altered.
         """
         if not folder.is_dir():
             raise UserError(
@@ -267,30 +199,54 @@ class Corpus:
                 f"{folder}: half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again,"
                 " it goes on where it stopped"
             )
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        try:
+            text = (folder / MANIFEST).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{folder / MANIFEST}: not UTF-8; the file was altered: delete the folder") from None
         corpus = cls(folder, Manifest.from_json(text, str(folder / MANIFEST)))
         corpus._check(verify)
         return corpus
 
     def _check(self, verify: bool) -> None:
-        _check_hash(self.folder / TOKENIZER, self.manifest.tokenizer.sha256)
+        itemsize = np.dtype(self.manifest.dtype).itemsize
         for shard in (shard for split in SPLITS for shard in self.manifest.splits[split]):
-            itemsize = np.dtype(self.manifest.dtype).itemsize
             _check_size(self.folder / shard.file, shard.tokens * itemsize)
             _check_size(self.folder / shard.index_file, shard.documents * INDEX_DTYPE.itemsize)
-            if verify:
-                _check_hash(self.folder / shard.file, shard.sha256)
-                _check_hash(self.folder / shard.index_file, shard.index_sha256)
+        hashes = self.manifest.hashes()
+        for name in hashes if verify else (TOKENIZER,):
+            if problem := damage(self.folder / name, hashes[name]):
+                raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
 
     @property
     def tokenizer_file(self) -> Path:
         """The corpus's tokenizer.json."""
         return self.folder / TOKENIZER
 
-    def stream(self, split: Split) -> "TokenStream":
-        """The tokens of one split as one flat stream."""
+    def stream(self, split: Split, order: str = "source") -> "TokenStream":
+        """The tokens of one split as one flat stream, its documents in this order (`shuffled` is the reader's task).
+
+        UserError: the corpus has no such order.
+        """
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        return TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
+        stream = TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
+        if order in ("shuffled", "source"):
+            return stream
+        return OrderedStream(
+            stream, self._order(order.removesuffix(REVERSED), stream)[:: 1 - 2 * order.endswith(REVERSED)]
+        )
+
+    def _order(self, name: str, stream: "TokenStream") -> np.ndarray:
+        if name == "source":
+            return np.arange(stream.num_documents)
+        if name not in self.manifest.orders:
+            known = ", ".join(("shuffled", "source", *self.manifest.orders))
+            raise UserError(
+                f"train.order={name}: {self.folder} has no such order file, only: {known}; prepare it with"
+                f" data.orders=[{name}]"
+            )
+        order_D: np.ndarray = np.load(self.folder / self.manifest.orders[name])
+        assert len(order_D) == stream.num_documents
+        return order_D
 
     def describe(self) -> dict[str, Any]:
         """What a run's record says about its corpus."""
@@ -306,6 +262,7 @@ class Corpus:
             "sources": manifest.sources,
             "settings": manifest.settings,
             "removed": manifest.removed,
+            "decontamination": manifest.decontamination,
         }
 
 
@@ -371,13 +328,33 @@ class TokenStream:
         return self._views[length]
 
     def _gather_across(self, starts_N: np.ndarray, length: int) -> np.ndarray:
+        return self.take(starts_N[:, None] + np.arange(length))
+
+    def take(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at these places of the stream: int64, of the same shape."""
+        shard_of = np.searchsorted(self._bases, places, side="right") - 1
+        out = np.empty(places.shape, dtype=np.int64)
+        for shard in np.unique(shard_of):
+            here = shard_of == shard
+            out[here] = self._shards[shard][places[here] - self._bases[shard]]
+        return out
+
+
+class OrderedStream(TokenStream):
+    """The same shards read as if their documents lay in another order. Memory: 16 bytes per document."""
+
+    def __init__(self, stream: TokenStream, order_D: np.ndarray) -> None:
+        self.name, self._stream = stream.name, stream
+        self.num_tokens, self.num_documents = stream.num_tokens, stream.num_documents
+        lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)[order_D]
+        self.document_starts = np.cumsum(lengths_D) - lengths_D
+        self._there_D = stream.document_starts[order_D]  # where each document begins in the shards
+
+    def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
+        """Windows `[start, start + length)` of this order: int64 [N, length]."""
         places_NL = starts_N[:, None] + np.arange(length)
-        shard_NL = np.searchsorted(self._bases, places_NL, side="right") - 1
-        out_NL = np.empty(places_NL.shape, dtype=np.int64)
-        for shard in np.unique(shard_NL):
-            here = shard_NL == shard
-            out_NL[here] = self._shards[shard][places_NL[here] - self._bases[shard]]
-        return out_NL
+        document_NL = np.searchsorted(self.document_starts, places_NL, side="right") - 1
+        return self._stream.take(places_NL + (self._there_D - self.document_starts)[document_NL])
 
 
 def _check_size(path: Path, size: int) -> None:
@@ -387,11 +364,10 @@ def _check_size(path: Path, size: int) -> None:
         raise UserError(f"{path}: {what}; the corpus is damaged: delete its folder and run `cramming prepare` again")
 
 
-def _check_hash(path: Path, expected: str) -> None:
+def damage(path: Path, expected: str) -> str | None:
+    """What is wrong with a file whose SHA-256 should be `expected`, in words; None: nothing."""
     if not path.is_file():
-        raise UserError(f"{path}: missing; the corpus is damaged: delete its folder and run `cramming prepare` again")
+        return f"{path}: missing; the corpus is damaged"
     if file_sha256(path) != expected:
-        raise UserError(
-            f"{path}: its SHA-256 is not the manifest's; the file was altered: delete the folder and run"
-            " `cramming prepare` again"
-        )
+        return f"{path}: its SHA-256 is not the manifest's; the file was altered"
+    return None

@@ -12,7 +12,7 @@ from cramming.config import UserError
 from cramming.optim.groups import parameter_groups
 from cramming.optim.host import HostOptimizer
 from cramming.optim.layerwise import Lamb, Lars
-from cramming.parallel.offload import Lane
+from cramming.parallel.lane import Lane
 
 
 @dataclass(frozen=True)

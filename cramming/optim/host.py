@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cramming.parallel.offload import Lane
+from cramming.parallel.lane import Lane
 
 Groups = list[dict[str, Any]]
 

@@ -17,7 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cramming.config import UserError
 from cramming.model.heads import MaskedLM
-from cramming.parallel.offload import Activations, HostWeights, Lane
+from cramming.parallel.activations import Activations
+from cramming.parallel.host_weights import HostWeights
+from cramming.parallel.lane import Lane
 from cramming.runtime import RuntimeConfig
 
 

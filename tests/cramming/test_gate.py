@@ -191,9 +191,22 @@ def test_another_value_does_not_hide_a_trick(
     assert "tf32" not in found
 
 
-def test_a_damaged_file_is_named(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "gates.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UserError, match=r"gates\.json: not JSON"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "not a table of verdicts"),
+        (b'{"here": 3}', "not a table of verdicts"),
+        (b'{"here": {"bf16": true}}', "not a table of verdicts"),
+        (b'{"here": {"bf16": {"passed": false, "distance": "far", "tolerance": 1}}}', "not a table of verdicts"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "gates.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"gates\.json: {message}"):
         gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 
 

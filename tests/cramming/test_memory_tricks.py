@@ -22,7 +22,7 @@ from cramming.config import UserError
 from cramming.engine import Engine, StepStats
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
-from cramming.parallel import offload
+from cramming.parallel import activations, host_weights, lane
 from cramming.parallel.apply import MemoryConfig, refuse_unfit
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import EngineConfig, build_engine
@@ -188,19 +188,19 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
 ) -> None:
     """At most two blocks' weights are away from home at a time, in both passes; in between none."""
     away, most = set[int](), [0]
-    original = offload.HostWeights.prefetch, offload._Visit.leave
+    original = host_weights.HostWeights.prefetch, host_weights._Visit.leave
 
-    def prefetch(self: offload.HostWeights) -> None:
+    def prefetch(self: host_weights.HostWeights) -> None:
         original[0](self)
         away.add(id(self))
         most[0] = max(most[0], len(away))
 
-    def leave(self: offload._Visit) -> None:
+    def leave(self: host_weights._Visit) -> None:
         original[1](self)
         away.discard(id(self.weights))
 
-    monkeypatch.setattr(offload.HostWeights, "prefetch", prefetch)
-    monkeypatch.setattr(offload._Visit, "leave", leave)
+    monkeypatch.setattr(host_weights.HostWeights, "prefetch", prefetch)
+    monkeypatch.setattr(host_weights._Visit, "leave", leave)
     engine = make_engine(offload_weights=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert away == set()
@@ -211,27 +211,27 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
 def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
     make_engine: Callable[..., Engine], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[offload._BlockPass] = []
-    original = offload._BlockPass.__init__
+    passes: list[activations._BlockPass] = []
+    original = activations._BlockPass.__init__
 
-    def note(self: offload._BlockPass, *arguments: Any) -> None:
+    def note(self: activations._BlockPass, *arguments: Any) -> None:
         original(self, *arguments)
         passes.append(self)
 
-    monkeypatch.setattr(offload._BlockPass, "__init__", note)
+    monkeypatch.setattr(activations._BlockPass, "__init__", note)
     asked: list[tuple[int, bool]] = []
-    back, present = offload._BlockPass._back, offload._BlockPass._present
+    back, present = activations._BlockPass._back, activations._BlockPass._present
 
-    def note_back(self: offload._BlockPass, *arguments: Any) -> Tensor:
+    def note_back(self: activations._BlockPass, *arguments: Any) -> Tensor:
         asked.append((passes.index(self), self.restored))
         return back(self, *arguments)
 
-    def note_present(self: offload._BlockPass, tensor: Tensor) -> Tensor:
+    def note_present(self: activations._BlockPass, tensor: Tensor) -> Tensor:
         asked.append((passes.index(self), True))
         return present(self, tensor)
 
-    monkeypatch.setattr(offload._BlockPass, "_back", note_back)
-    monkeypatch.setattr(offload._BlockPass, "_present", note_present)
+    monkeypatch.setattr(activations._BlockPass, "_back", note_back)
+    monkeypatch.setattr(activations._BlockPass, "_present", note_present)
     engine = make_engine(offload_activations=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert [len(p.saved) > 0 for p in passes] == [True, True, False, False]  # the last two are asked for first: no copy
@@ -274,7 +274,7 @@ class Late:
             self.queue[i] = lambda: None
 
 
-class LateLane(offload.Lane):
+class LateLane(lane.Lane):
     """The slowest side stream there can be; what has not arrived is NaN."""
 
     def copy(self, targets: Any, sources: Any) -> Any:
@@ -324,21 +324,21 @@ def test_on_a_gpu_it_trains_the_same_with_less_memory(
 
 def test_views_come_back_as_they_were() -> None:
     """Same strides and one memory, moved once."""
-    activations = offload.Activations(offload.Lane(CPU), 3)
+    moved = activations.Activations(lane.Lane(CPU), 3)
     seen: list[Tensor] = []
 
     def forward(hidden: Tensor) -> Tensor:
         matrix = hidden.exp().view(-1, 3, 512)
         q, k, _ = matrix.unbind(1)
-        packed = [activations.pack(x) for x in (q, k.t(), matrix)]
+        packed = [moved.pack(x) for x in (q, k.t(), matrix)]
         seen.extend([q, k.t(), matrix])
-        assert activations._current
-        activations._current.release()
-        back.extend(offload.unpack(p) for p in packed)
+        assert moved._current
+        moved._current.release()
+        back.extend(lane.unpack(p) for p in packed)
         return hidden
 
     back: list[Tensor] = []
-    activations.wrap(forward, 0, [])(torch.randn(4, 1536, requires_grad=True))
+    moved.wrap(forward, 0, [])(torch.randn(4, 1536, requires_grad=True))
     assert equal(back, seen)
     assert [b.stride() for b in back] == [s.stride() for s in seen]
     assert len({b.untyped_storage().data_ptr() for b in back}) == 1

@@ -170,6 +170,14 @@ class TestMetrics:
         log.close()
         assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
 
+    @pytest.mark.parametrize(
+        "line", [b"[1]", b'{"stip": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"st\x8bp": 1}', b"null"]
+    )
+    def test_a_damaged_line_costs_no_other(self, tmp_path: Path, line: bytes) -> None:
+        """At the end of a day's training it must not cost the record."""
+        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+        assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
+
     def test_every_row_is_on_disk_at_once_and_holds_no_nan(self, tmp_path: Path) -> None:
         log = MetricsLog(tmp_path)
         log.write({"step": 1, "loss": float("nan")})

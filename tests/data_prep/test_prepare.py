@@ -26,7 +26,7 @@ Config = Callable[..., dict[str, Any]]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def run(config: dict[str, Any]) -> Corpus:
@@ -176,7 +176,7 @@ def test_a_mistake_leaves_nothing_behind(tmp_path: Path, text_config: Config, na
 
 def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_config: Config) -> None:
     for data, message in (
-        ({"source": "web"}, "data.source='web': choose one of embedded, text, hub"),
+        ({"source": "web"}, "data.source='web': choose one of embedded, text, hub, mix"),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5"),
         ({"documents": "page"}, "data.documents='page': choose one of block, line, file, record"),
         ({"colour": 1}, "data.colour: unknown setting"),
@@ -224,7 +224,7 @@ def die(*_, **__):
 if stop == "tokenizer":
     tokenizer.train = die
 elif stop == "manifest":
-    prepare.Manifest = die
+    prepare.summary.complete = die
 else:
     save = prepare.Unfinished.save
     def counted(self, folder):

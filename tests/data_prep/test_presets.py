@@ -13,7 +13,11 @@ from data_prep.tokenizer import TokenizerConfig
 DATA = sorted(path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base")
 TOKENIZERS = sorted(path.stem for path in (config_folder() / "tokenizer").glob("*.yaml"))
 FILTERS = sorted(path.stem for path in (config_folder() / "data" / "filters").glob("*.yaml"))
-NEEDED = {"hub": ["data.dataset=owner/name"], "text": ["data.paths=[a.txt]"]}
+NEEDED = {
+    "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+    "hub": ["data.dataset=owner/name"],
+    "text": ["data.paths=[a.txt]"],
+}
 
 
 @pytest.mark.parametrize("name", DATA)

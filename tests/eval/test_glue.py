@@ -16,8 +16,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForMaskedLM
 
-from cramming.config import UserError, build, config_folder
-from cramming.record import load_record
+from cramming.config import UserError, build, config_folder, file_sha256
+from cramming.record import load_record, write_record_section
 from eval import glue
 from eval.datasets import Split, TaskData
 from eval.finetune import Hyperparameters, Predictions
@@ -166,6 +166,33 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
     main({**config, "model_path": None})
     record = load_record(run)
     assert record["pretrain"] == {"status": "finished"} and record["glue"]["pretrained"]["tasks"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"\x8b", b"[]", b'{"a": 1}x'])
+def test_a_damaged_tokenizer_is_named(config: dict[str, Any], model: Path, name: str, content: bytes) -> None:
+    (model / name).write_bytes(content)
+    if (name, content) == ("tokenizer_config.json", b"[]"):  # JSON, but nothing that names a token
+        main(config)
+        return
+    with pytest.raises(UserError, match=rf"{name}: not ") as caught:
+        main(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_changed_after_pretraining_are_not_scored(config: dict[str, Any], model: Path) -> None:
+    """One flipped bit is still a valid file of weights."""
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    digest = file_sha256(run / "final" / "model.safetensors")
+    write_record_section(run, pretrain={"status": "finished", "final_sha256": digest})
+    trained = config | {"model_path": None}
+    main(trained)
+    weights = bytearray((run / "final" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (run / "final" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match=r"not those that pretraining wrote .* model_path="):
+        main(trained)
 
 
 def with_eval(config: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -138,6 +138,13 @@ def test_each_rule_can_be_broken(number: str, tmp_path: Path, make_record: Any, 
         assert division == "invalid" if rule.division == "both" else division in ("open", "invalid")
 
 
+def test_what_the_search_for_downstream_text_removed_is_shown(good: Record) -> None:
+    rule = next(rule for rule in RULES if rule.number == "R16")
+    assert "no overlap search on record" in rule(good).evidence
+    good["corpus"]["decontamination"] = {"ngram": 13, "removed": {"CoLA": 3, "QNLI": 1700}}  # type: ignore[index]
+    assert "documents removed: CoLA 3, QNLI 1700" in rule(good).evidence
+
+
 def test_closed_rules_lead_to_the_open_division_with_reasons(good: Record) -> None:
     good["pretrain"]["devices"] = 8
     verdict = judge(good)

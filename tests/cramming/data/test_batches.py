@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +20,13 @@ Mode = Literal["rows", "documents"]
 LENGTH = 32
 
 
-def source(folder: Path, packing: Mode = "rows", length: int = LENGTH, seed: int = 0) -> BatchSource:
+def source(
+    folder: Path, packing: Mode = "rows", length: int = LENGTH, seed: int = 0, order: str = "shuffled"
+) -> BatchSource:
     corpus = Corpus.open(folder)
     special = corpus.special_ids
     masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, special.mask, tuple(special), seed)
-    return BatchSource(corpus.stream("train"), masker, length, packing, seed)
+    return BatchSource(corpus.stream("train", order), masker, length, packing, seed, shuffle=order == "shuffled")
 
 
 def tensors(batch: Batch) -> list[torch.Tensor]:
@@ -66,17 +69,34 @@ def test_permute_scatters_neighbours_and_depends_on_its_key() -> None:
     assert np.array_equal(permute(part, size, 1), one[part])  # evaluated anywhere, alone
 
 
+@pytest.mark.parametrize("order", ["shuffled", "source", "source_reversed"])
 @pytest.mark.parametrize("packing", ["rows", "documents"])
-def test_any_split_into_batches_gives_the_same_rows(tiny_corpus: Path, packing: Mode) -> None:
-    one = source(tiny_corpus, packing)
+def test_any_split_into_batches_gives_the_same_rows(tiny_corpus: Path, packing: Mode, order: str) -> None:
+    one = source(tiny_corpus, packing, order=order)
     total = 3 * one.num_windows // 2  # over the end of an epoch
     whole = rows_of(one.batch(0, total))
-    again = source(tiny_corpus, packing)
+    again = source(tiny_corpus, packing, order=order)
     for rows in (7, 100, 333):
         pieces = [r for first in range(0, total, rows) for r in rows_of(again.batch(first, min(rows, total - first)))]
         assert pieces == whole
     assert [rows_of(again.batch(first, 1))[0] for first in range(50, 80)] == whole[50:80]
     assert same(one.batch(50, 6), again.batch(50, 6))  # whatever was read before
+
+
+@pytest.mark.parametrize("order", ["source", "source_reversed"])
+def test_a_curriculum_comes_in_its_order_and_again_in_each_epoch(tiny_corpus: Path, order: str) -> None:
+    one = source(tiny_corpus, order=order)
+    stream = Corpus.open(tiny_corpus).stream("train")
+    bounds = [*stream.document_starts.tolist(), stream.num_tokens]
+    documents = [stream.gather(np.array([a]), b - a)[0] for a, b in pairwise(bounds)]
+    flat = np.concatenate(documents if order == "source" else documents[::-1])
+    offsets = set()
+    for epoch in range(3):
+        found = originals(one.batch(epoch * one.num_windows, one.num_windows))
+        offset = int(one.window_starts(np.array([epoch * one.num_windows]))[0])
+        np.testing.assert_array_equal(found, flat[offset : offset + len(found)])
+        offsets.add(offset)
+    assert len(offsets) > 1 and max(offsets) < LENGTH
 
 
 def test_every_window_comes_once_per_epoch_and_masks_change(tiny_corpus: Path) -> None:

@@ -131,7 +131,7 @@ def _other_format(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
-    "other format": (_other_format, "corpus format 99, this version reads 1"),
+    "other format": (_other_format, "corpus format 99, this version reads 1 and 2"),
     "cut short": (_truncate, r"train-00001.bin: \d+ bytes instead of \d+"),
     "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
     "index missing": (lambda folder: (folder / "train-00001.idx").unlink(), "train-00001.idx: missing"),

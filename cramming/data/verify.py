@@ -1,0 +1,53 @@
+"""`cramming verify <corpus>`: every byte of a corpus folder against its manifest; each problem is named."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError
+from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.data.shards import damage
+from cramming.progress import Progress, say
+
+
+def main(config: Mapping[str, Any]) -> None:
+    """The verb `verify`: prints every problem of `data.corpus`; UserError if there is any."""
+    folder = corpus_folder(config)
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: no finished corpus here; name one: cramming verify <folder>")
+    found = list(problems(folder))
+    for problem in found:
+        say(problem)
+    if found:
+        raise UserError(f"{folder}: {len(found)} problem(s); delete the folder and run `cramming prepare` again")
+    say(f"{folder}: every file is as `prepare` wrote it")
+
+
+def problems(folder: Path) -> Iterator[str]:
+    """What differs from the manifest, one line each: files altered or missing, and files that nobody knows."""
+    place = folder / MANIFEST
+    try:
+        manifest = Manifest.from_json(place.read_text(encoding="utf-8"), str(place))
+    except UnicodeDecodeError:
+        yield f"{place}: not UTF-8; the file was altered"
+        return
+    except UserError as error:
+        yield str(error)
+        return
+    if manifest.format == 1:
+        say(f"{place}: format 1 has no checksum of itself and none of tasks/; those are not checked")
+    hashes = manifest.hashes()
+    with Progress("verify", float(len(hashes)), "files") as bar:
+        for name, expected in sorted(hashes.items()):
+            if problem := damage(folder / name, expected):
+                yield problem
+            bar.advance()
+    known = {MANIFEST, *hashes}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):
+            yield f"{path}: unexpected; `prepare` has not made this file"
+
+
+def _of_format_1(manifest: Manifest, name: str) -> bool:
+    return manifest.format == 1 and name.startswith("tasks/")

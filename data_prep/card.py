@@ -1,0 +1,173 @@
+"""`corpus_card.md`: what a person wants to know about a corpus, with plots; all of it from the manifest.
+
+The plots are SVG written here: bars need no plotting library (whose import would take longer than the embedded corpus),
+and the same corpus gives the same bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cramming.config import write_atomically
+from cramming.data.manifest import Manifest
+
+CARD = "corpus_card.md"
+PLOTS = "card"
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 60, 36, 60
+
+
+def statistics(lengths_D: np.ndarray, token_use: np.ndarray, sums: Mapping[str, int]) -> dict[str, Any]:
+    """Numbers of the finished corpus. `lengths_D`: tokens per document; `sums`: tokens, characters, bytes, words."""
+    edges = 2 ** np.arange(1, max(3, int(lengths_D.max(initial=1)).bit_length()) + 1)
+    ranks_V = np.sort(token_use)[::-1]
+    used = int(np.count_nonzero(ranks_V))
+    share = {
+        f"top_{n}": round(float(ranks_V[:n].sum() / ranks_V.sum()), 6) for n in (10, 100, 1000, 10_000) if n < used
+    }
+    return {
+        "length_edges": edges.tolist(),
+        "length_counts": np.histogram(lengths_D, bins=[0, *edges])[0].tolist(),
+        "median_length": float(np.median(lengths_D)),
+        "vocabulary_used": used,
+        "vocabulary_share": share,
+        "vocabulary_counts": ranks_V[(2 ** np.arange(int(used).bit_length())) - 1].tolist(),  # of ranks 1, 2, 4, 8 ...
+        "tokens_per_byte": _ratio(sums["tokens"], sums["bytes"]),
+        "tokens_per_character": _ratio(sums["tokens"], sums["characters"]),
+        "tokens_per_word": _ratio(sums["tokens"], sums["words"]),
+        **sums,
+    }
+
+
+def _ratio(number: int, by: int) -> float | None:
+    return round(number / by, 6) if by else None
+
+
+def write(folder: Path, manifest: Manifest) -> list[Path]:
+    """Write the card and its plots; the files."""
+    plots = {name: svg for name, svg in _plots(manifest).items() if svg}
+    files = [folder / CARD, *(folder / PLOTS / f"{name}.svg" for name in plots)]
+    for path, text in zip(files, [_card(manifest, list(plots)), *plots.values()]):
+        write_atomically(path, text)
+    return files
+
+
+def _plots(manifest: Manifest) -> dict[str, str]:
+    found = manifest.statistics
+    ranks = [f"{2**i:,}" for i in range(len(found["vocabulary_counts"]))]
+    by_source = {k: v for k, v in found["tokens_per_byte_by_source"].items() if v}
+    return {
+        "lengths": bars(
+            "Documents by length in tokens", [f"< {e:,}" for e in found["length_edges"]], found["length_counts"]
+        ),
+        "vocabulary": bars("Count of the token at each rank", ranks, found["vocabulary_counts"], logarithmic=True),
+        "tokens_per_byte": bars("Tokens per byte of text, by source", list(by_source), list(by_source.values())),
+        "dropped": bars("Documents dropped, by reason", list(manifest.removed), list(manifest.removed.values())),
+    }
+
+
+def bars(title: str, names: Sequence[str], values: Sequence[float], logarithmic: bool = False) -> str:
+    """A bar chart as SVG; empty without values."""
+    if not values:
+        return ""
+    heights = np.log10(np.maximum(values, 1)) if logarithmic else np.asarray(values, dtype=float)
+    scale = (HEIGHT - TOP - BOTTOM) / max(float(heights.max()), 1e-9)
+    step = (WIDTH - LEFT - 10) / len(values)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"',
+        ' font-family="sans-serif" font-size="9">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}{" (logarithmic)" if logarithmic else ""}</text>',
+    ]
+    for i, (name, value, height) in enumerate(zip(names, values, heights)):
+        x, tall = LEFT + i * step, float(height) * scale
+        middle, floor = x + step / 2, HEIGHT - BOTTOM
+        parts += [
+            f'<rect fill="#4477aa" x="{x + step * 0.1:.1f}" y="{floor - tall:.1f}" width="{step * 0.8:.1f}"'
+            f' height="{tall:.1f}"/>',
+            f'<text x="{middle:.1f}" y="{floor - tall - 3:.1f}" text-anchor="middle">{_short(value)}</text>',
+            f'<text x="{middle:.1f}" y="{floor + 10}" text-anchor="end"'
+            f' transform="rotate(-35 {middle:.1f} {floor + 10})">{escape(name[-28:])}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _short(value: float) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if value >= factor:
+            return f"{value / (1000 if unit == 'k' else factor):.3g}{unit}"
+    return str(value)
+
+
+def _card(manifest: Manifest, plots: list[str]) -> str:
+    found, info = manifest.statistics, manifest.tokenizer
+    licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
+    lines = [
+        f"# Corpus {manifest.name}",
+        "",
+        f"Made by `cramming prepare` {manifest.suite_version}; settings {manifest.settings_hash}; format"
+        f" {manifest.format}. License of the text: {', '.join(licenses)}. `manifest.json` holds all numbers of this"
+        " page, the settings and the sources; `cramming verify` checks every file against it.",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    rows: dict[str, Any] = {f"{split} tokens": sum(s.tokens for s in part) for split, part in manifest.splits.items()}
+    rows |= {
+        "documents": manifest.counts["documents"],
+        "median tokens per document": found["median_length"],
+        "text": f"{found['bytes']:,} bytes, {found['characters']:,} characters, {found['words']:,} words",
+        "tokenizer": f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur",
+        "tokens per byte": found["tokens_per_byte"],
+        "tokens per character": found["tokens_per_character"],
+        "tokens per word": found["tokens_per_word"],
+        "unknown tokens": f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
+        "bytes on disk per token": f"{found['bytes_per_token']}, with offsets, orders and tokenizer"
+        f" {found['folder_bytes_per_token']}",
+        "orders": ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)",
+    }
+    lines += [
+        f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value} |" for name, value in rows.items()
+    ]
+    lines += ["", "## Stages", "", *_stage_table(manifest), ""]
+    for stage in manifest.stages:
+        for reason, bin_ in stage.dropped.items():
+            lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
+            lines += [f"- `{example.replace('`', ' ')}`" for example in bin_.examples] + [""]
+    lines += _decontamination(manifest) + _sources(manifest)
+    lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
+    return "\n".join(lines)
+
+
+def _stage_table(manifest: Manifest) -> list[str]:
+    lines = ["| stage | documents in | out | bytes in | out | dropped | notes |", "|---|---|---|---|---|---|---|"]
+    for stage in manifest.stages:
+        dropped = "; ".join(f"{bin_.documents:,} {reason} ({bin_.bytes:,} B)" for reason, bin_ in stage.dropped.items())
+        notes = "; ".join(f"{key} {value}" for key, value in stage.notes.items() if value or value == 0)
+        counts = (stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out)
+        lines.append(f"| {stage.name} | {' | '.join(f'{count:,}' for count in counts)} | {dropped} | {notes} |")
+    return lines
+
+
+def _decontamination(manifest: Manifest) -> list[str]:
+    found = manifest.decontamination
+    if not found:
+        return ["## Decontamination", "", "Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
+    sets = "training, dev and test" if found["train_text"] else "dev and test"
+    how = f"runs of {found['ngram']} words, and whole shorter sentences"
+    lines = ["## Decontamination", "", f"Compared with the {sets} texts in {found['tasks']}: {how}.", ""]
+    lines += ["| task | texts | documents dropped |", "|---|---|---|"]
+    rows = (f"| {task} | {texts:,} | {found['removed'][task]:,} |" for task, texts in found["examples"].items())
+    return [*lines, *rows, ""]
+
+
+def _sources(manifest: Manifest) -> list[str]:
+    lines = ["## Sources", "", "| source | documents | bytes | share of the bytes |", "|---|---|---|---|"]
+    total = max(1, sum(part["bytes"] for part in manifest.statistics["by_source"].values()))
+    for name, part in manifest.statistics["by_source"].items():
+        lines.append(f"| {name} | {part['documents']:,} | {part['bytes']:,} | {100 * part['bytes'] / total:.2f} % |")
+    return [*lines, ""]

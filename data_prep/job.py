@@ -1,0 +1,102 @@
+"""What one call of `prepare` is about: the validated settings, the opened source and the folder to fill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError, build, file_sha256
+from cramming.data import shards
+from data_prep import language, tokenizer
+from data_prep.decontaminate import Decontaminator
+from data_prep.hub import HubConfig
+from data_prep.mix import PARTS, MixSource
+from data_prep.sources import DataConfig, Source
+from data_prep.tokenizer import TokenizerConfig
+
+SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `prepare`: the validated settings, the opened source and the folder to fill."""
+
+    folder: Path
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    source: Source
+    settings: dict[str, Any]
+    settings_hash: str
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """An existing tokenizer to use instead of training one: the source's own, or the user's."""
+        own = self.source.tokenizer_file()
+        if own is None and self.tokenizer.path:
+            return Path(self.tokenizer.path).expanduser()
+        return own
+
+    def sources(self, inventory: list[dict[str, Any]]) -> list[str]:
+        """The names by which documents say where they are from."""
+        return self.source.parts() or [entry["name"] for entry in inventory]
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """What the corpus is made from: the source's parts, and the user's tokenizer."""
+        return self.source.inventory() + self._tokenizer_entry()
+
+    @cached_property
+    def decontaminator(self) -> Decontaminator | None:
+        """The search for downstream text, if it is asked for."""
+        config = self.data.decontaminate
+        return Decontaminator.from_folder(Path(config.tasks).expanduser(), config) if config.tasks else None
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """The tasks' files that the text is compared with. They are no sources of the corpus."""
+        return self.decontaminator.files if self.decontaminator else []
+
+    def changed(self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:
+        """What differs from the inventory and the tasks' files of an earlier run, in words; None if nothing does."""
+        if self.compared != compared:
+            return f"the tasks in {self.data.decontaminate.tasks}"
+        source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
+        if changed := self.source.changed(source):
+            return changed
+        return None if inventory[len(source) :] == self._tokenizer_entry() else self.tokenizer.path
+
+    def _tokenizer_entry(self) -> list[dict[str, Any]]:
+        if not self.tokenizer.path:
+            return []
+        sha256 = file_sha256(Path(self.tokenizer.path).expanduser())
+        return [
+            {
+                "name": self.tokenizer.path,
+                "kind": "tokenizer",
+                "license": None,
+                "sha256": sha256,
+            }
+        ]
+
+
+def parse(config: Mapping[str, Any]) -> Job:
+    """Validate the settings and look at the source, before anything is written."""
+    kind = config["data"].get("source")
+    if kind not in SOURCES:
+        raise UserError(f"data.source={kind!r}: choose one of {', '.join(SOURCES)}")
+    data = build(SOURCES[kind].config_class, config["data"], "data")
+    job = Job(
+        folder=shards.corpus_folder(config),
+        data=data,
+        tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
+        source=SOURCES[kind](data),
+        settings=shards.content_settings(config),
+        settings_hash=shards.corpus_hash(config),
+    )
+    if data.filters.languages is not None:
+        language.require_package()
+    if job.tokenizer.path:
+        if isinstance(data, HubConfig) and data.ids_field:
+            raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
+        tokenizer.load(Path(job.tokenizer.path).expanduser())
+    return job

@@ -1,0 +1,52 @@
+"""The progress bar of a pass over the text: how far, how long still, bytes per second, and memory in use."""
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+import psutil
+
+from cramming.progress import Progress, format_count
+from data_prep.ledger import text_bytes
+from data_prep.sources import Document, Source
+
+EVERY_SECONDS = 0.5
+EVERY_DOCUMENTS = 256
+
+
+class Meter:
+    """`with Meter("tokenize", source) as meter: meter.update(position, bytes_of_text_done)`."""
+
+    def __init__(self, title: str, source: Source) -> None:
+        self._source = source
+        self._bar = Progress(title, source.total, source.unit)
+        self._process = psutil.Process()
+        self._started = self._last = time.monotonic()
+
+    def __enter__(self) -> "Meter":
+        self._bar.__enter__()
+        return self
+
+    def update(self, position: float, text_done: int) -> None:
+        """How far the source is read, and how many bytes of text are through."""
+        now = time.monotonic()
+        if now - self._last >= EVERY_SECONDS:
+            self._last = now
+            rate = format_count(text_done / (now - self._started), "B")
+            memory = format_count(self._process.memory_info().rss, "B")
+            self._bar.note(f"{rate}/s of text, memory {memory}")
+        self._bar.update(position)
+
+    def watch(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The same documents, each counted."""
+        done = 0
+        for index, document in enumerate(documents):
+            yield document
+            done += text_bytes(document.text)
+            if index % EVERY_DOCUMENTS == 0:
+                self.update(self._source.position, done)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)

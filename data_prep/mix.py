@@ -1,0 +1,113 @@
+"""Several sources mixed by weight: `data=mix data.parts='[{weight: 3, source: text, paths: [a.txt]}, ...]'`.
+
+At every point of the mixed stream each part has given its share of the bytes (or of the documents) read so far, to
+within one document: the next document is always from the part that is furthest behind its weight. `seed` sets where in
+its turn each part begins. The stream ends with the first part that has no more, as the proportions could not be kept.
+What the filters remove comes later, so shares of the finished corpus can differ; its card gives them.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from cramming.config import UserError, build
+from data_prep.generated import EmbeddedSource
+from data_prep.hub import HubSource
+from data_prep.ledger import text_bytes
+from data_prep.sources import DataConfig, Document, Source, TextSource, limited
+
+PARTS: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig(DataConfig):
+    """`data=mix`. A part is a section `data` of another source with a `weight`, without what all share."""
+
+    parts: list[dict[str, Any]]
+    unit: Literal["bytes", "documents"] = "bytes"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.parts) < 2:
+            raise ValueError("parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}")
+        for number, part in enumerate(self.parts):
+            if not isinstance(part, dict) or part.get("source") not in PARTS:
+                found = part.get("source") if isinstance(part, dict) else part
+                raise ValueError(f"parts[{number}].source={found!r}: choose one of {', '.join(PARTS)}")
+            weight = part.get("weight")
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+                raise ValueError(f"parts[{number}].weight={weight!r} must be a number above 0")
+
+
+class MixSource(Source):
+    """The parts' documents, interleaved."""
+
+    config_class: ClassVar[type[DataConfig]] = MixConfig
+
+    def __init__(self, config: MixConfig) -> None:
+        self.config = config
+        self.sources = [_open(config, number) for number in range(len(config.parts))]
+        total = sum(part["weight"] for part in config.parts)
+        self.shares = [part["weight"] / total for part in config.parts]
+        self.unit = "%"
+        self.total = 100.0
+
+    def parts(self) -> list[str]:
+        """The parts' names, in the order of the settings."""
+        return [_name(part, number) for number, part in enumerate(self.config.parts)]
+
+    def inventory(self) -> list[dict[str, Any]]:
+        return [
+            {**entry, "part": name, "weight": part["weight"]}
+            for name, part, source in zip(self.parts(), self.config.parts, self.sources)
+            for entry in source.inventory()
+        ]
+
+    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        for name, source in zip(self.parts(), self.sources):
+            entries = [entry for entry in inventory if entry["part"] == name]
+            bare = [{key: entry[key] for key in entry if key not in ("part", "weight")} for entry in entries]
+            if changed := source.changed(bare):
+                return changed
+        return None
+
+    def documents(self) -> Iterator[Document]:
+        streams = [limited(source.documents(), source.config) for source in self.sources]  # type: ignore[attr-defined]
+        names, by_bytes = self.parts(), self.config.unit == "bytes"
+        phase = random.Random(self.config.seed)
+        # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
+        given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
+        self.position = 0.0
+        while True:
+            turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
+            document = next(streams[turn], None)
+            if document is None:
+                self.position = 100.0
+                return
+            given[turn] += (document.damage.bytes if document.damage else text_bytes(document.text)) if by_bytes else 1
+            self.position = max(
+                100 * source.position / source.total if source.total else 0.0 for source in self.sources
+            )
+            yield document._replace(source=names[turn])
+
+
+def _name(part: dict[str, Any], number: int) -> str:
+    return f"part {number}: {part.get('name') or part.get('dataset') or part['source']}"
+
+
+# Not taken over from the mix by its parts.
+_PARTS_OWN = {"source", "max_documents", "parts", "unit"}
+
+
+def _open(config: MixConfig, number: int) -> Source:
+    """One part as a source of its own; what all parts share is the mix's."""
+    shared = {key: value for key, value in asdict(config).items() if key not in _PARTS_OWN}
+    own = {key: value for key, value in config.parts[number].items() if key != "weight"}
+    if clash := sorted(set(own) & (set(shared) - {"name", "license"})):
+        raise UserError(f"data.parts[{number}].{clash[0]}: all parts share it; set data.{clash[0]}")
+    if own.get("ids_field"):
+        raise UserError(f"data.parts[{number}].ids_field: only text can be mixed, ids belong to one tokenizer")
+    source = PARTS[own["source"]]
+    opened: Source = source(build(source.config_class, {**shared, **own}, f"data.parts[{number}]"))
+    return opened

@@ -1,0 +1,100 @@
+"""`cramming verify`: one changed byte anywhere in a corpus folder is named, and no run opens such a corpus."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cramming.cli import with_positional
+from cramming.config import UserError, file_sha256
+from cramming.data.manifest import MANIFEST, Manifest
+from cramming.data.shards import Corpus
+from cramming.data.verify import main, problems
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
+    """A corpus with a file of each kind."""
+    corpus = make_corpus(tmp_path / "corpus", documents=60)
+    files = {"corpus_card.md": "# Card", "card/lengths.svg": "<svg/>", "tasks/CoLA/train.tsv": "a\tb\n"}
+    for name, text in files.items():
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / name).write_text(text)
+    manifest = Manifest.from_json((corpus / MANIFEST).read_text(), "test")
+    manifest = manifest.with_files({name: file_sha256(corpus / name) for name in files})
+    (corpus / MANIFEST).write_text(manifest.to_json())
+    return corpus
+
+
+def flip(path: Path, place: int) -> bytes:
+    before = path.read_bytes()
+    path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+    return before
+
+
+def test_an_untouched_corpus_has_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not list(problems(folder))
+    main({"data": {"corpus": str(folder)}, "tokenizer": {}})
+    assert "every file is as `prepare` wrote it" in capsys.readouterr().out
+
+
+def test_a_flipped_bit_in_any_file_is_named_and_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(paths) >= 8
+    for path in paths:
+        before = flip(path, path.stat().st_size // 2)
+        found = list(problems(folder))
+        assert len(found) == 1 and str(path) in found[0]
+        with pytest.raises(UserError, match=path.name):
+            Corpus.open(folder, verify=True)
+        path.write_bytes(before)
+    (folder / "train-00000.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 problem\(s\)"):
+        main({"data": {"corpus": str(folder)}, "tokenizer": {}})
+    assert "train-00000.bin: its SHA-256" in capsys.readouterr().out
+
+
+def test_every_single_byte_of_the_manifest_counts(folder: Path) -> None:
+    path = folder / MANIFEST
+    for place in range(0, path.stat().st_size, 7):
+        before = flip(path, place)
+        assert len(list(problems(folder))) == 1, before[place - 20 : place + 20]
+        with pytest.raises(UserError):
+            Corpus.open(folder)
+        path.write_bytes(before)
+
+
+def test_missing_and_unexpected_files_are_named(folder: Path) -> None:
+    (folder / "tasks" / "CoLA" / "train.tsv").unlink()
+    (folder / "card" / "notes.txt").write_text("mine")
+    (folder / "tasks" / "link").symlink_to(folder)
+    found = sorted(problems(folder))
+    assert [(": missing" in line, ": unexpected" in line) for line in found] == [
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    assert "card/notes.txt" in found[0] and "CoLA/train.tsv" in found[1] and "tasks/link" in found[2]
+
+
+def test_a_corpus_of_format_1_is_read_with_the_fingerprint_it_had(folder: Path) -> None:
+    node = json.loads((folder / MANIFEST).read_text())
+    for name in ("stages", "statistics", "decontamination", "orders", "files", "checksum"):
+        del node[name]
+    node["format"] = 1
+    (folder / MANIFEST).write_text(json.dumps(node))
+    (folder / "corpus_card.md").unlink()
+    (folder / "card" / "lengths.svg").unlink()
+    corpus = Corpus.open(folder, verify=True)
+    assert corpus.manifest_sha256 == Manifest.from_json(json.dumps(node), "").sha256() and not list(problems(folder))
+    assert corpus.manifest_sha256 == hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
+    flip(folder / "train-00000.idx", 3)
+    assert "train-00000.idx" in next(problems(folder))
+
+
+def test_a_word_after_the_verb_is_the_folder(tmp_path: Path) -> None:
+    assert with_positional("verify", ["corpora/x"]) == ["data.corpus=corpora/x"]
+    with pytest.raises(UserError, match="no finished corpus here"):
+        main({"data": {"corpus": str(tmp_path)}, "tokenizer": {}})

@@ -1,0 +1,75 @@
+"""The ledger counts the same in any order; verdicts survive what an interruption may do to them."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.card import bars
+from data_prep.fates import PASSED, Fates
+from data_prep.ledger import EXAMPLES, EXCERPT_CHARACTERS, Ledger, Stage, text_bytes
+
+
+def test_examples_and_counts_do_not_depend_on_the_order_of_counting() -> None:
+    dropped = [(f"file:{i}", "word " * (i % 90 + 1)) for i in range(200)]
+    lines = []
+    for seed in range(3):
+        stage = Stage("filters", seed=7)
+        for name, text in random.Random(seed).sample(dropped, len(dropped)):
+            stage.take(len(text))
+            stage.drop("too_short" if len(text) < 100 else "other", len(text), name, text)
+        lines.append(stage.line())
+    assert lines[0] == lines[1] == lines[2]
+    assert sum(bin_.documents for bin_ in lines[0].dropped.values()) == 200
+    assert all(len(bin_.examples) == EXAMPLES for bin_ in lines[0].dropped.values())
+
+
+def test_an_excerpt_is_one_short_printable_line() -> None:
+    stage = Stage("source", seed=0)
+    stage.drop("not_utf8", 9, "a:0", "\udcff\x00\x1b[31m | line\nnext " + 500 * "x")
+    (example,) = stage.line().dropped["not_utf8"].examples
+    assert example.isprintable() and len(example) < EXCERPT_CHARACTERS + 10
+    example.encode()
+
+
+def test_removed_adds_up_over_the_stages() -> None:
+    ledger = Ledger(0)
+    ledger["filters"].drop("same", 1, "a", "text")
+    ledger["tokens"].drop("same", 1, "b", "text")
+    assert ledger.removed() == {"same": 2}
+    assert text_bytes("aé") == 3 and text_bytes("a\udcff") == 4
+
+
+def test_a_verdict_holds_for_its_stage_and_those_before(tmp_path: Path) -> None:
+    fates = Fates(tmp_path / "fates", [])
+    assert fates.get(0, "filters") is None
+    fates.set(0, "filters", PASSED)
+    assert fates.get(0, "filters") == PASSED and fates.get(0, "decontamination") is None
+    fates.set(0, "decontamination", PASSED)
+    fates.set(0, "tokens", "too_many")
+    assert [fates.get(0, stage) for stage in ("filters", "decontamination", "tokens")] == [PASSED, PASSED, "too_many"]
+    fates.set(200_000, "filters", "too_short")
+    assert fates.get(200_000, "filters") == "too_short" and fates.get(199_999, "filters") is None
+    assert fates.get(10**9, "filters") is None
+
+
+def test_verdicts_beyond_the_last_safe_point_are_forgotten(tmp_path: Path) -> None:
+    fates = Fates(tmp_path / "fates", [])
+    fates.set(0, "filters", "too_short")
+    safe = [list(reason) for reason in fates.reasons]
+    fates.set(1, "filters", "no_letters")
+    fates.set(2, "filters", "too_short")
+    fates.save()
+    again = Fates(tmp_path / "fates", safe)
+    assert [again.get(number, "filters") for number in range(3)] == ["too_short", None, "too_short"]
+    again.set(1, "filters", "markup")
+    assert again.get(1, "filters") == "markup" and fates.get(1, "filters") == "no_letters"
+    assert np.fromfile(tmp_path / "fates", np.uint16)[3] == 0
+
+
+def test_a_plot_is_valid_xml_whatever_the_names() -> None:
+    from xml.etree import ElementTree
+
+    svg = bars("A & B", ["<tag>", "b", "c"], [0, 3, 1_000_000], logarithmic=True)
+    assert len(ElementTree.fromstring(svg)) == 3 * 3 + 2
+    assert bars("nothing", [], []) == ""

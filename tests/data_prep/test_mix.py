@@ -1,0 +1,86 @@
+"""Mixing: exact proportions at every point of the stream, repeatable, resumable, and reported."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError
+from cramming.data.shards import Corpus, corpus_folder
+from data_prep.prepare import main, parse
+
+Config = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]]) -> Config:
+    """`mixed(weights, **data)`: three files of 300 documents each, by weight."""
+    for number in range(3):
+        lines = (json.dumps({"text": text}) for text in made_up(300, seed=number, words=20 * (number + 1)))
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+
+    def make(weights: list[float], **data: Any) -> dict[str, Any]:
+        parts = [
+            {"weight": weight, "source": "text", "name": f"file{i}", "paths": [str(tmp_path / f"{i}.jsonl")]}
+            for i, weight in enumerate(weights)
+        ]
+        config = text_config(source="mix", parts=parts, **data)
+        del config["data"]["paths"]
+        return config
+
+    return make
+
+
+@pytest.mark.parametrize("unit", ["documents", "bytes"])
+def test_proportions_are_exact_at_every_point(mixed: Config, unit: str) -> None:
+    weights = [5, 3, 2]
+    documents = list(parse(mixed(weights, unit=unit)).source.documents())
+    longest = max(len(document.text.encode()) for document in documents)
+    slack = 2 if unit == "documents" else 2 * longest + 4096
+    given: Counter[str] = Counter()
+    for document in documents:
+        given[document.source] += 1 if unit == "documents" else len(document.text.encode())
+        shares = [given[f"part {i}: file{i}"] for i in range(3)]
+        assert all(abs(share - weight / 10 * sum(shares)) <= slack for share, weight in zip(shares, weights))
+    assert len(documents) > 400 and max(Counter(d.source for d in documents).values()) == 300
+
+
+def test_the_seed_decides_and_repeats(mixed: Config) -> None:
+    def order(seed: int) -> list[str]:
+        return [d.id for d in parse(mixed([1, 1, 1], seed=seed, unit="documents")).source.documents()]
+
+    assert order(1) == order(1)
+    assert len({str(order(seed)[:6]) for seed in range(8)}) > 1
+
+
+def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> None:
+    config = mixed([1, 2, 1], unit="documents")
+    main(config)
+    corpus = Corpus.open(corpus_folder(config), verify=True)
+    rows = corpus.manifest.statistics["by_source"]
+    assert rows["part 1: file1"]["documents"] == 300
+    assert abs(rows["part 0: file0"]["documents"] - 150) <= 2
+    assert sum(row["documents"] for row in rows.values()) == corpus.manifest.counts["documents"]
+    assert [entry["weight"] for entry in corpus.manifest.sources] == [1, 2, 1]
+    assert "| part 1: file1 | 300 |" in (corpus.folder / "corpus_card.md").read_text()
+    main(config)  # a no-op: the inventory compares equal
+
+
+def test_mistakes_in_parts_name_the_part(mixed: Config) -> None:
+    for change, message in (
+        ({"source": "web"}, r"parts\[1\].source='web': choose one of embedded, text, hub"),
+        ({"weight": 0}, r"parts\[1\].weight=0 must be a number above 0"),
+        ({"weight": None}, r"parts\[1\].weight=None"),
+        ({"colour": 1}, r"data.parts\[1\].colour: unknown setting"),
+        ({"seed": 3}, r"data.parts\[1\].seed: all parts share it"),
+        ({"source": "mix"}, r"choose one of"),
+    ):
+        config = mixed([1, 1])
+        config["data"]["parts"][1] |= change
+        with pytest.raises(UserError, match=message):
+            parse(config)
+    with pytest.raises(UserError, match="at least two"):
+        parse(mixed([1]))

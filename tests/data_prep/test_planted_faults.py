@@ -1,0 +1,256 @@
+"""Everything that is known to be wrong in a text is planted in one; each fault is found and reported with its count.
+
+The clean documents are prose of invented words among real stop words, so that the published filters let them pass.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cramming.config import config_folder
+from cramming.data.shards import Corpus, corpus_folder
+from data_prep.prepare import main
+
+Config = Callable[..., dict[str, Any]]
+DOCUMENTS, EXACT, NEAR, SENTENCES, MARKUP, GIBBERISH = 400, 20, 20, 200, 7, 12
+SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek un fi dor mel".split()
+GERMAN = (
+    "Der alte Hafen wurde im elften Jahrhundert gebaut, als Kaufleute aus dem Süden begannen, dort zu überwintern. "
+    "Nach dem großen Brand ersetzte eine steinerne Mauer die hölzerne, und zweihundert Jahre lang ging das Salz der "
+    "ganzen Küste über sie. Heute liegen dort nur noch Fischerboote, und im Sommer kommen die Besucher in die engen "
+    "Gassen, in denen früher Seile gedreht wurden."
+)
+
+
+class Prose:
+    """English-looking text of invented words; nothing in it repeats by itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.lexicon = ["".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 3))) for _ in range(4000)]
+
+    def sentence(self, words: int) -> str:
+        small = ("the", "of", "and", "to", "with", "that")
+        chosen = [self.rng.choice(small) if i % 3 == 0 else self.rng.choice(self.lexicon) for i in range(words)]
+        return " ".join(chosen).capitalize() + "."
+
+    def document(self, sentences: int = 9) -> str:
+        return " ".join(self.sentence(self.rng.randint(14, 24)) for _ in range(sentences))
+
+    def edited(self, text: str, share: float) -> str:
+        words = text.split(" ")
+        for place in self.rng.sample(range(len(words)), int(share * len(words))):
+            words[place] = self.rng.choice(self.lexicon)
+        return " ".join(words)
+
+
+def write_tasks(folder: Path, sentences: list[str]) -> None:
+    """Half of them CoLA's, half RTE's, in the official layouts."""
+    half = len(sentences) // 2
+    (folder / "CoLA").mkdir(parents=True)
+    (folder / "RTE").mkdir()
+    (folder / "CoLA" / "dev.tsv").write_text("\n".join(f"gj04\t1\t\t{text}" for text in sentences[:half]) + "\n")
+    rows = [f"{i}\t{text}\tIt is so.\tentailment" for i, text in enumerate(sentences[half:])]
+    (folder / "RTE" / "dev.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n")
+
+
+def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
+    """A folder of text files with every fault, and one of tasks."""
+    prose, text = Prose(0), tmp_path / "text"
+    text.mkdir()
+    clean = [prose.document() for _ in range(DOCUMENTS)]
+    sentences = [prose.sentence(10 if i % 2 else 20) for i in range(SENTENCES)]
+    write_tasks(tmp_path / "glue", sentences)
+    holding = [f"{prose.document(5)} {sentence} {prose.document(4)}" for sentence in sentences]
+    near = [prose.edited(document, 0.1) for document in clean[EXACT : EXACT + NEAR]]
+    page = (
+        "<div class='c{i}'><p><a href=\"http://example.org/{i}\">{word}</a></p><br/><span id='{i}'>{word}</span></div>"
+    )
+    markup = ["\n".join(page.format(i=i + 100 * k, word=prose.sentence(6)) for i in range(20)) for k in range(MARKUP)]
+    consonants = Prose(1)
+    consonants.lexicon = ["".join(consonants.rng.choices("bcdfghjklmnpqrstvwxz", k=6)) for _ in range(9000)]
+    gibberish = [consonants.document() for _ in range(GIBBERISH)]
+    documents = gibberish + clean + clean[:EXACT] + near + holding + markup + [GERMAN]
+    prose.rng.shuffle(documents)
+    (text / "0.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    (text / "1-binary.txt").write_bytes(np.random.default_rng(0).bytes(300_000))
+    (text / "2-empty.txt").write_bytes(b"")
+    (text / "3-also-empty.txt").write_bytes(b"\n\n")
+    latin = [prose.document().replace("a", "é", 3).encode("latin1") for _ in range(2)]
+    (text / "4-latin1.txt").write_bytes(b"\n\n".join([prose.document().encode(), *latin, prose.document().encode()]))
+    # One line without end; a sentence is written often so that the test is quick, in an order that never repeats.
+    stock = [prose.sentence(16) for _ in range(3000)]
+    (text / "5-long-line.txt").write_text(" ".join(prose.rng.choices(stock, k=line_sentences)))
+    return text, tmp_path / "glue"
+
+
+def strict(changes: dict[str, Any]) -> dict[str, Any]:
+    """The values of data/filters=strict, as Hydra would compose them."""
+    values: dict[str, Any] = {}
+    for name in ("none", "gopher", "strict"):
+        node = yaml.safe_load((config_folder() / "data" / "filters" / f"{name}.yaml").read_text())
+        values |= {key: value for key, value in node.items() if key != "defaults"}
+    return values | changes
+
+
+def everything(text: Path, tasks: Path, text_config: Config, **data: Any) -> dict[str, Any]:
+    """Settings with every stage at work."""
+    return text_config(
+        *sorted(text.iterdir()),
+        damaged="drop",
+        filters=strict({"max_tokens_per_character": 0.5}),  # the vocabulary of this test is small
+        near_duplicates={"enabled": True},
+        decontaminate={"tasks": str(tasks)},
+        tokenizer={"vocab_size": 1000},
+        **data,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line_sentences", "clean"),
+    [(300, {"max_characters": 20_000}), pytest.param(100_000, {}, marks=pytest.mark.slow)],  # the latter: 10 MB
+)
+def test_every_planted_fault_is_found_and_reported(
+    tmp_path: Path, text_config: Config, line_sentences: int, clean: dict[str, int]
+) -> None:
+    config = everything(*plant(tmp_path, line_sentences), text_config, clean=clean)
+    main(config)
+    corpus = Corpus.open(corpus_folder(config), verify=True)
+    stages = {stage.name: stage for stage in corpus.manifest.stages}
+    found = {name: {why: bin_.documents for why, bin_ in stage.dropped.items()} for name, stage in stages.items()}
+    assert found["source"] == {"binary_file": 1, "empty_file": 2, "not_utf8": 2}
+    assert found["exact deduplication"] == {"duplicate": EXACT}
+    assert found["near deduplication"] == {"near_duplicate": NEAR}
+    assert found["decontamination"] == {"contaminated": SENTENCES}
+    assert corpus.manifest.decontamination["removed"] == {"CoLA": SENTENCES // 2, "RTE": SENTENCES // 2}
+    assert found["filters"]["markup"] == MARKUP and found["filters"]["no_stop_words"] == 1
+    assert found["tokens"] == {"too_many_tokens": GIBBERISH}
+    assert stages["normalise"].notes["long_documents_cut"] == 1
+    kept = DOCUMENTS + 2
+    assert kept <= corpus.manifest.counts["documents"] <= kept + 3  # and the parts of the long line
+    for before, after in zip(corpus.manifest.stages, corpus.manifest.stages[1:]):
+        assert (before.documents_out, before.bytes_out) == (after.documents_in, after.bytes_in), after.name
+    for stage in stages.values():
+        if stage.name != "normalise":
+            assert stage.documents_in - stage.documents_out == sum(found[stage.name].values()), stage.name
+            assert stage.bytes_in - stage.bytes_out == sum(bin_.bytes for bin_ in stage.dropped.values()), stage.name
+    card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
+    assert "| CoLA | 100 | 100 |" in card and "7 markup" in card and "dropped.svg" in card
+    assert "Der alte Hafen" in card
+
+
+# --- killed in the middle of it ---------------------------------------------------------------------------------------
+
+KILLED = """
+import json, os, signal, sys
+from data_prep import pack, prepare
+config, stop = json.loads(sys.argv[1]), sys.argv[2]
+pack.BATCH_CHARACTERS = 20_000
+calls = [0]
+def die_before(module, name, after=0):
+    real = getattr(module, name)
+    def counted(*arguments, **keywords):
+        if calls[0] == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls[0] += 1
+        return real(*arguments, **keywords)
+    setattr(module, name, counted)
+places = {"near": (prepare, "find_near_duplicates"), "near saved": (prepare, "_tokenizer"),
+          "card": (prepare.summary.card, "write"), "manifest": (prepare, "write_atomically"),
+          "cleaning": (prepare, "finish")}
+if stop in places:
+    die_before(*places[stop])
+elif stop != "never":
+    die_before(prepare, "_save", int(stop))
+prepare.main(config)
+"""
+
+
+def start(config: dict[str, Any], stop: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, json.dumps(config), stop]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
+    """Settings of a corpus of many shards from the faulty text, and what an unbroken run makes of them."""
+    place = tmp_path_factory.mktemp("planted")
+    text, tasks = plant(place, 300)
+
+    def make(*paths: Path, tokenizer: dict[str, Any], **data: Any) -> dict[str, Any]:
+        section = {
+            "name": "test",
+            "source": "text",
+            "paths": list(map(str, paths)),
+            "validation_fraction": 0.05,
+            **data,
+        }
+        return {"corpora": str(place), "data": section, "tokenizer": tokenizer}
+
+    def settings(name: str, workers: int = 2) -> dict[str, Any]:
+        clean = {"max_characters": 20_000}
+        return everything(
+            text, tasks, make, clean=clean, corpus=str(place / name), workers=workers, shard_tokens=10_000
+        )
+
+    main(settings("whole", workers=1))
+    return settings, contents(place / "whole")
+
+
+def test_the_corpus_has_many_shards_and_nothing_else_is_left(unbroken: Any) -> None:
+    names = set(unbroken[1])
+    assert len([name for name in names if name.endswith(".bin")]) > 8
+    assert not [name for name in names if name.startswith((".", "unfinished"))]
+
+
+@pytest.mark.parametrize(
+    ("stops", "workers"),
+    [(["near", "2", "4", "card"], 2), (["near saved", "1", "cleaning"], 1), (["3", "manifest"], 4)],
+)
+def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
+    unbroken: Any, stops: list[str], workers: int
+) -> None:
+    settings, expected = unbroken
+    config = settings(f"broken-{workers}", workers)
+    for stop in stops:
+        assert start(config, stop).wait() == -signal.SIGKILL
+    assert start(config, "never").wait() == 0
+    assert contents(Path(config["data"]["corpus"])) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_at_20_random_moments(unbroken: Any, workers: int) -> None:
+    settings, expected = unbroken
+    rng, config = random.Random(workers), settings(f"random-{workers}", workers)
+    started = time.monotonic()
+    assert start(settings(f"timed-{workers}", workers), "never").wait() == 0
+    seconds, killed = time.monotonic() - started, 0
+    while killed < 20:
+        child = start(config, "never")
+        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        child.kill()
+        killed += child.wait() == -signal.SIGKILL
+        if (Path(config["data"]["corpus"]) / "manifest.json").is_file():
+            assert start(config, "never").wait() == 0  # clears what the kill may have left
+            assert contents(Path(config["data"]["corpus"])) == expected
+            shutil.rmtree(config["data"]["corpus"])
+    assert start(config, "never").wait() == 0
+    assert contents(Path(config["data"]["corpus"])) == expected
