@@ -196,7 +196,7 @@ def scores_are_medians(record: Record) -> Outcome:
         if score is None:
             if not task.get("problem"):
                 problems.append(f"{name} has neither a score nor the reason why not")
-        elif len(measured) != len(seeds[name.split("/")[0]]):
+        elif not measured or len(measured) != len(seeds[name.split("/")[0]]):
             problems.append(f"{name}: {len(measured)} values for {len(seeds[name.split('/')[0]])} seeds")
         elif abs(score - 100 * statistics.median(measured)) > SCORE_TOLERANCE:
             problems.append(f"{name}: score {score:.2f}, median of seeds {100 * statistics.median(measured):.2f}")

@@ -72,6 +72,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _tasks(r)["rte"].update(score=99.0),
         lambda r: _tasks(r)["rte"].update(score=None),
         lambda r: _tasks(r)["rte"]["metrics"]["accuracy"]["per_seed"].pop(),
+        lambda r: (r["glue"]["pretrained"].update(seeds=[]), _tasks(r)["rte"]["metrics"]["accuracy"].clear()),
     ],
     "R8": [
         lambda r: _average(r).update(value=_average(r)["value"] + 1),
