@@ -219,23 +219,27 @@ class TestChildren:
         assert commands == [["pretrain", "name=bad"]]
 
 
-def test_a_child_gets_our_sigterm() -> None:
-    """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
-    code = (
-        "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
-    )
+def parent_of(code: str) -> subprocess.Popen[str]:
+    """A process that runs `code` in a child, as `cramming run` runs a verb; the child has already said `on`."""
     parent = f"""
 import sys
 from cramming.cli import _run_process
 sys.exit(_run_process([sys.executable, "-c", {code!r}]))
 """
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout:
-        assert process.stdout.readline() == "on\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 7
+    assert process.stdout and process.stdout.readline() == "on\n"
+    return process
+
+
+def test_a_child_gets_our_sigterm() -> None:
+    """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
+    code = (
+        "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
+    )
+    with parent_of(code) as process:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")
@@ -246,18 +250,10 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         f"signal.signal(15, lambda *_: (pathlib.Path({str(tmp_path / 'ended')!r}).touch(), sys.exit()))\n"
         "print('on', flush=True); time.sleep(30)"
     )
-    parent = f"""
-import sys
-from cramming.cli import _run_process
-sys.exit(_run_process([sys.executable, "-c", {code!r}]))
-"""
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout:
-        assert process.stdout.readline() == "on\n"
+    with parent_of(code) as process:
         process.kill()
         process.wait(10)
-        assert process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
+        assert process.stdout and process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
     assert (tmp_path / "ended").exists()
 
 
