@@ -11,7 +11,7 @@ Shapes: V vocabulary, D width of the vectors, N tokens.
 import numpy as np
 from scipy import sparse
 
-from cramming.data.shards import TokenStream
+from cramming.data.stream import TokenStream
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cramming.data.cooccurrence import count_pairs, word_vectors
-from cramming.data.shards import TokenStream
+from cramming.data.stream import TokenStream
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
