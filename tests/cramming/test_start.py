@@ -60,6 +60,13 @@ def test_words_of_one_topic_are_alike() -> None:
     np.testing.assert_array_equal(vectors, again)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64 + 5])
+def test_any_seed_will_do(seed: int) -> None:
+    pairs = count_pairs(two_topics(2_000), VOCAB, SPECIAL, window=2, max_tokens=1_000_000)
+    vectors, known = word_vectors(pairs, 2, seed)
+    assert known[3:38].all() and np.isfinite(vectors).all()
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_start_from_text_knows_the_words(tied: bool) -> None:
     torch.manual_seed(0)
