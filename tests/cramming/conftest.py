@@ -1,17 +1,21 @@
-"""An engine made from keywords, and steps of it."""
+"""An engine made from keywords and steps of it; runs of 12 steps made from overrides, and what they left behind."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cramming import pretrain
+from cramming.config import UserError
 from cramming.engine import Engine, StepStats
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import EngineConfig, build_engine
+from cramming.record import load_metrics, load_record
 
 CPU = torch.device("cpu")
 
@@ -72,3 +76,57 @@ def train() -> Callable[..., list[StepStats]]:
 def weights() -> Callable[[Engine], list[Tensor]]:
     """`weights(engine)`: copies of all parameters."""
     return lambda engine: [p.detach().clone() for p in engine.model.parameters()]
+
+
+@pytest.fixture
+def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Callable[..., Path]:
+    """`start("name=a", ...)` trains and returns the run folder."""
+
+    def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
+        settings = compose(*tiny_overrides, f"runs={runs}", *overrides)
+        pretrain.main(settings)
+        return runs / str(settings["name"])
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def unbroken(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Path:
+    """The run that others are compared with; read-only."""
+    runs = tmp_path_factory.mktemp("unbroken")
+    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
+    return runs / "a"
+
+
+@pytest.fixture(scope="session")
+def losses() -> Callable[[Path], list[tuple[int, float]]]:
+    """`losses(run)`: step and training loss, as the run logged them."""
+    return lambda run: [(row["step"], row["loss"]) for row in load_metrics(run) if "loss" in row]
+
+
+@pytest.fixture(scope="session")
+def result() -> Callable[[Path], dict[str, Any]]:
+    """`result(run)`: what must be the same in two runs that are the same."""
+    keys = ("status", "final_sha256", "steps", "tokens", "sequences", "exaflops", "train_loss", "validation")
+
+    def read(run: Path) -> dict[str, Any]:
+        section = load_record(run)["pretrain"]
+        return {key: section[key] for key in keys}
+
+    return read
+
+
+@pytest.fixture
+def refused(start: Callable[..., Path]) -> Callable[..., str]:
+    """`refused(*overrides)`: the one line in which a run of the name "a" is refused."""
+
+    def call(*overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            start("name=a", *overrides)
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    return call
