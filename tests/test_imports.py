@@ -50,6 +50,7 @@ LEVELS = {
     "cramming.probe": 3,
     "cramming.start": 2,
     "cramming.parts": 3,
+    "cramming.account": 3,
     "cramming.plan": 3,
     "cramming.pretrain": 3,
     "cramming.cli": 3,
