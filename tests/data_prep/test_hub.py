@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
-from data_prep import hub, prepare, tokenizer
+from data_prep import hub, prepare, vocabulary
 from data_prep.prepare import UNFINISHED, main
 
 Config = Callable[..., dict[str, Any]]
@@ -55,13 +55,13 @@ def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in made_up(300)))
     read: list[float] = []
-    train = tokenizer.train
+    train = vocabulary.train
 
     def spy(*arguments: Any) -> Any:
         read.append(source.position)
         return train(*arguments)
 
-    monkeypatch.setattr(tokenizer, "train", spy)
+    monkeypatch.setattr(vocabulary, "train", spy)
     config = hub_config(tmp_path / "set")
     config["tokenizer"]["sample_mb"] = 0.02
     job = prepare.parse(config)

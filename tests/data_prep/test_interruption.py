@@ -24,13 +24,13 @@ Contents = Callable[[Path], dict[str, bytes]]
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from data_prep import pack, prepare, tokenizer
+from data_prep import pack, prepare, vocabulary
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
 pack.BATCH_CHARACTERS = 500
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 if stop == "tokenizer":
-    tokenizer.train = die
+    vocabulary.train = die
 elif stop == "manifest":
     prepare.summary.complete = die
 else:
