@@ -11,7 +11,8 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
     sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): CUDA, 16-bit, no dropout; windows save work
+    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): Ampere or newer, 16-bit, no dropout; windows save
+             work
     flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
              be compiled, so `auto` leaves it to whoever measures it to be faster
 
@@ -29,6 +30,8 @@ from torch.nn import functional as F
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
+
+FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,14 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
     equal = packing.row_length is not None
     windowed = half_window is not None and half_window < packing.max_length - 1
     flash = packing.bounds_S.is_cuda and dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
-    if flash and (windowed or not equal):
+    if flash and (windowed or not equal) and _has_flash(packing.bounds_S.device):
         return "varlen"
     return "sdpa" if equal or packing.aligned_length is not None else "padded"
+
+
+@torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
 def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
@@ -235,6 +243,11 @@ def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout,
 def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     if not packing.bounds_S.is_cuda:
         raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
+    if not _has_flash(packing.bounds_S.device):
+        raise UserError(
+            "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
+            f" {torch.cuda.get_device_name(packing.bounds_S.device)}; set it to auto, sdpa or padded"
+        )
     return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
 
 
