@@ -19,7 +19,7 @@ from cramming.config import UserError, build
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
-from cramming.parallel.apply import MemoryConfig
+from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parts import TrainConfig
 from cramming.precision import Mode, resolve
 from cramming.roofline import Rates
@@ -151,18 +151,44 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does)."""
+    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does).
+
+    UserError where `pretrain` would refuse the configured memory section.
+    """
     seen: set[tuple[MemoryConfig, int]] = set()
     batch, configured = job.train.batch_size, job.execution.memory
     sizes = [batch] if configured.update_in_backward else micro_batch_sizes(batch)  # one micro-batch is all it can take
-    for memory in dict.fromkeys([configured, *(replace(configured, **changes) for changes in TRICKS)]):
+    for memory in variants(job, target):
         simulation = Simulation(job.recipe(target, memory))
         price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
         fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        for rows in (job.train.micro_batch if memory == configured else None, fitting or sizes[0]):
+        as_set = job.train.micro_batch if memory == configured and not memory.update_in_backward else None
+        for rows in (as_set, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
                 yield price(rows)
+
+
+def variants(job: Job, target: Target) -> list[MemoryConfig]:
+    """The configured memory section and, on top of it, every trick that goes with it and with the rest of the job."""
+    configured = job.execution.memory
+    refuse_unplanned(job, target, configured)
+    found = [configured]
+    for changes in TRICKS:
+        try:
+            memory = replace(configured, **changes)
+            refuse_unplanned(job, target, memory)
+        except UserError:
+            continue
+        found.append(memory)
+    return list(dict.fromkeys(found))
+
+
+def refuse_unplanned(job: Job, target: Target, memory: MemoryConfig) -> None:
+    """UserError where `pretrain` would refuse `memory` whatever the micro-batch, in one process on `target`."""
+    refuse_contradictions(memory, job.execution.runtime)
+    clip, fits = job.execution.optim.clip, str(job.train.batch_size)
+    refuse_unfit(memory, micro_batches=1, clip=clip, mode=target.mode, processes=1, fits=fits)
 
 
 def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
