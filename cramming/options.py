@@ -21,7 +21,7 @@ from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parts import TrainConfig
-from cramming.precision import Mode, resolve
+from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
 from cramming.simulate import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
@@ -137,12 +137,13 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if config.device in ("auto", "cpu", "cuda"):
         here = devices.select(device if config.device == "auto" else config.device)
+        refuse_missing_hardware(job.execution.precision, here)
         described, resolved = devices.describe(here), resolve(mode, here)
         memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
     else:
-        sheet = roofline.named(config.device)
+        sheet = roofline.named(config.device, mode)
         resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
         rates = roofline.by_data_sheet(config.device, resolved, tf32)
         kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)

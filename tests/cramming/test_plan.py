@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cramming import device, options, plan, roofline
 from cramming.config import UserError, build, config_folder
@@ -120,6 +121,27 @@ def test_what_pretrain_would_refuse_is_not_planned(
 ) -> None:
     with pytest.raises(UserError, match=message):
         planned(compose, tmp_path, *overrides)
+
+
+def test_fp8_is_planned_as_bf16_and_says_so(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [planned(compose, tmp_path, *TINY, f"precision={mode}", "plan.device=H100") for mode in ("fp8", "bf16")]
+    assert found[0]["precision"] == "fp8"
+    assert found[0]["options"] == found[1]["options"]
+    text = capsys.readouterr().out
+    assert text.count("fp8 is counted at its rate") == text.count("fp8: both memory and time are those of bf16") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100", "RTX 2080 Ti"])
+def test_fp8_is_refused_for_what_cannot_run_it(compose: Compose, tmp_path: Path, device: str) -> None:
+    with pytest.raises(UserError, match=r"precision\.mode=fp8: "):
+        planned(compose, tmp_path, "precision=fp8", f"plan.device={device}")
+
+
+def test_emulated_fp8_is_measured_as_bf16() -> None:
+    rates = roofline.measured(torch.device("cpu"), "fp8", 16, 16)
+    assert "fp8 is counted at its rate" in rates.basis
 
 
 def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
