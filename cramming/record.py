@@ -49,21 +49,27 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
-    """UserError when a run of this name exists and `resume` is not set; True when it is set and the run is finished."""
+    """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
+
+    True for a finished run that `resume=true` leaves as it is.
+    """
     folder = run_folder(settings)
     if not is_run(folder):
         return False
-    status = load_record(folder).get("pretrain", {}).get("status")
+    record, begins = load_record(folder), f"name={settings['name']}: {folder}"
+    status = record.get("pretrain", {}).get("status")
+    if scored := record.get("config", {}).get("model_path"):
+        raise UserError(f"{begins} has the scores of model_path={scored}; give another name")
+    if status == "diverged":
+        raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
     if status == "finished" and not settings["resume"]:
         raise UserError(
-            f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
-            " (`cramming run` then goes on with the scoring)"
+            f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"
+            " on with the scoring)"
         )
-    if status in ("running", "interrupted") and not settings["resume"]:
-        raise UserError(
-            f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
-        )
-    return status == "finished"
+    if not settings["resume"]:
+        raise UserError(f"{begins} has an unfinished run; add resume=true or give another name")
+    return bool(status == "finished")
 
 
 def is_run(folder: Path) -> bool:

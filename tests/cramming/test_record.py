@@ -98,9 +98,9 @@ class TestRestart:
     def settings(self, tmp_path: Path, *, resume: bool) -> dict[str, Any]:
         return {"name": "a", "runs": str(tmp_path), "resume": resume}
 
-    @pytest.mark.parametrize("status", ["running", "interrupted"])
-    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, status: str) -> None:
-        write_record_section(tmp_path / "a", pretrain={"status": status})
+    @pytest.mark.parametrize("sections", [{"pretrain": {"status": s}} for s in ("running", "interrupted")] + [{}])
+    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, sections: dict[str, Any]) -> None:
+        write_record_section(tmp_path / "a", config=SETTINGS, **sections)
         with pytest.raises(UserError, match="resume=true"):
             refuse_finished_run(self.settings(tmp_path, resume=False))
         assert refuse_finished_run(self.settings(tmp_path, resume=True)) is False
@@ -110,6 +110,21 @@ class TestRestart:
         with pytest.raises(UserError, match="already has a finished run"):
             refuse_finished_run(self.settings(tmp_path, resume=False))
         assert refuse_finished_run(self.settings(tmp_path, resume=True)) is True
+
+    @pytest.mark.parametrize("resume", [False, True])
+    @pytest.mark.parametrize(
+        ("sections", "names"),
+        [
+            ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
+            ({"config": {"model_path": "bert"}, "glue": {}}, "scores of model_path=bert; give another name"),
+        ],
+    )
+    def test_what_cannot_go_on_keeps_its_name(
+        self, tmp_path: Path, sections: dict[str, Any], names: str, resume: bool
+    ) -> None:
+        write_record_section(tmp_path / "a", **sections)
+        with pytest.raises(UserError, match=names):
+            refuse_finished_run(self.settings(tmp_path, resume=resume))
 
     def test_a_new_name_is_free(self, tmp_path: Path) -> None:
         for resume in (False, True):
