@@ -85,19 +85,24 @@ def nothing_to_resume(folder: Path) -> str:
     return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
 
 
-# Sections and keys that a resume may change: where things lie and what happens after the training.
+# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
+# (the record keeps what any of its processes forced).
 _FREE_TO_CHANGE = {
     "resume",
     "runs",
     "corpora",
     "checkpoint",
+    "data.workers",
     "eval",
     "report",
     "study",
+    "bench",
+    "plan",
     "experiment",
     "model_path",
     "division",
     "gates",
+    "forced",
 }
 
 
@@ -105,7 +110,8 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """UserError naming the first setting in which a resumed run differs from its first start."""
     before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
     for key in sorted(before.keys() | now.keys()):
-        if key.split(".")[0] not in _FREE_TO_CHANGE and before.get(key) != now.get(key):
+        free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
+        if not free and before.get(key) != now.get(key):
             raise UserError(
                 f"{key}={now.get(key)}: the run in {folder} was started with {key}={before.get(key)};"
                 " resume with the same settings, or start under another name"
