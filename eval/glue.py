@@ -16,9 +16,10 @@ import torch
 from cramming.config import UserError, build, settings_hash
 from cramming.data.shards import corpus_folder
 from cramming.device import describe, select
+from cramming.environment import environment
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
-from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
+from cramming.record import create_run_folder, load_record, run_folder, run_lock, write_record_section
 from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
 from eval.encode import encode_task, load_encoder
 from eval.finetune import Hyperparameters
