@@ -1,14 +1,16 @@
 """One fine-tuning run: one task, one seed, one model; and its predictions.
 
 Every task, seed and initialisation gets the same `Hyperparameters` object. The weights after the last epoch are
-scored, never the best ones. Sequences are packed: a batch of examples is one run of tokens without padding, gathered
+scored, not the best ones; whoever asks for those (`selection="best"`) gets a score that was selected on its own test,
+and the record says so. Sequences are packed: a batch of examples is one run of tokens without padding, gathered
 from arrays that were tokenized once, so a step costs little beside the model itself. On a CPU the same seed gives the
 same numbers bit for bit, whatever else runs, as long as the number of threads per run is the same.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,8 +24,11 @@ from cramming.optim import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.encode import Encoded, EncodedTask
+from eval.metrics import score
 from eval.models import ModelSource, build_classifier
 from eval.tasks import Task
+
+Selection = Literal["last", "best"]
 
 EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 
@@ -71,12 +76,16 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite."""
+    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite.
+
+    `epoch` is the one whose weights were scored.
+    """
 
     scored: dict[str, np.ndarray]
     blind: dict[str, np.ndarray]
     train_loss: float
     seconds: float
+    epoch: int
 
 
 class Batch(NamedTuple):
@@ -131,6 +140,7 @@ def finetune(
     precision: Mode,
     device: torch.device,
     on_examples: Callable[[int], None] = lambda count: None,
+    selection: Selection = "last",
 ) -> Predictions:
     """Train on the task's training set and predict its other sets. `on_examples` hears of every trained example.
 
@@ -142,16 +152,33 @@ def finetune(
         source, init, task.outputs, hyper.dropout, hyper.attention_dropout, hyper.pooling, hyper.pooler
     ).to(device)
     number_format = Precision(PrecisionConfig(precision, tf32=True), device)
-    loss = train(model, task, PackedSplit(data.train, device), seed, hyper, number_format, on_examples)
-    failed = not np.isfinite(loss)
-    scored, blind = (
-        {
-            name: predict(model, task, PackedSplit(split, device), number_format, failed)
-            for name, split in splits.items()
-        }
-        for splits in (data.scored, data.blind)
-    )
-    return Predictions(scored, blind, loss, time.perf_counter() - started)
+    best, found = -math.inf, None
+    for epoch, loss in enumerate(
+        train(model, task, PackedSplit(data.train, device), seed, hyper, number_format, on_examples), start=1
+    ):
+        failed = not np.isfinite(loss)
+        if selection == "last" and epoch < hyper.epochs and not failed:
+            continue
+        scored, blind = (
+            {name: predict(model, task, PackedSplit(s, device), number_format, failed) for name, s in splits.items()}
+            for splits in (data.scored, data.blind)
+        )
+        reached = math.inf if selection == "last" else dev_score(task, data, scored)
+        if found is None or reached > best:
+            best, found = reached, Predictions(scored, blind, loss, 0.0, epoch)
+    assert found is not None
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def dev_score(task: Task, data: EncodedTask, scored: Mapping[str, np.ndarray]) -> float:
+    """Mean of the main metric over the task's labelled sets; minus infinity where it is not defined."""
+    values = []
+    for name, predictions in scored.items():
+        labels_N = data.scored[name].labels_N
+        assert labels_N is not None
+        values.append(score((task.main_metric,), predictions, labels_N).values[task.main_metric])
+    mean = float(np.mean(values))
+    return mean if np.isfinite(mean) else -math.inf
 
 
 def train(
@@ -162,14 +189,14 @@ def train(
     hyper: Hyperparameters,
     number_format: Precision,
     on_examples: Callable[[int], None],
-) -> float:
-    """Train in place; the mean loss of the last epoch, NaN as soon as a step's loss is not finite."""
-    model.train()
+) -> Iterator[float]:
+    """Train in place; the mean loss after every epoch, NaN and the end as soon as a step's loss is not finite."""
     optimizer = make_optimizer(model, hyper)
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     for epoch in range(hyper.epochs):
+        model.train()
         losses = []
         for step, chosen_S in enumerate(torch.randperm(len(split), generator=generator).split(hyper.batch_size)):
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
@@ -178,9 +205,9 @@ def train(
             losses.append(_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format))
             on_examples(len(chosen_S))
         mean = torch.stack(losses).mean().item()
+        yield mean if np.isfinite(mean) else math.nan
         if not np.isfinite(mean):
-            return float("nan")
-    return mean
+            return
 
 
 def make_optimizer(model: nn.Module, hyper: Hyperparameters) -> torch.optim.AdamW:

@@ -21,7 +21,7 @@ from cramming.progress import Progress, say
 from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
 from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
 from eval.encode import encode_task, load_encoder
-from eval.finetune import Hyperparameters
+from eval.finetune import Hyperparameters, Selection
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import ModelSource, open_model
 from eval.reading import at
@@ -34,8 +34,9 @@ class EvalConfig:
     """The `eval` section.
 
     `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
-    predicts the unlabelled test sets and AX; `workers` null means what cores and memory allow; `threads` is per run,
-    and part of the result, unlike `workers`.
+    predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
+    the closed division does not allow; `workers` null means what cores and memory allow; `threads` is per run, and part
+    of the result, unlike `workers`.
     """
 
     source: Literal["local", "hub", "embedded"]
@@ -44,6 +45,7 @@ class EvalConfig:
     init: tuple[Literal["pretrained", "random"], ...]
     seeds: tuple[int, ...]
     predict_test: bool
+    selection: Selection
     workers: int | None
     threads: int
     precision: Literal["auto", "fp32", "bf16", "fp16"]
@@ -167,9 +169,10 @@ def score_model(
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
+    protocol = {**numerics, "selection": settings.selection}
     store, hyper = Pieces(folder), settings.hyperparameters
     keys = {
-        (d.task.name, seed): piece_key(d, seed, init, source, hyper, numerics, device)
+        (d.task.name, seed): piece_key(d, seed, init, source, hyper, protocol, device)
         for d, seed in itertools.product(data, settings.seeds)
     }
     pieces = stored_pieces(store, keys, init)
@@ -187,7 +190,7 @@ def score_model(
             show_piece(TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
     sha256 = source.sha256 if init == "pretrained" else None
     model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
-    summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent)
+    summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent, settings.selection)
     write_json(folder / "glue.json", summary)
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
@@ -211,7 +214,7 @@ def piece_key(
     init: str,
     source: ModelSource,
     hyper: Hyperparameters,
-    numerics: dict[str, Any],
+    protocol: dict[str, Any],
     device: torch.device,
 ) -> str:
     """A hash of everything that the numbers of one run depend on."""
@@ -219,7 +222,7 @@ def piece_key(
     tokenizers = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in files]
     config = (source.folder / "config.json").read_text(encoding="utf-8")
     machine = [torch.__version__, device.type, describe(device).name]
-    return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), numerics, machine)
+    return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), protocol, machine)
 
 
 def make_jobs(
@@ -237,7 +240,8 @@ def make_jobs(
         encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
         encoded = encode_task(data[name], encode)
         for _, seed in group:
-            yield Job(name, seed, init, encoded, source, hyper, precision, str(device), settings.threads)
+            numerics = (precision, str(device), settings.threads)
+            yield Job(name, seed, init, encoded, source, hyper, *numerics, settings.selection)
 
 
 def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

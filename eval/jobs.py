@@ -24,7 +24,7 @@ import torch
 from cramming.config import UserError
 from cramming.precision import Mode
 from eval.encode import EncodedTask
-from eval.finetune import Hyperparameters, Predictions, finetune
+from eval.finetune import Hyperparameters, Predictions, Selection, finetune
 from eval.models import ModelSource
 from eval.tasks import TASKS
 
@@ -48,6 +48,7 @@ class Job:
     precision: Mode
     device: str
     threads: int
+    selection: Selection
 
 
 def choose_workers(wanted: int | None, threads: int, jobs: int, device: torch.device, weight_bytes: int) -> int:
@@ -76,7 +77,9 @@ def _run_here(jobs: Iterable[Job], on_examples: OnExamples) -> Iterator[tuple[Jo
 def _run(job: Job, on_examples: OnExamples) -> Predictions:
     torch.set_num_threads(job.threads)
     task, device = TASKS[job.task], torch.device(job.device)
-    return finetune(task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples)
+    return finetune(
+        task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
+    )
 
 
 def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:

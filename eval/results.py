@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval.datasets import TaskData
-from eval.finetune import Hyperparameters, Predictions
+from eval.finetune import Hyperparameters, Predictions, Selection
 from eval.metrics import score
 from eval.tasks import AVERAGES, Source, Task
 
 FORMAT_VERSION = 1
+SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of each run by its own dev score"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Pieces:
             "key": key,
             "entries": {s.source.entry: _scores(task, found.scored[s.source.entry], s.labels) for s in data.scored},
             "train_loss": found.train_loss,
+            "epoch": found.epoch,
             "seconds": round(found.seconds, 3),
         }
         write_json(self._path(task, seed), piece)
@@ -90,6 +93,7 @@ def summarise(
     seeds: Sequence[int],
     hyper: Hyperparameters,
     absent: Mapping[str, str],
+    selection: Selection = "last",
 ) -> dict[str, Any]:
     """The contents of glue.json: every entry over all seeds, and the averages. `model` says what was scored."""
     entries = {}
@@ -107,7 +111,7 @@ def summarise(
         **model,
         "suite": suite,
         "split": "dev",
-        "selection": "last epoch",
+        "selection": SELECTIONS[selection],
         "seeds": list(seeds),
         "hyperparameters": asdict(hyper),
         "tasks": entries,
@@ -135,14 +139,24 @@ def _entry(task: Task, source: Source, pieces: Sequence[Mapping[str, Any]], seed
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Values with median, mean and sample standard deviation, all null if a value is (std also for one seed)."""
+    """Values with median, mean, sample standard deviation and `mean_ci95`, Student's interval of the mean.
+
+    All are null if a value is; the last two also for one seed.
+    """
     known = [value for value in values if value is not None]
     complete = len(known) == len(values)
+    mean = statistics.fmean(known) if complete else None
+    std = statistics.stdev(known) if complete and len(known) > 1 else None
+    interval = None
+    if mean is not None and std is not None:
+        half = float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5
+        interval = [mean - half, mean + half]
     return {
         "per_seed": list(values),
         "median": statistics.median(known) if complete else None,
-        "mean": statistics.fmean(known) if complete else None,
-        "std": statistics.stdev(known) if complete and len(known) > 1 else None,
+        "mean": mean,
+        "std": std,
+        "mean_ci95": interval,
     }
 
 

@@ -72,13 +72,14 @@ def _scores(rows: Sequence[Entrant]) -> Table:
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
     body = [_score_row(name, trained, random) for name in names if name in trained.scores]
     totals = [_average_row(name, trained, random) for name in trained.averages]
-    columns = ["Task", "Metric", "Other metrics", "Examples", "Pretrained"]
+    columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", "Pretrained"]
     columns += ["Random init", "Difference"] if random else []
     cut = [[*row[: len(columns)]] for row in (*body, *totals)]
     groups = [Group(cut[: len(body)]), Group(cut[len(body) :], "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
     notes += [
-        f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100."
+        f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100. Mean: over the "
+        "same seeds, with Student's 95 % confidence interval where there are several."
         for split, seeds, selection in [_protocol(trained)]
     ]
     notes += [
@@ -111,6 +112,7 @@ def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell
         Cell(metric),
         Cell(_other_metrics(task.get(name)) or DASH),
         Cell(_examples(task.get(name))),
+        _mean_cell(task.get(name)),
         score_cell(mine),
         score_cell(theirs),
         Cell(_difference(mine.value, theirs.value)),
@@ -121,6 +123,16 @@ def _other_metrics(task: Any) -> str:
     metrics, main = at(task, "metrics"), at(task, "main_metric")
     others = [(k, number(v, "median")) for k, v in metrics.items() if k != main] if isinstance(metrics, dict) else []
     return ", ".join(f"{k.replace('_', ' ')} {100 * v:.1f}" for k, v in others if v is not None)
+
+
+def _mean_cell(task: Any) -> Cell:
+    """`83.7`, with `83.1 to 84.3` beside it; a dash where it is not on record."""
+    metric = at(task, f"metrics.{at(task, 'main_metric')}")
+    mean, ends = number(metric, "mean"), [number(end) for end in entries(at(metric, "mean_ci95"))]
+    if mean is None:
+        return Cell(DASH)
+    known = [end for end in ends if end is not None]
+    return Cell(f"{100 * mean:.1f}", f"{100 * known[0]:.1f} to {100 * known[1]:.1f}" if len(known) == 2 else "")
 
 
 def _examples(task: Any) -> str:
@@ -149,6 +161,7 @@ def _average_row(name: str, trained: Entrant, random: Entrant | None) -> list[Ce
         Cell(TITLES.get(name, name), "", "main"),
         Cell("mean"),
         Cell(why),
+        Cell(""),
         Cell(""),
         *values,
         Cell(_difference(mine, theirs)),

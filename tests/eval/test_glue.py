@@ -9,6 +9,7 @@ import huggingface_hub.constants
 import hydra
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
@@ -23,6 +24,7 @@ from eval.datasets import Split, TaskData
 from eval.finetune import Hyperparameters, Predictions
 from eval.glue import EvalConfig, main
 from eval.results import Pieces, spread, summarise
+from eval.rules import judge
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -157,6 +159,25 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any]) -> None:
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
+def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(config: dict[str, Any]) -> None:
+    config["eval"]["hyperparameters"] |= {"epochs": 3, "learning_rate": 1e-2}
+    main(config)
+    main(with_eval({**config, "name": "best"}, selection="best"))
+    last, best = (load_record(Path(config["runs"]) / name)["glue"]["pretrained"] for name in ("first", "best"))
+    assert last["selection"] == "last epoch" and best["selection"].startswith("best epoch")
+    for entry, task in best["tasks"].items():
+        if entry != "mnli_mismatched":  # the epoch is chosen by the mean over both sets
+            per_seed = [t["metrics"][t["main_metric"]]["per_seed"] for t in (task, last["tasks"][entry])]
+            assert all(a >= b for a, b in zip(*per_seed, strict=True)) or entry == "mnli_matched"
+    pieces = Path(config["runs"]) / "best/glue/pretrained/pieces"
+    assert {json.loads(f.read_text())["epoch"] for f in pieces.iterdir()} <= {1, 2, 3}
+    findings = {f.rule: f.ok for f in judge(load_record(Path(config["runs"]) / "best")).findings}
+    assert not findings["R20"]
+    config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
+    main(config)
+    assert glue_json(config) == glue_json({**config, "name": "best"})
+
+
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
     run = Path(config["runs"]) / "first"
     shutil.copytree(model, run / "final")
@@ -256,14 +277,17 @@ def test_the_default_protocol_is_the_papers() -> None:
 
 
 def test_spread_is_null_as_soon_as_one_value_is() -> None:
+    low, high = scipy.stats.t.interval(0.95, 2, 3.0, scipy.stats.sem([1.0, 2.0, 6.0]))
     assert spread([1.0, 2.0, 6.0]) == {
         "per_seed": [1.0, 2.0, 6.0],
         "median": 2.0,
         "mean": 3.0,
         "std": pytest.approx(7**0.5),
+        "mean_ci95": [pytest.approx(low), pytest.approx(high)],
     }
-    assert spread([1.0, None]) == {"per_seed": [1.0, None], "median": None, "mean": None, "std": None}
-    assert spread([1.0])["std"] is None
+    nothing = dict.fromkeys(("median", "mean", "std", "mean_ci95"))
+    assert spread([1.0, None]) == {"per_seed": [1.0, None], **nothing}
+    assert spread([1.0])["std"] is None and spread([1.0])["mean_ci95"] is None
 
 
 def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The metrics equal scikit-learn's and scipy's, and say so where there is nothing to measure."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -48,6 +49,23 @@ def test_correlations_equal_scipy(name: str, scale: float) -> None:
             labels[:2] = 0, 5
             predictions = (labels + random.normal(size=size)) * scale
             assert METRICS[name](predictions, labels) == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> None:
+    """All pairs of up to four classes or levels: every kind of degenerate input there is."""
+    for size in (1, 2, 3, 4):
+        cells = list(itertools.product((0, 1), repeat=size))
+        for predictions, labels in itertools.product(map(np.array, cells), repeat=2):
+            found = score([name], predictions, labels)
+            value = found.values[name]
+            undefined = name in ("pearson", "spearmanr", "matthews_correlation") and len(set(labels.tolist())) == 1
+            undefined |= name in ("pearson", "spearmanr") and len(set(predictions.tolist())) == 1
+            undefined |= name == "f1" and not (predictions.any() or labels.any())
+            assert math.isnan(value) == undefined == bool(found.problems)
+            if not undefined:
+                assert value == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")
