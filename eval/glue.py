@@ -19,9 +19,11 @@ from cramming.device import describe, select
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
 from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
+from eval import sweep
 from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
 from eval.encode import encode_task, load_encoder
 from eval.finetune import Hyperparameters, Selection
+from eval.floor import score_floor
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import ModelSource, open_model
 from eval.reading import at
@@ -35,8 +37,9 @@ class EvalConfig:
 
     `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
     predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
-    the closed division does not allow; `workers` null means what cores and memory allow; `threads` is per run, and part
-    of the result, unlike `workers`.
+    the closed division does not allow; `floor` scores a bag of words too; `sweep` keeps this
+    result as one point of a grid and records the best so far; `workers` null means what cores and memory
+    allow; `threads` is per run, and part of the result, unlike `workers`.
     """
 
     source: Literal["local", "hub", "embedded"]
@@ -46,6 +49,8 @@ class EvalConfig:
     seeds: tuple[int, ...]
     predict_test: bool
     selection: Selection
+    floor: bool
+    sweep: bool
     workers: int | None
     threads: int
     precision: Literal["auto", "fp32", "bf16", "fp16"]
@@ -86,10 +91,21 @@ def main(config: dict[str, Any]) -> None:
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
+        if settings.floor:
+            floor, seconds = score_floor(Pieces(folder / "glue" / "floor"), suite.name, data, suite.absent)
+            write_record_section(folder, floor=with_seconds(floor, {f"{n}-seed0": s for n, s in seconds.items()}))
+            show_averages(floor)
         for init in settings.init:
-            section = score_model(folder / "glue" / init, source, init, suite, data, settings, device)
-            write_record_section(folder, glue={init: section})
+            place = folder / "glue" / init
+            point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
+            section = score_model(point, source, init, suite, data, settings, device)
             show_averages(section)
+            if settings.sweep:
+                write_json(point / "section.json", section)
+            else:
+                write_record_section(folder, glue={init: section})
+        if settings.sweep:
+            write_record_section(folder, glue=sweep.choose(folder / "glue", settings.init))
 
 
 def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
@@ -171,6 +187,7 @@ def score_model(
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     protocol = {**numerics, "selection": settings.selection}
     store, hyper = Pieces(folder), settings.hyperparameters
+    store.clear_leftovers()
     keys = {
         (d.task.name, seed): piece_key(d, seed, init, source, hyper, protocol, device)
         for d, seed in itertools.product(data, settings.seeds)
@@ -190,7 +207,9 @@ def score_model(
             show_piece(TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
     sha256 = source.sha256 if init == "pretrained" else None
     model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
-    summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent, settings.selection)
+    summary = summarise(
+        model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
+    )
     write_json(folder / "glue.json", summary)
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})

@@ -12,7 +12,7 @@ A piece is written after its predictions, both atomically; a run whose piece has
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval.datasets import TaskData
-from eval.finetune import Hyperparameters, Predictions, Selection
+from eval.finetune import Predictions, Selection
 from eval.metrics import score
 from eval.tasks import AVERAGES, Source, Task
 
@@ -65,6 +65,11 @@ class Pieces:
         write_json(self._path(task, seed), piece)
         return piece
 
+    def clear_leftovers(self) -> None:
+        """Remove files that a killed process had half written; only the holder of the run's lock may."""
+        for path in self.folder.glob("*/.*.tmp"):
+            path.unlink()
+
     def _path(self, task: Task, seed: int) -> Path:
         return self.folder / "pieces" / f"{task.name}-seed{seed}.json"
 
@@ -91,7 +96,7 @@ def summarise(
     data: Sequence[TaskData],
     pieces: Mapping[tuple[str, int], Mapping[str, Any]],
     seeds: Sequence[int],
-    hyper: Hyperparameters,
+    hyper: Mapping[str, Any],
     absent: Mapping[str, str],
     selection: Selection = "last",
 ) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def summarise(
             entries[split.source.entry] = {
                 **_entry(task_data.task, split.source, of_task, seeds),
                 **_sizes(suite, task_data, split.source, len(split)),
-                "hyperparameters": asdict(hyper),
+                "hyperparameters": dict(hyper),
             }
     missing = dict(absent) | {name: why for task_data in data for name, why in task_data.absent.items()}
     return {
@@ -113,7 +118,7 @@ def summarise(
         "split": "dev",
         "selection": SELECTIONS[selection],
         "seeds": list(seeds),
-        "hyperparameters": asdict(hyper),
+        "hyperparameters": dict(hyper),
         "tasks": entries,
         "absent": missing,
         "averages": _averages(suite, entries),

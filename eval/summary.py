@@ -8,7 +8,7 @@ from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, dura
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
 from eval.rules import RULES, Verdict, names_of
-from eval.standings import Entrant, Score, gain_over
+from eval.standings import FLOOR, Entrant, Score, gain_over
 from eval.tasks import AVERAGES, ENTRIES
 
 
@@ -66,16 +66,16 @@ def _findings(verdict: Verdict) -> Table:
 
 
 def _scores(rows: Sequence[Entrant]) -> Table:
-    """Per entry: metric, the trained model, random initialisation beside it, difference, examples, time."""
+    """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
     trained = next((r for r in rows if r.init == "pretrained"), rows[0])
-    random = next((r for r in rows if r.init == "random" and r is not trained), None)
+    random, floor = (next((r for r in rows if r.init == i and r is not trained), None) for i in ("random", FLOOR))
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
-    body = [_score_row(name, trained, random) for name in names if name in trained.scores]
-    totals = [_average_row(name, trained, random) for name in trained.averages]
+    body = [_score_row(name, trained, random, floor) for name in names if name in trained.scores]
+    totals = [_average_row(name, trained, random, floor) for name in trained.averages]
     columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", "Pretrained"]
     columns += ["Random init", "Difference"] if random else []
-    cut = [[*row[: len(columns)]] for row in (*body, *totals)]
-    groups = [Group(cut[: len(body)]), Group(cut[len(body) :], "Averages")]
+    columns += ["Bag of words"] if floor else []
+    groups = [Group(body), Group(totals, "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
     notes += [
         f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100. Mean: over the "
@@ -102,9 +102,11 @@ def _protocol(row: Entrant) -> tuple[str, str, str]:
     return str(row.section.get("split")), seeds, str(row.section.get("selection"))
 
 
-def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+def _score_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
     task = at(trained.section, "tasks") or {}
     mine, theirs = trained.scores[name], random.scores.get(name, Score()) if random else Score()
+    beside = [score_cell(theirs), Cell(_difference(mine.value, theirs.value))] if random else []
+    beside += [score_cell(floor.scores.get(name, Score()))] if floor else []
     title = ENTRIES[name][1].title if name in ENTRIES else str(at(task.get(name), "title") or name)
     metric = str(at(task.get(name), "main_metric") or "").replace("_", " ")
     return [
@@ -114,8 +116,7 @@ def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell
         Cell(_examples(task.get(name))),
         _mean_cell(task.get(name)),
         score_cell(mine),
-        score_cell(theirs),
-        Cell(_difference(mine.value, theirs.value)),
+        *beside,
     ]
 
 
@@ -149,22 +150,24 @@ def _difference(mine: float | None, theirs: float | None) -> str:
     return DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}"
 
 
-def _average_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+def _average_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
+    def cell(value: float | None) -> Cell:
+        return Cell(DASH if value is None else f"{value:.1f}{SUBSET if trained.subset else ''}", "", "main")
+
     mine, theirs = trained.averages[name], random.averages.get(name) if random else None
+    beside = [cell(theirs), Cell(_difference(mine, theirs))] if random else []
+    beside += [cell(floor.averages.get(name))] if floor else []
     missing = entries(at(trained.section, f"averages.{name}.missing"))
     names = [ENTRIES[n][1].title if n in ENTRIES else n for n in map(str, missing)]
     why = f"not printed, missing: {', '.join(names)}" if mine is None else ""
-    values = [
-        Cell(DASH if v is None else f"{v:.1f}{SUBSET if trained.subset else ''}", "", "main") for v in (mine, theirs)
-    ]
     return [
         Cell(TITLES.get(name, name), "", "main"),
         Cell("mean"),
         Cell(why),
         Cell(""),
         Cell(""),
-        *values,
-        Cell(_difference(mine, theirs)),
+        cell(mine),
+        *beside,
     ]
 
 

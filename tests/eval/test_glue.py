@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,13 @@ from cramming.config import UserError, build, config_folder, file_sha256
 from cramming.record import load_record, write_record_section
 from eval import glue
 from eval.datasets import Split, TaskData
-from eval.finetune import Hyperparameters, Predictions
+from eval.finetune import Predictions
+from eval.floor import NAME
 from eval.glue import EvalConfig, main
+from eval.reading import load_run
 from eval.results import Pieces, spread, summarise
 from eval.rules import judge
+from eval.standings import entrants
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -73,7 +80,8 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     hyper = {"epochs": 1, "max_length": 24, "learning_rate": 1e-3}
-    section = eval_section("glue_sane", data_dir=tmp_path / "glue", seeds=[0, 1], workers=1, hyperparameters=hyper)
+    changes = {"seeds": [0, 1], "workers": 1, "floor": False, "hyperparameters": hyper}
+    section = eval_section("glue_sane", data_dir=tmp_path / "glue", **changes)
     roots = {"name": "first", "runs": tmp_path / "runs", "device": "cpu", "division": "open", "model_path": str(model)}
     return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
 
@@ -132,6 +140,40 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(config: dict[str, Any], mo
     assert glue_json(config) == glue_json({**config, "name": "unbroken"})
 
 
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(config: dict[str, Any], tmp_path: Path) -> None:
+    """`kill -9` of the parent alone: its worker processes have to notice."""
+    hyper = ",".join(f"{name}: {config['eval']['hyperparameters'][name]}" for name in ("max_length", "learning_rate"))
+    settings = [
+        "eval=glue_sane", f"eval.data_dir={config['eval']['data_dir']}", f"runs={config['runs']}", "device=cpu",
+        f"model_path={config['model_path']}", "eval.seeds=[0,1,2,3,4,5]", "eval.workers=2",
+        f"eval.hyperparameters={{{hyper}}}",
+    ]  # fmt: skip
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "output.txt").open("ab") as log:
+            command = [sys.executable, "-m", "cramming", "glue", *settings, f"name={name}"]
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+
+    def pieces() -> int:
+        return len(list(Path(config["runs"]).glob("killed/glue/pretrained/pieces/*.json")))
+
+    assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    random, kept = np.random.default_rng(0), [0]
+    for _ in range(10):
+        process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
+        while process.poll() is None and pieces() < wanted:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.5) if wanted else random.uniform(0, 10))
+        process.kill()
+        process.wait()
+        kept.append(pieces())
+    assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    assert glue_json({**config, "name": "killed"}) == glue_json({**config, "name": "unbroken"})
+    assert len(set(kept)) > 3, f"every kill came at the same stage: {kept}"
+    assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
+
+
 def test_stored_results_of_other_settings_or_data_are_not_taken(config: dict[str, Any]) -> None:
     main(config)
     before = glue_json(config)
@@ -176,6 +218,22 @@ def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(co
     config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
     main(config)
     assert glue_json(config) == glue_json({**config, "name": "best"})
+
+
+def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(config: dict[str, Any]) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    main(with_eval(config, floor=True))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["glue"]) == {"pretrained"}
+    assert (
+        set(record["floor"]["tasks"]) == set(record["glue"]["pretrained"]["tasks"]) and record["floor"]["seconds"] > 0
+    )
+    rows = entrants([load_run(Path(config["runs"]) / "first")])
+    assert {row.init for row in rows} == {"pretrained", NAME} and not any(row.ranked for row in rows)
+    stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
+    main(with_eval({**config, "name": "again"}, floor=True))
+    assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
 
 
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
@@ -276,6 +334,15 @@ def test_the_default_protocol_is_the_papers() -> None:
     assert hyper.dropout == 0.1 and hyper.max_length == 128
 
 
+def test_the_other_protocols_are_the_baselines_and_izsaks() -> None:
+    sane, bert, izsak = (
+        build(EvalConfig, eval_section(name), "eval").hyperparameters
+        for name in ("glue_sane", "bert_baseline", "izsak")
+    )
+    assert bert == replace(sane, batch_size=32, learning_rate=2e-5)
+    assert (izsak.epochs, izsak.batch_size, izsak.learning_rate, izsak.weight_decay) == (5, 32, 5e-5, 0.01)
+
+
 def test_spread_is_null_as_soon_as_one_value_is() -> None:
     low, high = scipy.stats.t.interval(0.95, 2, 3.0, scipy.stats.sem([1.0, 2.0, 6.0]))
     assert spread([1.0, 2.0, 6.0]) == {
@@ -307,7 +374,7 @@ def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
             problems = ["constant"] if value is None else []
             entries[source.entry] = {"metrics": dict.fromkeys(task.metrics, value), "problems": problems, "notes": []}
         pieces[task.name, 0] = {"entries": entries}
-    hyper = build(Hyperparameters, eval_section("glue_sane")["hyperparameters"], "eval")
+    hyper = eval_section("glue_sane")["hyperparameters"]
     return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyper, {})
 
 
