@@ -112,6 +112,20 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
+def mask_token_id(folder: Path, bert_layout: bool) -> int:
+    """The id of the mask token; UserError where the tokenizer has none."""
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        return _special(folder, Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id, "mask_token")[1]
+    from transformers import AutoTokenizer
+
+    number = AutoTokenizer.from_pretrained(str(folder)).mask_token_id
+    if number is None:
+        raise UserError(f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model")
+    return int(number)
+
+
 def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
     if entries > vocab_size:
         raise UserError(

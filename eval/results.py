@@ -21,6 +21,7 @@ from scipy.special import stdtrit
 
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
+from eval import superglue
 from eval.datasets import TaskData
 from eval.finetune import Predictions, Selection
 from eval.metrics import score
@@ -167,7 +168,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 def _sizes(suite: str, data: TaskData, source: Source, examples: int) -> dict[str, Any]:
     """Examples used beside the official numbers, which only GLUE itself has."""
-    official = suite == "glue"
+    official = suite != "embedded"
     return {
         "train_examples": len(data.train),
         "official_train_examples": data.task.train.examples if official else None,
@@ -180,7 +181,7 @@ def _sizes(suite: str, data: TaskData, source: Source, examples: int) -> dict[st
 
 def _averages(suite: str, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     averages = {}
-    for name, average in AVERAGES[suite].items():
+    for name, average in (AVERAGES | {"superglue": superglue.AVERAGES})[suite].items():
         scores = {entry: entries.get(entry, {}).get("score") for entry in average.entries}
         known = [value for value in scores.values() if value is not None]
         missing = [entry for entry, value in scores.items() if value is None]

@@ -28,10 +28,29 @@ def blocks(
         parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}` does it."))
     if wrong := wrong_fields(record):
         parts.append(Paragraph(f"The record is incomplete: {'; '.join(wrong)}."))
+    parts += beyond_glue(record)
     parts += [Paragraph(line) for line in more]
     parts += figures
     parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
     parts.append(Section(_rules_title(verdict), [_findings(verdict)]))
+    return parts
+
+
+def beyond_glue(record: Record) -> list[Block]:
+    """SuperGLUE's tasks and minimal pairs, where they were scored: for information, judged by no rule."""
+    parts: list[Block] = []
+    found = at(record, "superglue")
+    for init, section in found.items() if isinstance(found, dict) else ():
+        tasks = at(section, "tasks")
+        scores = [(at(t, "title"), number(t, "score")) for t in tasks.values()] if isinstance(tasks, dict) else []
+        said = ", ".join(f"{title} {DASH if value is None else f'{value:.1f}'}" for title, value in scores)
+        mean = number(section, "averages.superglue5.value")
+        average = "not printed" if mean is None else f"{mean:.1f}"
+        definition = at(section, "averages.superglue5.definition")
+        parts.append(Paragraph(f"SuperGLUE, {init}: {said}; average {average} ({definition})."))
+    if (accuracy := number(record, "minimal_pairs.accuracy")) is not None:
+        count, definition = len(at(record, "minimal_pairs.paradigms") or ()), at(record, "minimal_pairs.definition")
+        parts.append(Paragraph(f"Minimal pairs: {accuracy:.1f} over {count} paradigms ({definition})."))
     return parts
 
 

@@ -23,15 +23,17 @@ from transformers import BertConfig, BertForMaskedLM
 
 from cramming.config import UserError, build, config_folder, file_sha256
 from cramming.record import load_record, write_record_section
-from eval import glue
+from eval import suites
 from eval.datasets import Split, TaskData
 from eval.finetune import Predictions
 from eval.floor import NAME
 from eval.glue import EvalConfig, main
 from eval.reading import load_run
+from eval.render import Paragraph
 from eval.results import Pieces, spread, summarise
 from eval.rules import judge
 from eval.standings import entrants
+from eval.summary import beyond_glue
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -236,6 +238,32 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(config:
     assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
 
 
+def test_superglue_and_minimal_pairs_stand_beside_glue(config: dict[str, Any], tmp_path: Path) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    words = [f"w{i}" for i in range(20)]
+    for name in ("RTE", "CB"):
+        (tmp_path / "super" / name).mkdir(parents=True)
+        labels = ("entailment", "not_entailment") if name == "RTE" else ("neutral", "entailment", "contradiction")
+        rows = [
+            {"premise": words[i % 20], "hypothesis": words[i % 7], "label": labels[i % len(labels)]} for i in range(24)
+        ]
+        for file in ("train.jsonl", "val.jsonl"):
+            (tmp_path / "super" / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/one.jsonl").write_text(json.dumps({"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}) + "\n")
+    changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
+    main(with_eval(config, source="superglue", **changes))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["superglue"]) == {"pretrained", "floor"}
+    section = record["superglue"]["pretrained"]
+    assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
+    assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
+    assert record["minimal_pairs"]["accuracy"] in (0, 100)
+    said = " ".join(block.text for block in beyond_glue(record) if isinstance(block, Paragraph))
+    assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
+
+
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
     run = Path(config["runs"]) / "first"
     shutil.copytree(model, run / "final")
@@ -281,7 +309,7 @@ def with_eval(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(glue, "corpus_folder", lambda config: tmp_path / "corpus")
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
     shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
     main(with_eval(config, source="embedded", data_dir=None, predict_test=False, seeds=[0]))
     section = load_record(Path(config["runs"]) / "first")["glue"]["pretrained"]
@@ -292,7 +320,7 @@ def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
 
 
 def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glue, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
         ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),

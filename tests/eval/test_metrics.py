@@ -13,12 +13,14 @@ import scipy.stats
 import sklearn.metrics
 
 from eval.metrics import METRICS, MODULE_FOLDER, score
-from eval.tasks import TASKS
+from eval.superglue import ALL_TASKS
 
 REFERENCE = {
     "matthews_correlation": lambda p, y: sklearn.metrics.matthews_corrcoef(y, p),
     "accuracy": lambda p, y: sklearn.metrics.accuracy_score(y, p),
     "f1": lambda p, y: sklearn.metrics.f1_score(y, p, zero_division=np.nan),
+    "f1_macro": lambda p, y: sklearn.metrics.f1_score(y, p, average="macro"),
+    "accuracy_f1": lambda p, y: (REFERENCE["accuracy"](p, y) + REFERENCE["f1_macro"](p, y)) / 2,
     "pearson": lambda p, y: scipy.stats.pearsonr(p, y).statistic,
     "spearmanr": lambda p, y: scipy.stats.spearmanr(p, y).statistic,
 }
@@ -26,7 +28,8 @@ REFERENCE = {
 
 @pytest.mark.parametrize(
     ("name", "classes"),
-    [("matthews_correlation", 2), ("matthews_correlation", 3), ("accuracy", 2), ("accuracy", 3), ("f1", 2)],
+    [("matthews_correlation", 2), ("matthews_correlation", 3), ("accuracy", 2), ("accuracy", 3), ("f1", 2)]
+    + [("f1_macro", 2), ("f1_macro", 3), ("accuracy_f1", 3)],
 )
 def test_classification_equals_scikit_learn(name: str, classes: int) -> None:
     random = np.random.default_rng(0)
@@ -122,4 +125,4 @@ for name in ("cola", "mrpc", "stsb"):
     environment.pop("HF_MODULES_CACHE", None)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(METRICS) == {m for t in TASKS.values() for m in t.metrics}
+    assert set(METRICS) == {m for t in ALL_TASKS.values() for m in t.metrics}
