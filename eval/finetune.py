@@ -23,7 +23,7 @@ from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
-from eval.encode import EncodedTask
+from eval.encode import Encoded, EncodedTask
 from eval.metrics import score
 from eval.models import ModelSource, build_classifier
 from eval.packed import Batch, PackedSplit, VocabularyPart, by_length
@@ -122,8 +122,7 @@ def finetune(
             continue
         with part.whole() if part else nullcontext():
             scored, blind = (
-                {name: predict(model, task, PackedSplit(s, device), number_format, failed) for name, s in sets.items()}
-                for sets in (data.scored, data.blind)
+                predict_sets(model, task, s, device, number_format, failed) for s in (data.scored, data.blind)
             )
         reached = math.inf if selection == "last" else dev_score(task, data, scored)
         if found is None or reached > best:
@@ -202,6 +201,21 @@ def _step(
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def predict_sets(
+    model: SequenceClassifier,
+    task: Task,
+    sets: Mapping[str, Encoded],
+    device: torch.device,
+    number_format: Precision,
+    failed: bool,
+) -> dict[str, np.ndarray]:
+    """Predictions of several sets, by entry."""
+    return {
+        name: predict(model, task, PackedSplit(encoded, device), number_format, failed)
+        for name, encoded in sets.items()
+    }
 
 
 @torch.inference_mode()

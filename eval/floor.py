@@ -21,7 +21,9 @@ from eval.results import Pieces, summarise, write_json
 from eval.standings import FLOOR as NAME
 from eval.tasks import Task
 
-SETTINGS: dict[str, Any] = {"words": "tf-idf of 1- and 2-grams", "inverse_regularization": 1.0, "iterations": 200}
+SETTINGS: dict[str, Any] = {
+    "words": "tf-idf of 1- and 2-grams", "most_frequent": 100_000, "inverse_regularization": 1.0, "iterations": 200,
+}  # fmt: skip
 
 
 def score_floor(
@@ -50,7 +52,10 @@ def predict_from_words(data: TaskData) -> Predictions:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     started = time.perf_counter()
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b|[^\w\s]")
+    words = TfidfVectorizer(
+        ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b|[^\w\s]",
+        max_features=SETTINGS["most_frequent"],
+    )  # fmt: skip
     words.fit(text for column in data.train.texts for text in column)
     model = _linear_model(data.task)
     with warnings.catch_warnings():

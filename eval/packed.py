@@ -60,7 +60,7 @@ class VocabularyPart:
     """While a model trains, the word vectors of the tokens that its training set has, and no others.
 
     They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by
-    the optimizer, in every step. The numbers are the same bit for bit.
+    the optimizer, in every step. The numbers are the same bit for bit (with gradient clipping, to rounding).
     """
 
     def __init__(self, encoder: Encoder, train: Encoded) -> None:
