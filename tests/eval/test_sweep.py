@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from eval import sweep
+from eval.closed import global_hyperparameters
 from eval.reading import at
-from eval.rules import global_hyperparameters
 
 
 def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:
