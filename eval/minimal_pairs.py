@@ -7,7 +7,7 @@ a masked-LM head is scored; own architectures run packed, without padding.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from cramming.config import UserError
 from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
-from eval.encode import load_encoder, mask_token_id
+from eval.encode import load_encoder, mask_and_frame
 from eval.models import ModelSource
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
@@ -68,13 +68,13 @@ def score_pairs(source: ModelSource, folder: Path, device: torch.device, max_len
     """The record's section: accuracy per paradigm, and their mean."""
     paradigms = read_pairs(folder)
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    mask = mask_token_id(source.folder, source.own)
+    mask, frame = mask_and_frame(source.folder, source.own)
     ask = (_own_model if source.own else _stock_model)(source.folder, device)
     found = {}
     with Progress("minimal pairs", sum(len(p.good) for p in paradigms), "pairs") as bar:
         for paradigm in paradigms:
             good, bad = (
-                likelihoods(encode((sentences,))[0], mask, ask, BATCH_TOKENS[device.type])
+                likelihoods(encode((sentences,))[0], mask, frame, ask, BATCH_TOKENS[device.type])
                 for sentences in (paradigm.good, paradigm.bad)
             )
             found[paradigm.name] = {"accuracy": 100 * float((good > bad).mean()), "pairs": len(good)}
@@ -84,8 +84,10 @@ def score_pairs(source: ModelSource, folder: Path, device: torch.device, max_len
     return {**model, "accuracy": mean, "definition": DEFINITION, "paradigms": found}
 
 
-def likelihoods(sentences: Sequence[Sequence[int]], mask: int, ask: LogProbabilities, batch_tokens: int) -> np.ndarray:
-    """Pseudo-log-likelihood of each sentence, float64 [N]. The first and the last token, which are special, are given.
+def likelihoods(
+    sentences: Sequence[Sequence[int]], mask: int, frame: Set[int], ask: LogProbabilities, batch_tokens: int
+) -> np.ndarray:
+    """Pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
 
     Sentences are taken in order of length, so that a batch needs little padding where the model needs any.
     """
@@ -94,7 +96,7 @@ def likelihoods(sentences: Sequence[Sequence[int]], mask: int, ask: LogProbabili
         owners, copies, places, targets = [], [], [], []
         for index in batch:
             ids = torch.tensor(sentences[index])
-            for place in range(1, len(ids) - 1):
+            for place in (i for i, token in enumerate(sentences[index]) if token not in frame):
                 copies.append(ids.clone().index_fill_(0, torch.tensor(place), mask))
                 owners.append(index)
                 places.append(place)

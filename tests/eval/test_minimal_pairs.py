@@ -27,9 +27,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
-    BertForMaskedLM(BertConfig(len(WORDS), max_position_embeddings=24, initializer_range=0.5, **shape)).save_pretrained(
-        folder
-    )
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=24, initializer_range=0.5, **shape)
+    BertForMaskedLM(config).save_pretrained(folder)
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -53,7 +52,7 @@ def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
         expected.append(total)
     for make in (_own_model, _stock_model):
         for tokens in (1, 200, 10**6):
-            found = likelihoods(sentences, MASK, make(bert, CPU), tokens)
+            found = likelihoods(sentences, MASK, {2, 3}, make(bert, CPU), tokens)
             np.testing.assert_allclose(found, expected, atol=1e-3)
     assert np.std(expected) > 1
 
