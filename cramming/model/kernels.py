@@ -106,19 +106,40 @@ def _group_by_length(lengths: list[int], num_tokens: int) -> list[list[int]]:
     return [buckets[size] for size in sorted(buckets)]
 
 
+def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+    """Where every sequence asks by one token, as a classifier does, and no window hides keys from it."""
+    if any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
+        return None
+    assert layout.gather_P is not None
+    rows = torch.tensor([rows for rows, _ in layout.groups], device=asking_M.device)
+    lengths = torch.tensor([length for _, length in layout.groups], device=asking_M.device)
+    steps_R = lengths.repeat_interleave(rows)
+    begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
+    bounds_S = layout.bounds_S.long()
+    sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, asking_M))
+    asking_R = torch.searchsorted(sequence_M, sequence_R)
+    if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
+        return None
+    return layout._replace(asking_gather_M=asking_R, scatter_T=asking_R.argsort())
+
+
 def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
     heads, size = q_THK.shape[1:]
-    qkv = [q_THK, k_THK, v_THK]
+    once = layout.asking_gather_M is not None
     if layout.gather_P is not None:
-        qkv = [x.index_select(0, layout.gather_P) for x in qkv]
-    outputs, first = [], 0
+        q_THK = q_THK.index_select(0, layout.gather_P if layout.asking_gather_M is None else layout.asking_gather_M)
+        k_THK, v_THK = (x.index_select(0, layout.gather_P) for x in (k_THK, v_THK))
+    outputs, first, first_row = [], 0, 0
     for (rows, length), mask in zip(layout.groups, layout.masks):
         last = first + rows * length
-        # Queries may be fewer than keys, but only where there is one group, which is then everything.
-        q, k, v = (x[first:last].view(rows, -1, heads, size).transpose(1, 2) for x in qkv)
+        # Queries may be fewer than keys: one a row, or where there is one group, which is then everything.
+        asking = q_THK[first_row : first_row + rows] if once else q_THK[first:last]
+        q, k, v = (
+            x.view(rows, -1, heads, size).transpose(1, 2) for x in (asking, k_THK[first:last], v_THK[first:last])
+        )
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
-        first = last
+        first, first_row = last, first_row + rows
     out_PHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return out_PHK if layout.scatter_T is None else out_PHK.index_select(0, layout.scatter_T)
 
@@ -202,7 +223,7 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
     "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
-    "padded": Kernel(_padded_prepare, _grouped_attend, None),
+    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
     "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict),
     "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict),
 }

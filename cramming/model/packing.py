@@ -34,6 +34,7 @@ class Layout(NamedTuple):
     scatter_T: Tensor | None = None  # padded place of each token
     asking_M: Tensor | None = None  # tokens whose output is wanted, ascending, as many in each row; None: all
     asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
+    asking_gather_M: Tensor | None = None  # asking token of each row of the groups, where every sequence asks once
     block_mask: Any = None  # of FlexAttention
 
     def at_asking(self, x_TX: Tensor) -> Tensor:
