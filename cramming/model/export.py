@@ -110,7 +110,10 @@ def _tokenizer_node(config: ModelConfig) -> dict[str, Any]:
 
 def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
     """The token ids that transformers' configurations carry."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
     assert config.vocab_size is not None
     if tokenizer.get_vocab_size() > config.vocab_size:
         entries = tokenizer.get_vocab_size()
