@@ -120,7 +120,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 fill = pipeline("fill-mask", model=folder{code})
 classifier = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3{code})
 encoder = AutoModel.from_pretrained(folder{code})
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder{code})
 ```
 
 Heads for masked language modelling, sequence and token classification and question answering load the same way; all but
@@ -184,8 +184,8 @@ def _limits(model: Exported, record: Record) -> list[Block]:
     lines = [
         f"Sequences of at most {model.max_length} tokens"
         + (f"; trained on {length:.0f}." if (length := number(record, "config.train.sequence_length")) else "."),
-        f"Trained on {compact(tokens)} tokens, what the budget allowed: a result of a benchmark, not a product. It repeats"
-        " what its corpus says, false or harmful as that may be."
+        f"Trained on {compact(tokens)} tokens, what the budget allowed: a result of a benchmark, not a product. It"
+        " repeats what its corpus says, false or harmful as that may be."
         if tokens
         else "Nothing is known of the text it was trained on, nor of what it repeats.",
     ]
