@@ -124,7 +124,6 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,
         "gate": parts.gates,
-        "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
     }
 
 

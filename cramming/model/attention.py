@@ -12,7 +12,8 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
     sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): CUDA, 16-bit, no dropout; windows save work
+    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): Ampere or newer, 16-bit, no dropout; windows save
+             work
     flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
              be compiled, so `auto` leaves it to whoever measures it to be faster
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
-from cramming.model.kernels import KERNELS
+from cramming.model.kernels import KERNELS, has_flash
 from cramming.model.packing import Layout, Packing, sequence_ids
 
 __all__ = ["KERNELS", "AttentionConfig", "Layout", "Packing", "asked_by", "attend", "choose", "prepare", "sequence_ids"]
@@ -74,7 +75,7 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
     equal = packing.row_length is not None
     windowed = half_window is not None and half_window < packing.max_length - 1
     flash = packing.bounds_S.is_cuda and dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
-    if flash and (windowed or not equal):
+    if flash and (windowed or not equal) and has_flash(packing.bounds_S.device):
         return "varlen"
     return "sdpa" if equal or packing.aligned_length is not None else "padded"
 

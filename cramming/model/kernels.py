@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from cramming.config import UserError
 from cramming.model.packing import Layout, Packing, sequence_ids
 
+FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
+
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
     """Boolean [L, L], true where |i - j| <= half_window; None where that is everywhere."""
@@ -144,9 +146,20 @@ def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout,
     return out_PHK if layout.scatter_T is None else out_PHK.index_select(0, layout.scatter_T)
 
 
+@torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
+def has_flash(device: torch.device) -> bool:
+    """Whether FlashAttention runs on this GPU."""
+    return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+
+
 def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     if not packing.bounds_S.is_cuda:
         raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
+    if not has_flash(packing.bounds_S.device):
+        raise UserError(
+            "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
+            f" {torch.cuda.get_device_name(packing.bounds_S.device)}; set it to auto, sdpa or padded"
+        )
     return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
 
 

@@ -1,5 +1,9 @@
 """Every kernel equals the definition: dense masked softmax over all tokens, forward and backward."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
@@ -97,6 +101,22 @@ def test_padding_is_bounded_however_uneven_the_lengths() -> None:
 def test_auto_chooses_by_packing() -> None:
     chosen = [attention.choose(p, None, torch.bfloat16, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
     assert chosen == ["sdpa", "sdpa", "padded"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_flash"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_flash_attention_is_taken_only_where_the_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_flash: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
+    rows, in_rows, ragged = (p._replace(bounds_S=on_gpu) for p in (ROWS, IN_ROWS, RAGGED))
+    chosen = [attention.choose(p, 3, torch.float16, 0.0) for p in (rows, in_rows, ragged)]
+    assert chosen == (["varlen"] * 3 if has_flash else ["sdpa", "sdpa", "padded"])
+    with nullcontext() if has_flash else pytest.raises(UserError, match=r"varlen: .* 8\.0.*this is Tesla T4; set it"):
+        attention.prepare("varlen", ragged, 96, 3, torch.float16, 0.0)
 
 
 def test_no_mask_where_none_is_needed() -> None:
