@@ -8,6 +8,7 @@
         metrics.jsonl      one line per logged step and per validation
         checkpoints/       what a resume needs
         final/             the model, in a stock format where one exists
+        export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions
         record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue; and
                            `resumed`, the environment of each later process that went on with the training
@@ -91,6 +92,7 @@ _FREE_TO_CHANGE = {
     "data.workers",
     "eval",
     "report",
+    "export",
     "study",
     "bench",
     "plan",

@@ -25,6 +25,7 @@ from cramming.schedule import ScheduleConfig
 from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
+from eval.export import ExportConfig
 from eval.glue import EvalConfig
 from eval.report import ReportConfig
 from eval.study import StudyConfig
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "export": ExportConfig,
     "study": StudyConfig,
     "plan": PlanConfig,
 }

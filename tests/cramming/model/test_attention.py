@@ -57,6 +57,27 @@ def test_fewer_asking_tokens_get_what_they_got_among_all(kernel: str, packing: P
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, UNEVEN])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_asking_token_of_each_ragged_sequence_gets_what_it_got_among_all(packing: Packing, place: int) -> None:
+    qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
+    q, k, v = qkv.unbind(1)
+    bounds = packing.bounds_S.unique().long()
+    asking = bounds[:-1] if place == 0 else bounds[1:] - 1
+    layout = attention.prepare("padded", packing, 96, None, torch.float32, 0.0)
+    fewer = attention.asked_by(layout, asking, 96)
+    assert fewer is not None
+    weights = torch.linspace(-1, 1, len(asking))[:, None, None]
+    results = []
+    for out in (attention.attend(q, k, v, layout)[asking], attention.attend(fewer.at_asking(q), k, v, fewer)):
+        results.append((out, *torch.autograd.grad((out * weights).sum(), qkv)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert attention.asked_by(layout, asking[1:], 96) is None  # a sequence that does not ask: all are computed
+    windowed = attention.prepare("padded", packing, 96, 3, torch.float32, 0.0)
+    assert attention.asked_by(windowed, asking, 96) is None
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_dense_equals_each_sequence_alone(window: int | None) -> None:
     """The definition itself: a sequence does not see its neighbours, and a window counts to both sides."""
