@@ -1,7 +1,9 @@
 """Settings that fit a device, and what each would bring: the search behind `plan`.
 
-Every memory trick of the table below is tried with micro-batches of every size that divides the batch; what a step
-needs and how long it takes is predicted (cramming/simulate.py, cramming/roofline.py), not measured.
+Activation checkpointing, on top of the configured memory section, is tried with micro-batches of the sizes that divide
+the batch. Offloading, the update in the backward pass and low-bit optimizer states are planned where they are
+configured, but not proposed. What a step needs and how long it takes is predicted (cramming/simulate.py,
+cramming/roofline.py), not measured.
 """
 
 import functools
