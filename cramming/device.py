@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from cramming.config import UserError
-from cramming.record import cpu_name
+from cramming.environment import cpu_name
 
 # Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s, from the makers' data sheets. The longest entry that
 # stands in the device's name as whole words counts ("L4" is not in "L40"). Model FLOP utilisation is only reported for
