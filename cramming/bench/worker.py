@@ -5,6 +5,8 @@ JSON object per line (first the job, then `{"first": i, "count": n}`), the worke
 libraries print goes to stderr.
 
     {"side": "ours", "settings": {...}, "micro_batches": 1, "vocab_size": 512, "device": "cpu"}
+
+`memory_gb` in a job is a limit of the device's memory; `moved` changes the starting weights (cramming.bench.curves).
 """
 
 import json
@@ -102,10 +104,12 @@ class Worker:
 def serve(commands: IO[str], answers: IO[str]) -> None:
     """The worker's life: build the side, then answer until the parent closes the pipe."""
     from cramming.bench.sides import SIDES
-    from cramming.device import peak_memory_bytes, select
+    from cramming.device import cap_memory, peak_memory_bytes, select
 
     job = json.loads(commands.readline())
     device = select(job["device"])
+    if "memory_gb" in job:
+        cap_memory(device, job["memory_gb"])
     side = SIDES[job["side"]](job, device)
     _answer(answers, {"flops_per_token": side.flops_per_token, "precision": side.precision})
     for line in commands:
