@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from data_prep import files
-from data_prep.neardup import NearDuplicateConfig, Signer, estimate
+from data_prep.clusters import estimate
+from data_prep.neardup import NearDuplicateConfig, Signer
 from data_prep.words import hash_words, ngrams
 
 CHANGED = 0.1

@@ -117,10 +117,10 @@ def documents_of(texts: list[Path]) -> Iterator[str]:
 
 def train_tokenizer(texts: list[Path], arguments: argparse.Namespace) -> Path:
     """A WordPiece of the first text, for all sides."""
-    from data_prep import tokenizer
+    from data_prep import tokenizer, vocabulary
 
     sample = [document for _, document in zip(range(2000), documents_of(texts[:1]))]
-    model = tokenizer.train(sample, tokenizer.TokenizerConfig(vocab_size=arguments.vocab_size))
+    model = vocabulary.train(sample, tokenizer.TokenizerConfig(vocab_size=arguments.vocab_size))
     path = Path(arguments.scratch) / "tokenizer.json"
     model.save(str(path))
     return path

@@ -5,17 +5,16 @@ user's mistake ends as one line on stderr and exit code 2, whether this code, Hy
 that escapes is a defect of ours and keeps its traceback.
 """
 
-import ctypes
 import importlib
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
+from cramming.children import run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder
 
 
@@ -78,7 +77,7 @@ def main() -> None:
         print(__version__)
         return
     if arguments[0] == "completion":
-        print(completion_script(arguments[1] if len(arguments) > 1 else "bash"))
+        _print_completion(arguments[1] if len(arguments) > 1 else "bash")
         return
     if arguments[0] not in VERBS:
         _fail(f"unknown verb {arguments[0]!r}; the verbs are: {', '.join(VERBS)}")
@@ -95,6 +94,14 @@ def main() -> None:
         if error.errno not in _ENVIRONMENT_ERRORS:
             raise
         _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
+
+
+def _print_completion(shell: str) -> None:
+    from cramming.completion import SHELLS, completion_script
+
+    if shell not in SHELLS:
+        _fail(f"completion knows {' and '.join(SHELLS)}, not {shell!r}")
+    print(completion_script(shell, VERBS))
 
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
@@ -135,7 +142,7 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     def job(config: DictConfig) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             # Each job in a process of its own: its budget clock counts from the start of its process.
-            _run_or_exit([verb, *HydraConfig.get().overrides.task])
+            run_or_exit([verb, *HydraConfig.get().overrides.task])
             return
         try:
             _call_verb(verb, cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)), overrides)
@@ -232,43 +239,7 @@ def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
     for verb in PIPELINE:
         if verb == "prepare" and given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists():
             continue
-        _run_or_exit([verb, *overrides])
-
-
-def _run_or_exit(arguments: Sequence[str]) -> None:
-    """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0."""
-    code = _run_process([sys.executable, "-m", "cramming", *arguments])
-    if code != 0:
-        sys.exit(code if code > 0 else 128 - code)
-
-
-def _run_process(command: list[str]) -> int:
-    """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way.
-
-    On Linux it gets a SIGTERM as well when we are gone without having been able to pass anything on (`kill -9`).
-    """
-    child = subprocess.Popen(command, preexec_fn=_end_with_parent(os.getpid()) if sys.platform == "linux" else None)
-    previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    try:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _end_with_parent(parent: int) -> Callable[[], None]:
-    """For a new process, before its program starts: the kernel sends it a SIGTERM when its parent has died."""
-    prctl = ctypes.CDLL(None).prctl  # found here: little may be done between fork and exec
-
-    def begin() -> None:
-        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of linux/prctl.h
-        if os.getppid() != parent:  # it has died already
-            os._exit(128 + signal.SIGTERM)
-
-    return begin
+        run_or_exit([verb, *overrides])
 
 
 def _one_line(error: Exception) -> str:
@@ -287,28 +258,6 @@ def _one_line(error: Exception) -> str:
     if key and key.group(1) not in words:
         words = f"{key.group(1)}: {words}"
     return words
-
-
-def completion_script(shell: str) -> str:
-    """A script for the shell's `eval`: completes the verb, then asks Hydra for the groups and settings."""
-    if shell not in ("bash", "zsh"):
-        _fail(f"completion knows bash and zsh, not {shell!r}")
-    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return prefix + _BASH_COMPLETION.format(verbs=" ".join([*VERBS, "completion"]))
-
-
-# Hydra's own script cannot serve: it would ask `cramming -sc query=bash`, which has no verb.
-_BASH_COMPLETION = """_cramming() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" choices="{verbs}"
-    if [ "$COMP_CWORD" -gt 1 ]; then
-        local -a words=($COMP_LINE)
-        word="${{COMP_LINE##* }}"
-        choices=$(COMP_LINE="cramming ${{COMP_LINE#* * }}" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
-    fi
-    COMPREPLY=($(compgen -o nospace -W "$choices" -- "$word"))
-}}
-COMP_WORDBREAKS=${{COMP_WORDBREAKS//=}}
-complete -o nospace -o default -F _cramming cramming"""
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cramming.engine import Engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer
+from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer, freeze
 from cramming.parallel.apply import MemoryConfig, apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
@@ -43,8 +43,10 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, de
 
 
 def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
-    """The plain model, with random weights."""
-    return MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
+    """The plain model, with random weights; those of `optim.frozen` stay so."""
+    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
+    freeze(model, config.optim.frozen)
+    return model
 
 
 def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.device) -> Engine:

@@ -1,137 +1,32 @@
 """The verb `plan`: what a configuration would need and do on a device, before anything is downloaded or trained.
 
 Memory comes from `Simulation`, which runs real steps on tensors without data; time from a roofline over the operations
-of the same steps. Neither needs a corpus or the device itself. Every memory trick of the table below is tried with
-micro-batches of every size that divides the batch, and the fastest combination that fits is proposed.
+of the same steps. Neither needs a corpus or the device itself. `cramming.options` tries settings; this is what is asked
+and what is printed.
 """
 
-import functools
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, cast
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from cramming import device as devices
-from cramming import roofline
-from cramming.budget import BudgetConfig
 from cramming.config import UserError, build, write_atomically
-from cramming.data.masking import ObjectiveConfig
-from cramming.execution import EngineConfig
-from cramming.model.config import ModelConfig, count_parameters, flops_per_token
-from cramming.parallel.apply import MemoryConfig
-from cramming.parts import TrainConfig
-from cramming.precision import Mode, resolve
-from cramming.progress import format_count, say, show_table
-from cramming.roofline import Rates
-from cramming.schedule import ScheduleConfig, micro_batches_per_step
-from cramming.simulate import CATEGORIES, KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
-
-GIB = 2**30
-# Outside torch's tensors. A CUDA context with its loaded kernels, and what the caching allocator cannot reuse: by
-# experience, not measured here. On a CPU: Python with torch and its libraries, measured as resident set.
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "cpu": 400 * 2**20}
-ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
-
-# What is tried: changes to the memory section, fastest first.
-TRICKS: tuple[dict[str, Any], ...] = (
-    {"checkpoint_every": 0},
-    {"checkpoint_every": 1, "checkpoint": "selective"},
-    {"checkpoint_every": 2, "checkpoint": "full"},
-    {"checkpoint_every": 1, "checkpoint": "full"},
+from cramming.model.config import count_parameters
+from cramming.options import (
+    ALLOCATOR_WASTE,
+    CONTEXT_BYTES,
+    GIB,
+    Job,
+    Option,
+    PlanConfig,
+    Target,
+    explore,
+    find_target,
+    tokens_in_budget,
 )
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """`memory_gb` is in GiB, as cards are sold (null: the device's own); `json` a file for the whole result."""
-
-    memory_gb: float | None
-    device: str
-    json: Path | None
-
-    def __post_init__(self) -> None:
-        if self.memory_gb is not None and self.memory_gb <= 0:
-            raise ValueError(f"memory_gb={self.memory_gb} is not above 0")
-
-
-@dataclass(frozen=True)
-class Target:
-    """The device that is planned for."""
-
-    kind: Literal["cpu", "cuda"]
-    name: str
-    memory_bytes: float
-    mode: Mode
-    rates: Rates
-    keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
-
-    @property
-    def usable_bytes(self) -> float:
-        """What the tensors of a step may take."""
-        free = (self.memory_bytes - CONTEXT_BYTES[self.kind]) * (1 - ALLOCATOR_WASTE[self.kind])
-        return free / KEPT_HEAP if self.keeps_heap else free
-
-
-@dataclass(frozen=True)
-class Option:
-    """One setting: what it costs, and what it brings."""
-
-    memory: MemoryConfig
-    micro_batch: int
-    cost: StepCost
-    tokens_per_second: float
-    fits: bool
-
-    def overrides(self, configured: MemoryConfig) -> list[str]:
-        """The settings that ask for it, on top of the present ones."""
-        before = asdict(configured)
-        changed = [f"memory.{key}={value}" for key, value in asdict(self.memory).items() if value != before[key]]
-        return [f"train.micro_batch={self.micro_batch}", *changed]
-
-
-@dataclass(frozen=True)
-class Job:
-    """The sections of the configuration that a plan reads, checked."""
-
-    model: ModelConfig
-    train: TrainConfig
-    execution: EngineConfig
-    objective: ObjectiveConfig
-    budget: BudgetConfig
-    schedule: ScheduleConfig
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> "Job":
-        """Build every section; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
-        model = build(ModelConfig, settings["model"], "model")
-        vocabulary = model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
-        job = cls(
-            model=replace(model, vocab_size=vocabulary),
-            train=build(TrainConfig, settings["train"], "train"),
-            execution=EngineConfig.of(settings),
-            objective=build(ObjectiveConfig, settings["objective"], "objective"),
-            budget=build(BudgetConfig, settings["budget"], "budget"),
-            schedule=build(ScheduleConfig, settings["schedule"], "schedule"),
-        )
-        if job.train.sequence_length > model.max_length:
-            raise UserError(
-                f"train.sequence_length={job.train.sequence_length} is above model.max_length={model.max_length}"
-            )
-        return job
-
-    @property
-    def targets_per_row(self) -> int:
-        """Places per sequence that are predicted."""
-        return self.objective.targets_per_row(self.train.sequence_length)
-
-    def recipe(self, target: Target, memory: MemoryConfig) -> Recipe:
-        """What a simulation of this job on `target` needs."""
-        execution = replace(self.execution, memory=memory)
-        form = (self.train.sequence_length, self.targets_per_row, self.train.packing)
-        return Recipe(self.model, execution, target.mode, target.kind, *form)
+from cramming.progress import format_count, say, show_table
+from cramming.simulate import CATEGORIES, KEPT_HEAP
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -155,66 +50,6 @@ def main(settings: dict[str, Any]) -> None:
             f" {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a smaller model or vocabulary, a shorter"
             " train.sequence_length, or an optimizer with less state"
         )
-
-
-def find_target(config: PlanConfig, device: str, job: Job) -> Target:
-    """The device of `plan.device`: this machine's (auto, cpu, cuda), or one of the table by name."""
-    mode, tf32 = job.execution.precision.mode, job.execution.precision.tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    if config.device in ("auto", "cpu", "cuda"):
-        here = devices.select(device if config.device == "auto" else config.device)
-        described, resolved = devices.describe(here), resolve(mode, here)
-        memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
-        rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
-        kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
-    else:
-        sheet = roofline.named(config.device)
-        resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
-        rates = roofline.by_data_sheet(config.device, resolved, tf32)
-        kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)
-    keeps_heap = kind == "cpu" and job.execution.runtime.keep_heap
-    return Target(kind, name, config.memory_gb * GIB if config.memory_gb else memory, resolved, rates, keeps_heap)
-
-
-def explore(job: Job, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does)."""
-    seen: set[tuple[MemoryConfig, int]] = set()
-    batch, configured = job.train.batch_size, job.execution.memory
-    sizes = [batch] if configured.update_in_backward else micro_batch_sizes(batch)  # one micro-batch is all it can take
-    for memory in dict.fromkeys([configured, *(replace(configured, **changes) for changes in TRICKS)]):
-        simulation = Simulation(job.recipe(target, memory))
-        price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
-        fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        for rows in (job.train.micro_batch if memory == configured else None, fitting or sizes[0]):
-            if isinstance(rows, int) and (memory, rows) not in seen:
-                seen.add((memory, rows))
-                yield price(rows)
-
-
-def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
-    """What one micro-batch size costs under one memory setting."""
-    count = max(1, job.train.batch_size // rows)
-    cost, rates = simulation.step(rows, count), target.rates
-    seconds = count * rates.seconds(cost.micro_batch) + rates.seconds(cost.update)
-    tokens = count * rows * job.train.sequence_length
-    return Option(memory, rows, cost, tokens / seconds, cost.peak_bytes <= target.usable_bytes)
-
-
-def tokens_in_budget(job: Job, tokens_per_second: float) -> float:
-    """Tokens that the budget allows at this rate; the ramp of the batch size counts where steps are the budget."""
-    budget, length = job.budget, job.train.sequence_length
-    if budget.unit == "hours":
-        return tokens_per_second * 3600 * budget.limit
-    if budget.unit == "exaflops":
-        last_layer = job.execution.attention.last_layer
-        return budget.limit * 1e18 / flops_per_token(job.model, length, job.targets_per_row / length, last_layer)
-    if budget.unit == "tokens":
-        return budget.limit
-    points = [micro_batches_per_step(job.schedule, p / 1000, 1000) / 1000 for p in range(1000)]
-    return budget.limit * job.train.batch_size * length * sum(points) / len(points)
-
-
-# What is printed ------------------------------------------------------------------------------------------------------
 
 
 def describe(job: Job, target: Target) -> None:

@@ -1,10 +1,9 @@
 """The timed part: train a masked language model from scratch inside a budget.
 
-`main` builds the parts; `train` is the experiment, one loop without callbacks; `finish` writes what a report needs. The
-clock (cramming/budget.py) has been running since the operating system started this process.
+`main` builds the parts; `train` is the experiment, one loop without callbacks; `finish` (cramming/account.py) writes
+what a report needs. The clock (cramming/budget.py) has been running since the operating system started this process.
 """
 
-import math
 import shutil
 import signal
 import time
@@ -19,25 +18,15 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
+from cramming.account import announce, finish, log_step, validate
 from cramming.budget import EndReason
-from cramming.config import UserError, build, file_sha256
+from cramming.config import UserError, build
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
-from cramming.model.config import count_parameters
-from cramming.model.export import save_pretrained
-from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, TrainConfig, build_parts
 from cramming.progress import Progress, say
-from cramming.record import (
-    is_run,
-    load_metrics,
-    nothing_to_resume,
-    refuse_finished_run,
-    run_folder,
-    run_lock,
-    write_record_section,
-)
+from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
 
 
@@ -207,119 +196,3 @@ def micro_batch_stream(parts: Parts) -> Generator[Batch]:
         return batch.map(Tensor.pin_memory) if pin else batch
 
     return prefetch(make, parts.runtime.prefetch)
-
-
-def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_rate: float, rate: float) -> None:
-    """One row of metrics.jsonl: means over the last `log_every` steps of this process, and its tokens per second."""
-    assert parts.clock and parts.metrics
-    row = {
-        "step": parts.work.steps,
-        "progress": progress,
-        "seconds": parts.work.last_step_seconds,
-        "tokens": parts.work.tokens,
-        "loss": sum(s.loss for s in recent) / len(recent),
-        "accuracy": sum(s.accuracy for s in recent) / len(recent),
-        "grad_norm": recent[-1].grad_norm,
-        "lr": learning_rate,
-        "tokens_per_second": rate,
-    }
-    parts.metrics.write(row)
-
-
-def validate(parts: Parts, progress: float) -> dict[str, float]:
-    """Loss on the held-out windows; logged, and on the clock while training goes on."""
-    assert parts.clock and parts.metrics
-    loss, accuracy, targets = parts.engine.evaluate(parts.validation)
-    row = {"step": parts.work.steps, "progress": progress, "tokens": parts.work.tokens}
-    row |= {"seconds": parts.clock.elapsed_seconds(), "validation_loss": loss, "validation_accuracy": accuracy}
-    parts.metrics.write(row)
-    say(f"step {parts.work.steps} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
-    return {"loss": loss, "accuracy": accuracy, "targets": targets}
-
-
-def announce(parts: Parts) -> None:
-    """Print the derived arithmetic before the long part begins."""
-    if not parts.clock:
-        return
-    model, config, budget = parts.model_config, parts.train, parts.clock.config
-    count = count_parameters(model)
-    targets = parts.source.masker.config.targets_per_row(config.sequence_length)
-    say(
-        f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-        f" vocabulary {model.vocab_size}; {parts.flops_per_token / 1e6:.1f} MFLOP per token"
-    )
-    tokens = config.batch_size * config.sequence_length
-    say(
-        f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens}"
-        f" tokens = {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
-        f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}, attention kernel"
-        f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
-    )
-    say(
-        f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
-        f" {budget.unit}; started at step {parts.work.steps} with {parts.clock.elapsed_seconds():.1f} s on the clock"
-    )
-
-
-def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
-    """After the deadline: export the model and complete the record. None of this is on the clock."""
-    assert parts.clock and parts.metrics
-    validation: dict[str, float] | None = None
-    if reason == "finished":
-        validation = validate(parts, 1.0)
-    diverged = validation is not None and not math.isfinite(validation["loss"])
-    if validation and not diverged:
-        model = parts.engine.model
-        assert isinstance(model, MaskedLM)
-        special = {f"{name}_token": token for name, token in parts.corpus.manifest.tokenizer.special.items()}
-        save_pretrained(model, parts.folder / "final", parts.corpus.tokenizer_file, special)
-    parts.metrics.close()
-    work, count, budget = parts.work, count_parameters(parts.model_config), parts.clock.summary()
-    last_row: dict[str, Any] = next((row for row in reversed(load_metrics(parts.folder)) if "loss" in row), {})
-    peak_tflops, seconds = devices.describe(parts.engine.device).peak_tflops, budget["spent_seconds"]
-    peak_flops = peak_tflops * 1e12 * parts.mesh.world_size if peak_tflops else None
-    section: dict[str, Any] = {
-        "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
-        "init": "scratch",
-        "start": parts.start.embeddings,
-        "objective": parts.source.masker.config.name,
-        "devices": parts.mesh.world_size,
-        "parameters": count.total,
-        "parameters_without_embeddings": count.without_embeddings,
-        "budget": budget,
-        "steps": work.steps,
-        "tokens": work.tokens,
-        "sequences": work.sequences,
-        "exaflops": work.flops / 1e18,
-        "corpus_epochs": work.sequences / parts.source.num_windows,
-        "train_loss": last_row.get("loss"),
-        "validation": validation,
-        "tokens_per_second": last_row.get("tokens_per_second"),
-        "data_wait_share": data_wait_share,
-        "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
-        "precision": parts.engine.precision.mode,
-        "attention_kernels": parts.attention_kernels,
-        "peak_learning_rate": parts.peak_learning_rate,
-        "recompilations": parts.engine.recompilations,
-        "peak_memory_bytes": devices.peak_memory_bytes(parts.engine.device),
-        "skipped_steps": work.skipped_steps,
-        "partly_skipped_steps": work.partly_skipped_steps,
-        "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
-        if validation and not diverged
-        else None,
-        "seed": parts.source.seed,
-        "gate": parts.gates,
-        "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
-    }
-    write_record_section(parts.folder, pretrain=section)
-    if diverged:
-        raise UserError(
-            f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
-            f" skipped, {work.partly_skipped_steps} in part: the training diverged and no model was written; lower"
-            " optim.lr, or set precision=fp32"
-        )
-    if validation:
-        say(
-            f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {seconds:.1f} s"
-            f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'}"
-        )

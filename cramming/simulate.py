@@ -7,9 +7,8 @@ state; then any step can be asked for.
 
 What is not simulated: `torch.compile` (the step runs eagerly; compiled code needs as much or less), what an allocator
 wastes, and what lies outside torch's tensors (a CUDA context). Where the target is a GPU and this machine has none,
-CPU tensors stand for it: attention then saves what flash attention saves (queries, keys, values, output, log-sum-exp,
-no mask), head chunks and loops over parameters are the GPU's; copies to host memory cannot be told from copies on the
-device, so offloading is not seen.
+CPU tensors stand for it (cramming/stand_in.py); copies to host memory cannot be told from copies on the device, so
+offloading is not seen.
 """
 
 from bisect import bisect_right
@@ -25,13 +24,13 @@ from torch._subclasses import FakeTensorMode
 
 from cramming.data.batches import Batch
 from cramming.execution import EngineConfig, build_model, equip
-from cramming.model import attention, heads
-from cramming.model.attention import Layout, Packing
+from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Mode
-from cramming.tracker import Operation, StorageTracker, aten
+from cramming.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
+from cramming.tracker import Operation, StorageTracker
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
 DOCUMENTS_PER_ROW = 8  # bounds are padded to the corpus's largest number; they are 4 bytes each
@@ -88,8 +87,8 @@ class Simulation:
         self.recipe = recipe
         stands_in = recipe.device_type == "cuda" and not torch.cuda.is_available()
         self.device = torch.device("cpu" if stands_in else recipe.device_type)
-        self.tracker = StorageTracker(self.device.type, _flash_scratch if recipe.device_type == "cuda" else None)
-        self._stand_in = _as_on_cuda if stands_in else nullcontext
+        self.tracker = StorageTracker(self.device.type, flash_scratch if recipe.device_type == "cuda" else None)
+        self._stand_in = as_on_cuda if stands_in else nullcontext
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
@@ -100,7 +99,7 @@ class Simulation:
             self.tracker.truth = True  # gradients are finite
             self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
-                _as_on_gpu(self.engine.optimizer)
+                all_at_once(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)
         self._follow()
         self._make_optimizer_state()
@@ -238,48 +237,8 @@ def micro_batch_sizes(batch_size: int) -> list[int]:
     return powers if powers[-1] == batch_size else [*powers, batch_size]
 
 
-# A GPU's behaviour on CPU tensors ---------------------------------------------------------------------------------
-
-STAND_IN = "flash stand-in"
-
-
 def _uses_flash(recipe: Recipe) -> bool:
     return recipe.mode != "fp32" and recipe.model.attention_dropout == 0.0
-
-
-def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    """Whole rows without masks: the flash kernels take bounds and windows as numbers."""
-    groups = ((num_tokens // packing.max_length, packing.max_length),)
-    return Layout(STAND_IN, packing.bounds_S, packing.max_length, half_window, groups, (None,))
-
-
-@contextmanager
-def _as_on_cuda() -> Iterator[None]:
-    chunk = heads.CHUNK_ELEMENTS["cpu"]
-    attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(prepare=_stand_in_prepare)
-    heads.CHUNK_ELEMENTS["cpu"] = heads.CHUNK_ELEMENTS["cuda"]
-    try:
-        yield
-    finally:
-        del attention.KERNELS[STAND_IN]
-        heads.CHUNK_ELEMENTS["cpu"] = chunk
-
-
-def _as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """On a GPU torch's optimizers work on all parameters at once unless told otherwise; here they must be told."""
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True
-
-
-def _flash_scratch(func: Any, args: tuple[Any, ...]) -> int:
-    """Flash attention's backward pass sums the queries' gradient in fp32 (FlashAttention-2's `dq_accum`)."""
-    backward = (
-        aten._scaled_dot_product_flash_attention_for_cpu_backward,
-        aten._scaled_dot_product_flash_attention_backward,
-        aten._flash_attention_backward,
-    )
-    return 4 * args[1].numel() if func._overloadpacket in backward else 0
 
 
 def _tensors(node: Any) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cramming.data.shards import TokenStream
+from cramming.data.stream import TokenStream
 from cramming.model.heads import MaskedLM
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from cramming.config import overwrite_atomically
-from cramming.data.shards import Curriculum, Shard, TokenStream
+from cramming.data.shards import Curriculum, Shard
+from cramming.data.stream import TokenStream
 from data_prep.texts import TextMeasures
 
 

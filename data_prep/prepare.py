@@ -21,7 +21,7 @@ from cramming.config import UserError, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.progress import say
-from data_prep import pack, summary, tokenizer
+from data_prep import pack, summary, tokenizer, vocabulary
 from data_prep.clean import normalize
 from data_prep.fates import Fates
 from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish, lock
@@ -133,14 +133,14 @@ def _tokenizer(job: Job) -> Tokenizer:
 def _train_tokenizer(job: Job) -> Tokenizer:
     config, source = job.tokenizer, job.source
     with Meter("read a sample for the tokenizer", source) as meter:
-        sample = tokenizer.sample_text(
+        sample = vocabulary.sample_text(
             meter.watch(limited(source.sample_documents(config.sample_mb * 1e6), job.data)),
             lambda text: normalize(text, job.data.clean),
             config.sample_mb,
             job.data.seed,
         )
     say(f"training a {config.kind} tokenizer on {sum(map(len, sample)) / 1e6:.1f} M characters")
-    model = tokenizer.train(sample, config)
+    model = vocabulary.train(sample, config)
     if model.get_vocab_size() < config.vocab_size:
         say(f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} asked for")
     return model

@@ -9,6 +9,7 @@ A source also says what it consists of (`inventory`), so that the manifest can n
 file has changed, and how far it has been read, for the progress bar.
 """
 
+import abc
 import os
 import re
 from collections.abc import Iterator
@@ -99,16 +100,16 @@ class TextConfig(DataConfig):
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
 
 
-class Source:
+class Source(abc.ABC):
     """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
     total: float | None = None
     position: float = 0
     unit: str = "documents"
 
+    @abc.abstractmethod
     def inventory(self) -> list[dict[str, Any]]:
         """What the source consists of, for the manifest: name, kind, license and what identifies the content."""
-        raise NotImplementedError
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """What differs from the inventory of an earlier run, in words; None if nothing does."""
@@ -119,9 +120,9 @@ class Source:
         """The values of `Document.source`, where they are not the names of the inventory."""
         return []
 
+    @abc.abstractmethod
     def documents(self) -> Iterator[Document]:
         """All documents from the beginning, in the same order at every call."""
-        raise NotImplementedError
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
         """The documents to draw a sample of so many characters from: all of them, unless reading twice is too dear."""

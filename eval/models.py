@@ -2,7 +2,8 @@
 
 A folder whose architecture this suite has (its own, stock BERT and ModernBERT) is loaded into the suite's encoder,
 which works on packed sequences. Every other Hugging Face encoder is wrapped by `StockEncoder`, which pads inside and
-has the same interface. Random initialisation means the same architecture with fresh weights from the fine-tuning seed.
+has the same interface. Random initialisation means the same architecture with fresh weights from the fine-tuning seed,
+drawn as the folder's own run drew its first ones (`init`, `attention_init`).
 """
 
 import json

@@ -17,6 +17,7 @@ from cramming.config import UserError, file_sha256
 from cramming.record import load_metrics, load_record
 
 Record = Mapping[str, Any]
+Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
 
 
 @dataclass(frozen=True)
@@ -139,3 +140,14 @@ def tasks_of(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
         tasks = section.get("tasks")
         for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
             yield f"{init}/{name}", task if isinstance(task, Mapping) else {}
+
+
+def not_written(record: Record, paths: Iterable[str]) -> list[str]:
+    """Those of the dotted paths at which nothing is written."""
+    return [path for path in paths if at(record, path) in (None, "", [])]
+
+
+def all_or(problems: list[str], fine: str) -> Outcome:
+    """A failure with the first problems as evidence, or success with `fine`."""
+    shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+    return (False, shown) if problems else (True, fine)

@@ -19,7 +19,8 @@ from cramming.gate import WINDOW, Floor
 FORMULA = (
     "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
     " backward pass, a multiply-add as 2; recomputation not counted) per second, over the rate of large square matrix"
-    " products in the same number format measured in the same run."
+    " products in the same number format measured in the same run. It exceeds 100 % where the model's own products"
+    " run faster than these, as on a CPU without units for the format."
 )
 
 

@@ -11,7 +11,7 @@ Shapes: V vocabulary, D width of the vectors, N tokens.
 import numpy as np
 from scipy import sparse
 
-from cramming.data.shards import TokenStream
+from cramming.data.stream import TokenStream
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
@@ -75,5 +75,6 @@ def _decompose(matrix: sparse.csr_array, width: int, seed: int) -> np.ndarray:
     from sklearn.utils.extmath import randomized_svd  # imported only where it is used: it costs half a second
 
     rank = min(width, matrix.shape[0])
-    left_VR, values_R, _ = randomized_svd(matrix, rank, n_iter=ITERATIONS, random_state=seed)
+    # Any integer seeds a run (negative, 64 bits), but scikit-learn takes [0, 2^32) only.
+    left_VR, values_R, _ = randomized_svd(matrix, rank, n_iter=ITERATIONS, random_state=seed % 2**32)
     return np.pad(left_VR * values_R**EIGENVALUE_POWER, ((0, 0), (0, width - rank)))

@@ -19,6 +19,7 @@ from cramming.config import UserError, build, settings_hash
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
+INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64

@@ -4,7 +4,7 @@
     tokenizer.json                       a `tokenizers` file
     train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
     validation-00000.bin ...
-    order-<name>.npy                     document numbers of the training split in another order (see `stream`)
+    order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)
     corpus_card.md  card/*.svg           what a person reads about the corpus
     tasks/                               only the embedded corpus: its fine-tuning tasks
 
@@ -14,21 +14,20 @@ A shard is a flat little-endian token stream, uint16, or uint32 when the vocabul
 document is `[CLS] tokens [SEP]` and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
 start of its shard, of the documents that begin there. All shards of a split but the last hold the same number of
 tokens: the stream is cut where the shard is full, so a document may lie across shards and may even be longer than one.
-Sequence length is not part of the format: readers take windows of any length at any place.
+Sequence length is not part of the format: readers take windows of any length at any place (cramming/data/stream.py).
 """
 
 import hashlib
 import os
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from cramming.config import UserError, file_sha256, overwrite_atomically
 from cramming.data.manifest import (
     FORMAT_VERSION,
+    INDEX_DTYPE,
     MANIFEST,
     TOKENIZER,
     Manifest,
@@ -41,6 +40,7 @@ from cramming.data.manifest import (
     corpus_hash,
     token_dtype,
 )
+from cramming.data.stream import OrderedStream, TokenStream
 
 __all__ = [
     "FORMAT_VERSION",
@@ -53,7 +53,6 @@ __all__ = [
     "Corpus",
     "Curriculum",
     "Manifest",
-    "OrderedStream",
     "ResumePoint",
     "Shard",
     "ShardWriter",
@@ -71,7 +70,6 @@ __all__ = [
 
 TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
-INDEX_DTYPE = np.dtype("<u8")
 Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]  # each an order file; ascending
 CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
 REVERSED = "_reversed"
@@ -85,19 +83,9 @@ class ShardWriter:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        split: Split,
-        dtype: np.dtype[Any],
-        shard_tokens: int,
-        finished: list[Shard],
+        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
     ) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = (
-            folder,
-            split,
-            dtype,
-            shard_tokens,
-        )
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.shards = list(finished)
         self._part: BinaryIO | None = None
 
@@ -222,7 +210,7 @@ class Corpus:
         """The corpus's tokenizer.json."""
         return self.folder / TOKENIZER
 
-    def stream(self, split: Split, order: str = "source") -> "TokenStream":
+    def stream(self, split: Split, order: str = "source") -> TokenStream:
         """The tokens of one split as one flat stream, its documents in this order (`shuffled` is the reader's task).
 
         UserError: the corpus has no such order.
@@ -231,11 +219,10 @@ class Corpus:
         stream = TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
         if order in ("shuffled", "source"):
             return stream
-        return OrderedStream(
-            stream, self._order(order.removesuffix(REVERSED), stream)[:: 1 - 2 * order.endswith(REVERSED)]
-        )
+        order_D = self._order(order.removesuffix(REVERSED), stream)
+        return OrderedStream(stream, order_D[::-1] if order.endswith(REVERSED) else order_D)
 
-    def _order(self, name: str, stream: "TokenStream") -> np.ndarray:
+    def _order(self, name: str, stream: TokenStream) -> np.ndarray:
         if name == "source":
             return np.arange(stream.num_documents)
         if name not in self.manifest.orders:
@@ -264,97 +251,6 @@ class Corpus:
             "removed": manifest.removed,
             "decontamination": manifest.decontamination,
         }
-
-
-class TokenStream:
-    """One flat stream of tokens over all shards of a split.
-
-    `num_tokens`, `num_documents`; `document_starts` int64 [num_documents], ascending stream offsets of each [CLS].
-    """
-
-    def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream") -> None:
-        self.name = name  # for messages
-        self.num_tokens = sum(shard.tokens for shard in shards)
-        self.num_documents = sum(shard.documents for shard in shards)
-        self._index_files = [folder / shard.index_file for shard in shards]
-        # np.asarray: fancy indexing of the memmap subclass itself is slower.
-        self._shards = [np.asarray(np.memmap(folder / shard.file, dtype=dtype, mode="r")) for shard in shards]
-        self._bases = np.cumsum([0] + [shard.tokens for shard in shards])
-        self._views: dict[int, list[np.ndarray]] = {}
-
-    @classmethod
-    def of_array(cls, ids: np.ndarray, document_starts: np.ndarray) -> "TokenStream":
-        """A stream in memory, for measurements: no folder, no files."""
-        stream = cls.__new__(cls)
-        stream.name = "array"
-        stream.num_tokens, stream.num_documents = len(ids), len(document_starts)
-        stream.document_starts = document_starts.astype(np.int64)
-        stream._index_files, stream._shards = [], [ids]
-        stream._bases = np.array([0, len(ids)])
-        stream._views = {}
-        return stream
-
-    @cached_property
-    def document_starts(self) -> np.ndarray:
-        """Read from the index files when first asked for: `packing: rows` never needs them."""
-        parts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
-        return np.concatenate([part + base for part, base in zip(parts, self._bases)])
-
-    def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
-        order_N = np.argsort(starts_N)  # by shard, and kind to the page cache
-        sorted_N = starts_N[order_N]
-        assert len(sorted_N) == 0 or (sorted_N[0] >= 0 and sorted_N[-1] + length <= self.num_tokens), (
-            f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
-        )
-        out_NL = np.empty((len(starts_N), length), dtype=np.int64)
-        edges = np.searchsorted(sorted_N, self._bases).tolist()
-        for shard, windows in enumerate(self._windows(length)):
-            first, last = edges[shard], edges[shard + 1]
-            whole = first + int(np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows)))
-            if whole > first:
-                out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
-            if last > whole:
-                out_NL[order_N[whole:last]] = self._gather_across(sorted_N[whole:last], length)
-        return out_NL
-
-    def _windows(self, length: int) -> list[np.ndarray]:
-        """For each shard a view [tokens - length + 1, length] of all windows that lie whole in it."""
-        if length not in self._views:
-            self._views[length] = [
-                sliding_window_view(shard, length) if len(shard) >= length else np.empty((0, length), shard.dtype)
-                for shard in self._shards
-            ]
-        return self._views[length]
-
-    def _gather_across(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        return self.take(starts_N[:, None] + np.arange(length))
-
-    def take(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at these places of the stream: int64, of the same shape."""
-        shard_of = np.searchsorted(self._bases, places, side="right") - 1
-        out = np.empty(places.shape, dtype=np.int64)
-        for shard in np.unique(shard_of):
-            here = shard_of == shard
-            out[here] = self._shards[shard][places[here] - self._bases[shard]]
-        return out
-
-
-class OrderedStream(TokenStream):
-    """The same shards read as if their documents lay in another order. Memory: 16 bytes per document."""
-
-    def __init__(self, stream: TokenStream, order_D: np.ndarray) -> None:
-        self.name, self._stream = stream.name, stream
-        self.num_tokens, self.num_documents = stream.num_tokens, stream.num_documents
-        lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)[order_D]
-        self.document_starts = np.cumsum(lengths_D) - lengths_D
-        self._there_D = stream.document_starts[order_D]  # where each document begins in the shards
-
-    def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        """Windows `[start, start + length)` of this order: int64 [N, length]."""
-        places_NL = starts_N[:, None] + np.arange(length)
-        document_NL = np.searchsorted(self.document_starts, places_NL, side="right") - 1
-        return self._stream.take(places_NL + (self._there_D - self.document_starts)[document_NL])
 
 
 def _check_size(path: Path, size: int) -> None:

@@ -1,9 +1,10 @@
 """Model folders: what a finished run leaves behind, and what fine-tuning starts from.
 
 A folder holds `config.json`, `model.safetensors` and the tokenizer's files. Where the architecture is one that
-`transformers` has, the folder is what that library would have written and loads there without any code of ours; any
-other combination of choices gets `model_type: "cramming"`. Which it is follows from the configuration's fields alone
-(`stock.stock_family`), never from a name. Reading accepts both, and stock checkpoints of these families from elsewhere.
+`transformers` has, the folder is what that library would have written and loads there without any code of ours (one
+more key in `config.json`, `START`, is kept and ignored there); any other combination of choices gets `model_type:
+"cramming"`. Which it is follows from the configuration's fields alone (`stock.stock_family`), never from a name.
+Reading accepts both, and stock checkpoints of these families from elsewhere.
 """
 
 import dataclasses
@@ -35,6 +36,9 @@ SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are 
     "mask_token": "[MASK]",
 }
 OWN_FORMAT = 1
+# How random weights are drawn, which no stock configuration says: fine-tuning from random weights must begin as the run
+# began. A folder without this key means the stock family's usual start.
+START, START_FIELDS = "cramming_start", ("init", "attention_init")
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +84,7 @@ def _config_node(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "tie_word_embeddings": config.tie_embeddings,
         **family.to_stock(config),
+        START: {field: getattr(config, field) for field in START_FIELDS},
     }
 
 
@@ -150,7 +155,8 @@ def load_encoder_config(
         stock = FAMILIES[family].from_stock(node)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    values = FAMILIES[family].fixed | stock | {own: node[key] for key, own in sizes.items()} | given
+    start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
+    values = FAMILIES[family].fixed | stock | {own: node[key] for key, own in sizes.items()} | start | given
     return build(ModelConfig, values, where)
 
 

@@ -1,6 +1,13 @@
 """Optimizers: parameter groups, and a table of builders from settings."""
 
 from cramming.optim.build import OptimConfig, build_host_optimizer, build_optimizer, refuse_missing_package
-from cramming.optim.groups import parameter_groups
+from cramming.optim.groups import freeze, parameter_groups
 
-__all__ = ["OptimConfig", "build_host_optimizer", "build_optimizer", "parameter_groups", "refuse_missing_package"]
+__all__ = [
+    "OptimConfig",
+    "build_host_optimizer",
+    "build_optimizer",
+    "freeze",
+    "parameter_groups",
+    "refuse_missing_package",
+]

@@ -1,5 +1,6 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB and LARS. An entry is one builder."""
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,7 +20,8 @@ from cramming.parallel.lane import Lane
 class OptimConfig:
     """`lr` is the peak learning rate for a batch of `base_batch` sequences; `scale_rule` carries it over to others.
 
-    `clip` is the largest global gradient norm (null: no clipping).
+    `clip` is the largest global gradient norm (null: no clipping). `frozen` lists regular expressions: parameters whose
+    whole name one of them matches stay as the start made them. Fine-tuning trains them again.
     """
 
     name: Literal["adamw", "nadamw", "adagrad", "sgd", "lamb", "lars", "adamw8bit", "adamw4bit"]
@@ -30,8 +32,14 @@ class OptimConfig:
     eps: float
     weight_decay: float
     clip: float | None
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for pattern in self.frozen:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"frozen={pattern!r} is not a regular expression ({error})") from None
         if self.lr <= 0:
             raise ValueError(f"lr={self.lr} is not above 0")
         if not all(0 <= beta < 1 for beta in self.betas):

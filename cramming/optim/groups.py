@@ -1,8 +1,27 @@
-"""Which parameters decay: matrices do, vectors (biases and norm gains) do not, as in BERT's own code."""
+"""Which parameters are trained, and which decay: matrices do, vectors (biases and norm gains) do not, as in BERT."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+
+from cramming.config import UserError
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Train no parameter whose whole name matches one of the regular expressions; one that matches none is an error."""
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        chosen = [p for name, p in named.items() if re.fullmatch(pattern, name)]
+        if not chosen:
+            raise UserError(
+                f"optim.frozen={pattern!r} matches no parameter; they are named like {', '.join(list(named)[:4])}"
+            )
+        for p in chosen:
+            p.requires_grad_(False)
+    if not any(p.requires_grad for p in named.values()):
+        raise UserError(f"optim.frozen={list(patterns)} leaves no parameter to train")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ No kept library has them with fused-style updates for current torch, and each is
 without the scaling: a group says so by `adapt`.
 """
 
+import abc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 LARS_TRUST = 1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
 
 
-class _Layerwise(torch.optim.Optimizer):
+class _Layerwise(torch.optim.Optimizer, abc.ABC):
     """What both share: state made on first use, one pass per group."""
 
     moments: tuple[str, ...]
@@ -39,11 +40,12 @@ class _Layerwise(torch.optim.Optimizer):
             steps = [int(self.state[p]["step"]) for p in parameters]  # kept on the host, each parameter its own
             self._update(group, parameters, gradients, moments, steps)
 
+    @abc.abstractmethod
     def _update(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
         steps: list[int],
     ) -> None:  # fmt: skip
-        raise NotImplementedError
+        """Change `parameters` and `moments` (one list per name in `moments`) in place."""
 
 
 class Lamb(_Layerwise):

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cramming import cli
+from cramming import children, cli
+from cramming.completion import completion_script
 from cramming.config import UserError
 
 
@@ -195,7 +196,7 @@ class TestChildren:
             started.append(command[3:])
             return 3 if "name=bad" in command else -15 if "name=killed" in command else 0
 
-        monkeypatch.setattr(cli, "_run_process", note)
+        monkeypatch.setattr(children, "run_process", note)
         return started
 
     def test_run_is_the_pipeline_with_the_same_overrides(self, run: Run, commands: list[list[str]]) -> None:
@@ -219,23 +220,27 @@ class TestChildren:
         assert commands == [["pretrain", "name=bad"]]
 
 
+def parent_of(code: str) -> subprocess.Popen[str]:
+    """A process that runs `code` in a child, as `cramming run` runs a verb; the child has already said `on`."""
+    parent = f"""
+import sys
+from cramming.children import run_process
+sys.exit(run_process([sys.executable, "-c", {code!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "on\n"
+    return process
+
+
 def test_a_child_gets_our_sigterm() -> None:
     """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
     code = (
         "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
     )
-    parent = f"""
-import sys
-from cramming.cli import _run_process
-sys.exit(_run_process([sys.executable, "-c", {code!r}]))
-"""
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout:
-        assert process.stdout.readline() == "on\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 7
+    with parent_of(code) as process:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")
@@ -246,18 +251,10 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         f"signal.signal(15, lambda *_: (pathlib.Path({str(tmp_path / 'ended')!r}).touch(), sys.exit()))\n"
         "print('on', flush=True); time.sleep(30)"
     )
-    parent = f"""
-import sys
-from cramming.cli import _run_process
-sys.exit(_run_process([sys.executable, "-c", {code!r}]))
-"""
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout:
-        assert process.stdout.readline() == "on\n"
+    with parent_of(code) as process:
         process.kill()
         process.wait(10)
-        assert process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
+        assert process.stdout and process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
     assert (tmp_path / "ended").exists()
 
 
@@ -313,9 +310,9 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 
 def test_completion_scripts_are_valid_shell() -> None:
     for shell in ("bash", "zsh"):
-        script = cli.completion_script(shell)
+        script = completion_script(shell, cli.VERBS)
         assert all(verb in script for verb in cli.VERBS)
     checked = subprocess.run(
-        ["bash", "-n"], input=cli.completion_script("bash"), text=True, capture_output=True, check=False
+        ["bash", "-n"], input=completion_script("bash", cli.VERBS), text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")

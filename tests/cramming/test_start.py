@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cramming.data.cooccurrence import count_pairs, word_vectors
-from cramming.data.shards import TokenStream
+from cramming.data.stream import TokenStream
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
@@ -58,6 +58,13 @@ def test_words_of_one_topic_are_alike() -> None:
     assert min(alike[3:20, 3:20].mean(), alike[20:38, 20:38].mean()) > alike[3:20, 20:38].mean() + 2
     again, _ = word_vectors(pairs, 2, seed=0)
     np.testing.assert_array_equal(vectors, again)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64 + 5])
+def test_any_seed_will_do(seed: int) -> None:
+    pairs = count_pairs(two_topics(2_000), VOCAB, SPECIAL, window=2, max_tokens=1_000_000)
+    vectors, known = word_vectors(pairs, 2, seed)
+    assert known[3:38].all() and np.isfinite(vectors).all()
 
 
 @pytest.mark.parametrize("tied", [True, False])

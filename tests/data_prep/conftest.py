@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramming.data.shards import Corpus
+from cramming.data.shards import Corpus, corpus_folder
+from data_prep import prepare
 
 SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()
 BASE = {"seed": 0, "workers": 2, "shard_tokens": 1 << 20, "validation_fraction": 0.05}
@@ -67,3 +68,24 @@ def decoded_documents(corpus: Corpus) -> list[str]:
 def decode() -> Callable[[Corpus], list[str]]:
     """All documents of a corpus as text, train first, without special tokens."""
     return decoded_documents
+
+
+@pytest.fixture
+def run() -> Callable[[dict[str, Any]], Corpus]:
+    """`run(config)`: prepares, then opens what came out with every file's SHA-256 checked."""
+
+    def call(config: dict[str, Any]) -> Corpus:
+        prepare.main(config)
+        return Corpus.open(corpus_folder(config), verify=True)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def contents() -> Callable[[Path], dict[str, bytes]]:
+    """`contents(folder)`: every file's bytes by its path in the folder."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+    return read

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from data_prep.neardup import NEIGHBOURS, NearDuplicateConfig, NearDuplicates, Signer, estimate, find_near_duplicates
+from data_prep.clusters import NEIGHBOURS, estimate
+from data_prep.neardup import NearDuplicateConfig, NearDuplicates, Signer, find_near_duplicates
 
 CONFIG = NearDuplicateConfig(enabled=True)
 LEXICON = [f"w{number}" for number in range(5000)]

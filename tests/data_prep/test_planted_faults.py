@@ -24,6 +24,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]
+Contents = Callable[[Path], dict[str, bytes]]
 DOCUMENTS, EXACT, NEAR, SENTENCES, MARKUP, GIBBERISH = 400, 20, 20, 200, 7, 12
 SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek un fi dor mel".split()
 GERMAN = (
@@ -184,12 +185,10 @@ def start(config: dict[str, Any], stop: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
+def unbroken(
+    tmp_path_factory: pytest.TempPathFactory, contents: Contents
+) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
     """Settings of a corpus of many shards from the faulty text, and what an unbroken run makes of them."""
     place = tmp_path_factory.mktemp("planted")
     text, tasks = plant(place, 300)
@@ -225,7 +224,7 @@ def test_the_corpus_has_many_shards_and_nothing_else_is_left(unbroken: Any) -> N
     [(["near", "2", "4", "card"], 2), (["near saved", "1", "cleaning"], 1), (["3", "manifest"], 4)],
 )
 def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
-    unbroken: Any, stops: list[str], workers: int
+    unbroken: Any, contents: Contents, stops: list[str], workers: int
 ) -> None:
     settings, expected = unbroken
     config = settings(f"broken-{workers}", workers)
@@ -237,7 +236,7 @@ def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_killed_at_20_random_moments(unbroken: Any, workers: int) -> None:
+def test_killed_at_20_random_moments(unbroken: Any, contents: Contents, workers: int) -> None:
     settings, expected = unbroken
     rng, config = random.Random(workers), settings(f"random-{workers}", workers)
     started = time.monotonic()

@@ -15,22 +15,13 @@ from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
 from data_prep.sources import Document
-from data_prep.tokenizer import (
-    SPECIAL_TOKENS,
-    TRAINERS,
-    TokenizerConfig,
-    describe,
-    load,
-    measure_fit,
-    most_frequent_characters,
-    sample_text,
-    special_ids,
-    train,
-)
+from data_prep.tokenizer import SPECIAL_TOKENS, TokenizerConfig, describe, load, measure_fit, special_ids
+from data_prep.vocabulary import TRAINERS, most_frequent_characters, sample_text, train
 
 PRINT_VOCABULARY = """
 import json, sys
-from data_prep.tokenizer import TokenizerConfig, train
+from data_prep.tokenizer import TokenizerConfig
+from data_prep.vocabulary import train
 sample = json.load(sys.stdin)
 print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
 """

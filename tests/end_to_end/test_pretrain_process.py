@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cramming import pretrain
 from cramming.budget import processes_of, read_journal
@@ -27,6 +28,20 @@ def step(self, *arguments, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, *arguments, **named)
 Engine.step = step
+cli.main()
+"""
+
+# As `python -m cramming`, but each process keeps the weights that it starts with, in $WEIGHTS-<rank>.pt.
+WEIGHTS_AT_THE_START = """
+import os, torch
+from cramming import cli, parts
+original = parts.start_model
+def start_model(model, config, corpus, seed, mesh):
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    original(model, config, corpus, seed, mesh)
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    torch.save(model.state_dict(), f"{os.environ['WEIGHTS']}-{mesh.rank}.pt")
+parts.start_model = start_model
 cli.main()
 """
 
@@ -148,3 +163,20 @@ def test_two_ranks_equal_one(tmp_path: Path, compose: Callable[..., dict[str, An
         [*torchrun, *arguments, "resume=true"], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
     )
     assert finished.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_start_from_counts_is_the_same_on_both_ranks(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    """Rank 0 alone counts; the other begins with its vectors, and both with those of a run of one process."""
+    program = tmp_path / "program.py"
+    program.write_text(WEIGHTS_AT_THE_START)
+    arguments = ["pretrain", *tiny_overrides, f"runs={tmp_path}", "start=cooccurrence", "budget.steps=1"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, launcher in (("one", []), ("two", torchrun)):
+        subprocess.run(
+            [sys.executable, *launcher, str(program), *arguments, f"name={name}"],
+            check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "WEIGHTS": str(tmp_path / name)}, timeout=180,
+        )  # fmt: skip
+    one, first, second = (torch.load(tmp_path / name) for name in ("one-0.pt", "two-0.pt", "two-1.pt"))
+    for name, weight in one.items():
+        assert torch.equal(first[name], weight) and torch.equal(second[name], weight), name

@@ -16,7 +16,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError
-from cramming.model.heads import SequenceClassifier
+from cramming.model.config import ModelConfig
+from cramming.model.export import save_pretrained
+from cramming.model.heads import MaskedLM, SequenceClassifier
 from eval.datasets import Split, TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import Hyperparameters, PackedSplit, Predictions, _by_length, finetune
@@ -178,6 +180,16 @@ def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp
     # The folders differ in initializer_range, which scales the weights and changes nothing else.
     for a, b in zip(states[0].values(), states[1].values(), strict=True):
         assert torch.allclose(a / (a.std() + 1e-9), b / (b.std() + 1e-9), atol=1e-3) or a.ndim == 1
+
+
+def test_random_initialisation_starts_as_the_run_did(bert: Path, tmp_path: Path) -> None:
+    plain = ModelConfig(45, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_length=32)
+    for init in ("matching", "random"):
+        save_pretrained(MaskedLM(replace(plain, attention_init=init)), tmp_path / init, bert / "tokenizer.json")
+        torch.manual_seed(5)
+        model = build_classifier(open_model(tmp_path / init), "random", 2, 0.1, 0.0, "mean", False)
+        queries, keys, _ = model.encoder.blocks[0].attn.qkv.weight.chunk(3)
+        assert torch.equal(queries, keys) == (init == "matching")
 
 
 def test_sequences_have_berts_layout_and_lose_from_the_longer_text(bert: Path) -> None:

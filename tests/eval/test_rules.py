@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from cramming.record import RULES_VERSION
 from eval.reading import load_run
-from eval.rules import RULES, judge
+from eval.rules import COMPARABLE, RULES, judge
 
 Record = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
@@ -30,6 +31,25 @@ def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
     assert verdict.division == "closed"
 
 
+@pytest.mark.parametrize("version", COMPARABLE)
+def test_records_of_every_comparable_version_are_ranked(good: Record, version: str) -> None:
+    assert judge({**good, "rules_version": version}).division == "closed"
+
+
+def test_the_own_records_of_this_project_hold_the_rules_for_both_divisions() -> None:
+    for folder in (DOCS.parents[1] / "eval" / "records").iterdir():
+        if (folder / "record.json").exists():
+            run = load_run(folder)
+            assert run.problem is None
+            verdict = judge(run.record)
+            assert verdict.division != "invalid", list(verdict.broken)
+
+
+def test_the_version_of_the_code_is_comparable_and_the_sentence_names_all() -> None:
+    assert RULES_VERSION in COMPARABLE
+    assert " or ".join(COMPARABLE) in RULES[0].sentence
+
+
 def _tasks(record: Record) -> dict[str, Any]:
     return record["glue"]["pretrained"]["tasks"]
 
@@ -43,7 +63,12 @@ def _official(record: Record) -> None:
 
 
 BREAKS: dict[str, list[Callable[[Record], Any]]] = {
-    "R1": [lambda r: r.update(rules_version="0"), lambda r: r.pop("suite_version")],
+    "R1": [
+        lambda r: r.update(rules_version="0"),
+        lambda r: r.update(rules_version="3"),
+        lambda r: r.pop("rules_version"),
+        lambda r: r.pop("suite_version"),
+    ],
     "R2": [lambda r: r["pretrain"].update(train_loss=math.inf), lambda r: r["corpus"].update(counts=[1, math.nan])],
     "R3": [lambda r: r["pretrain"].update(status="interrupted"), lambda r: r["pretrain"].update(tokens=None)],
     "R4": [
@@ -216,6 +241,4 @@ def test_docs_and_table_have_the_same_numbers_and_sentences() -> None:
 
 
 def test_docs_name_the_version_of_the_code() -> None:
-    from cramming.record import RULES_VERSION
-
     assert f"# Rules, version {RULES_VERSION}\n" in DOCS.read_text(encoding="utf-8")

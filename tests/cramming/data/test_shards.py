@@ -14,11 +14,11 @@ from cramming.data.shards import (
     TOKENIZER,
     Corpus,
     ShardWriter,
-    TokenStream,
     corpus_folder,
     resume_point,
     token_dtype,
 )
+from cramming.data.stream import TokenStream
 
 
 def write_documents(folder: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int = 7) -> ShardWriter:

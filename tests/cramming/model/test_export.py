@@ -47,6 +47,7 @@ CRAMMED = replace(
     dropout=0.1,
 )
 UNTIED = replace(MODERN, tie_embeddings=False, decoder_bias=False)
+MATCHING = replace(BERT, init="depth_scaled", attention_init="matching")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def folder(tmp_path: Path, save: Save) -> Path:
     return tmp_path / "final"
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, UNTIED])
+@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, UNTIED, MATCHING])
 def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     model = MaskedLM(config)
     save(model, tmp_path / "final")
@@ -69,7 +70,7 @@ def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) ->
     assert all(torch.equal(tensor, encoder[name]) for name, tensor in model.encoder.state_dict().items())
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, UNTIED])
+@pytest.mark.parametrize("config", [BERT, MODERN, UNTIED, MATCHING])
 def test_stock_transformers_loads_every_weight(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     save(MaskedLM(config), tmp_path / "final")
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "final", output_loading_info=True)

@@ -1,0 +1,53 @@
+"""A GPU's behaviour on CPU tensors, for a simulation of one where there is none.
+
+Attention saves what flash attention saves (queries, keys, values, output, log-sum-exp, no mask), head chunks and loops
+over parameters are the GPU's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cramming.model import attention, heads
+from cramming.model.attention import Layout, Packing
+from cramming.tracker import aten
+
+STAND_IN = "flash stand-in"
+
+
+def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    """Whole rows without masks: the flash kernels take bounds and windows as numbers."""
+    groups = ((num_tokens // packing.max_length, packing.max_length),)
+    return Layout(STAND_IN, packing.bounds_S, packing.max_length, half_window, groups, (None,))
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """Within it the kernel `STAND_IN` exists, and head chunks are those of a GPU."""
+    chunk = heads.CHUNK_ELEMENTS["cpu"]
+    attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(prepare=_stand_in_prepare)
+    heads.CHUNK_ELEMENTS["cpu"] = heads.CHUNK_ELEMENTS["cuda"]
+    try:
+        yield
+    finally:
+        del attention.KERNELS[STAND_IN]
+        heads.CHUNK_ELEMENTS["cpu"] = chunk
+
+
+def all_at_once(optimizer: torch.optim.Optimizer) -> None:
+    """On a GPU torch's optimizers work on all parameters at once unless told otherwise; here they must be told."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def flash_scratch(func: Any, args: tuple[Any, ...]) -> int:
+    """Flash attention's backward pass sums the queries' gradient in fp32 (FlashAttention-2's `dq_accum`)."""
+    backward = (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._flash_attention_backward,
+    )
+    return 4 * args[1].numel() if func._overloadpacket in backward else 0

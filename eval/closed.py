@@ -1,0 +1,197 @@
+"""The rules of the closed division; a record that breaks one, and none of `eval.validity`, is in the open division.
+
+Each check's docstring is the rule's sentence in docs/rules.md (a test compares them); `eval.rules` numbers them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
+from eval.tasks import AVERAGES
+from eval.validity import NO_PRETRAINING
+
+MIN_SEEDS = 3
+MAX_EPOCHS = 5
+MAX_HOURS = 24.0
+
+
+def one_device(record: Record) -> Outcome:
+    """One GPU or one CPU did the whole pretraining."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    devices, kind = number(record, "pretrain.devices"), at(record, "environment.device.kind")
+    names = dict.fromkeys(str(at(e, "device.name") or "no name") for e in _pretraining_environments(record))
+    ok = devices == 1 and kind in ("cpu", "cuda") and len(names) == 1
+    return ok, f"{at(record, 'pretrain.devices')} device(s), {kind}: {', then '.join(names)}"
+
+
+def _pretraining_environments(record: Record) -> list[Any]:
+    """Of the first start, and of every process that resumed it."""
+    return [at(record, "environment"), *entries(at(record, "resumed"))]
+
+
+def one_day(record: Record) -> Outcome:
+    """Pretraining took at most 24 hours, over all its processes together."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    seconds = number(record, "pretrain.budget.spent_seconds")
+    if seconds is None:
+        return False, "no training time on record"
+    return seconds <= MAX_HOURS * 3600, f"{seconds / 3600:.3f} h of training"
+
+
+def masked_language_model(record: Record) -> Outcome:
+    """The objective is masked language modelling."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    objective = at(record, "pretrain.objective")
+    return objective == "mlm", f"objective {objective}"
+
+
+def from_scratch(record: Record) -> Outcome:
+    """All weights start at random or from counts over the run's own corpus, made on the clock; no pretrained weights
+    are used anywhere."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    init = at(record, "pretrain.init")
+    start = at(record, "pretrain.start")
+    return init == "scratch", f"initial weights: {init or 'not on record'}{f', embeddings {start}' if start else ''}"
+
+
+def own_weights_scored(record: Record) -> Outcome:
+    """The scored weights are the pretrained ones, by SHA-256."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    trained, scored = at(record, "pretrain.final_sha256"), at(record, "glue.pretrained.model_sha256")
+    if not trained or not scored:
+        return False, f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record"
+    return trained == scored, "the same SHA-256" if trained == scored else "the scored weights are not the trained ones"
+
+
+def corpus_declared(record: Record) -> Outcome:
+    """The corpus is named by the SHA-256 of its manifest, and each source by its name and licence."""
+    problems = [f"{path} is missing" for path in not_written(record, ("corpus.manifest_sha256", "corpus.sources"))]
+    sources = entries(at(record, "corpus.sources"))
+    for source in sources:
+        keys = ("name",) if at(source, "kind") == "tokenizer" else ("name", "license")
+        problems += [f"source {at(source, 'name')!r} has no {key}" for key in keys if not at(source, key)]
+    return all_or(problems, f"sources: {names_of(sources)}")
+
+
+def names_of(sources: list[Any], most: int = 6) -> str:
+    """The first names of a list of sources, which may be as long as a folder of files."""
+    more = f" and {len(sources) - most} more" if len(sources) > most else ""
+    return ", ".join(str(at(source, "name")) for source in sources[:most]) + more
+
+
+# GLUE's tasks and the data sets that their texts come from, as words in a source's name or path.
+DOWNSTREAM = re.compile(
+    r"(?<![a-z0-9])(?:super)?(?:glue|cola|sst-?2?|mrpc|qqp|sts-?b|stsbenchmark|mnli|multi_?nli|qnli|rte|wnli|squad)(?![a-z0-9])"
+)
+
+
+def no_downstream_text(record: Record) -> Outcome:
+    """No downstream data set is among the sources of the corpus; what a search for overlap removed is shown."""
+    sources = entries(at(record, "corpus.sources"))
+    if not sources:
+        return False, "no source is declared"
+    found = [s for s in sources if DOWNSTREAM.search(json.dumps(s, default=str).lower())]
+    search = overlap_search(record)
+    if found:
+        return False, f"downstream data among the sources: {names_of(found)}; {search}"
+    return True, f"no downstream data set among the declared sources; {search}"
+
+
+def overlap_search(record: Record) -> str:
+    """What the preparation says about its search for downstream text: which tasks, and what each of them removed."""
+    removed = at(record, "corpus.decontamination.removed")
+    if not isinstance(removed, Mapping) or not removed:
+        return "no overlap search on record"
+    tasks = ", ".join(f"{task} {count}" for task, count in removed.items())
+    return f"searched for runs of {at(record, 'corpus.decontamination.ngram')} words; documents removed: {tasks}"
+
+
+def tokenizer_origin(record: Record) -> Outcome:
+    """The tokenizer is recorded by kind and SHA-256, and was trained on the corpus unless its origin is stated."""
+    absent = not_written(record, (f"corpus.tokenizer.{key}" for key in ("kind", "sha256")))
+    given = [s for s in entries(at(record, "corpus.sources")) if at(s, "kind") == "tokenizer"]
+    origin = f"ready-made: {names_of(given)}" if given else "trained on this corpus"
+    return all_or([f"{path} is missing" for path in absent], f"{at(record, 'corpus.tokenizer.kind')}, {origin}")
+
+
+def global_hyperparameters(record: Record) -> Outcome:
+    """One set of fine-tuning hyperparameters holds for all tasks and initialisations."""
+    reference = at(record, "glue.pretrained.hyperparameters")
+    if not isinstance(reference, Mapping):
+        return False, "glue.pretrained.hyperparameters is missing"
+    problems = []
+    for name, task in tasks_of(record):
+        own = task.get("hyperparameters")
+        if not isinstance(own, Mapping):
+            problems.append(f"{name} has no hyperparameters on record")
+        elif own != reference:
+            keys = [str(k) for k in {**own, **reference} if own.get(k) != reference.get(k)]
+            problems.append(f"{name} differs in {', '.join(keys)}")
+    return all_or(problems, "the same for every task and initialisation")
+
+
+def few_epochs(record: Record) -> Outcome:
+    """Fine-tuning lasts at most 5 epochs."""
+    epochs = {init: number(section, "hyperparameters.epochs") for init, section in sections(record).items()}
+    ok = bool(epochs) and all(e is not None and e <= MAX_EPOCHS for e in epochs.values())
+    return ok, ", ".join(f"{init}: {e if e is None else f'{e:g}'} epochs" for init, e in epochs.items()) or "no scores"
+
+
+def last_epoch(record: Record) -> Outcome:
+    """The last epoch is scored; nothing is selected by its score."""
+    found = {init: section.get("selection") for init, section in sections(record).items()}
+    ok = bool(found) and set(map(str, found.values())) == {"last epoch"}
+    return ok, ", ".join(f"{init}: {value}" for init, value in found.items()) or "no scores"
+
+
+def enough_seeds(record: Record) -> Outcome:
+    """Every task is fine-tuned with at least 3 different seeds."""
+    found = {init: entries(section.get("seeds")) for init, section in sections(record).items()}
+    ok = bool(found) and all(len(set(map(str, seeds))) == len(seeds) >= MIN_SEEDS for seeds in found.values())
+    return ok, ", ".join(f"{init}: seeds {seeds}" for init, seeds in found.items()) or "no scores"
+
+
+def full_tasks(record: Record) -> Outcome:
+    """Every task of the averages is scored, on its full official data."""
+    averages = at(record, "glue.pretrained.averages")
+    problems = [
+        f"{name} lacks {', '.join(map(str, entries(at(averages, f'{name}.missing')))) or 'a value'}"
+        for name in AVERAGES.get(str(at(record, "glue.pretrained.suite")), {"every average": None})
+        if number(averages, f"{name}.value") is None
+    ]
+    subsets = [
+        name.split("/")[1] for name, task in tasks_of(record) if name.startswith("pretrained/") and task.get("subset")
+    ]
+    problems += [f"scored on subsets: {', '.join(subsets)}"] if subsets else []
+    return all_or(problems, "every task, on all of its data")
+
+
+def clean_code(record: Record) -> Outcome:
+    """The code, in pretraining and in fine-tuning, is a commit of a clean git tree."""
+    ran = [("pretraining", e) for e in _pretraining_environments(record)] if at(record, "pretrain") else []
+    ran += [(init, at(section, "environment")) for init, section in sections(record).items()]
+    where: dict[str, dict[str, None]] = {}
+    for name, environment in ran:
+        commit, dirty = at(environment, "git.commit"), at(environment, "git.dirty")
+        state = "clean" if dirty is False else "with uncommitted changes"
+        finding = f"commit {str(commit)[:12]}, {state}" if commit else "no git commit on record"
+        where.setdefault(finding, {})[name] = None
+    problems = [f"{', '.join(names)}: {found}" for found, names in where.items() if not found.endswith("clean")]
+    return all_or(problems, "; ".join(where) or "no code ran")
+
+
+def nothing_forced(record: Record) -> Outcome:
+    """No check was overridden: the list of forced exceptions is empty."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    forced = at(record, "pretrain.forced")
+    if not isinstance(forced, list):
+        return False, "the list of forced exceptions is not on record"
+    return not forced, "none" if not forced else f"forced: {', '.join(map(str, forced))}"

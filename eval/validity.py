@@ -1,0 +1,176 @@
+"""The rules for both divisions: can the numbers of a record be trusted? A record that breaks one is invalid.
+
+Each check's docstring is the rule's sentence in docs/rules.md (a test compares them); `eval.rules` numbers them.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cramming.record import FORMAT_VERSION
+from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
+from eval.tasks import AVERAGES
+
+# Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13), so what
+# version 1 accepted still stands; a version that forbids something, or scores otherwise, begins a new tuple.
+COMPARABLE = ("1", "2")
+# Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
+SCORE_TOLERANCE = 0.006
+JOURNAL_ROUNDING_SECONDS = 0.01
+NO_PRETRAINING = "no pretraining in this record"
+
+
+def format_and_versions(record: Record) -> Outcome:
+    """The record has this version's format, and names the suite's version and a comparable version of the rules (1 or
+    2).
+    """
+    found = [at(record, key) for key in ("format", "suite_version", "rules_version")]
+    ok = found[0] == FORMAT_VERSION and bool(found[1]) and str(found[2]) in COMPARABLE
+    return ok, f"format {found[0]}, suite {found[1]}, rules {found[2]}"
+
+
+def finite_numbers(record: Record) -> Outcome:
+    """Every number in the record is finite; what could not be measured is null."""
+
+    def walk(value: Any, path: str) -> Iterator[str]:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{path} is {value}"
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from walk(inner, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from walk(inner, f"{path}[{index}]")
+
+    return all_or(list(walk(record, "")), "all numbers are finite")
+
+
+def pretraining_finished(record: Record) -> Outcome:
+    """Pretraining ended as finished, and its steps, tokens, parameters, losses and speed are recorded."""
+    if at(record, "pretrain") is None:
+        return True, NO_PRETRAINING
+    status = at(record, "pretrain.status")
+    if status != "finished":
+        return False, f"pretraining is {status or 'of unknown status'}, not finished"
+    needed = ("parameters", "steps", "tokens", "train_loss", "validation.loss", "tokens_per_second")
+    absent = [f"pretrain.{key} is missing" for key in needed if number(record, f"pretrain.{key}") is None]
+    return all_or(absent, f"finished after {at(record, 'pretrain.steps')} steps")
+
+
+def budget_kept(record: Record) -> Outcome:
+    """The budget names its unit and limit, training spent no more than the limit, and the overrun is 0."""
+    if at(record, "pretrain") is None:
+        return True, NO_PRETRAINING
+    unit = at(record, "pretrain.budget.unit")
+    keys = ("limit", "spent", "spent_seconds", "overrun_seconds")
+    limit, spent, seconds, overrun = (number(record, f"pretrain.budget.{key}") for key in keys)
+    if not unit or limit is None or spent is None or seconds is None or overrun is None:
+        missing = not_written(record, ("pretrain.budget." + key for key in ("unit", *keys)))
+        return False, f"{', '.join(missing) or 'a number of pretrain.budget'} is missing"
+    ok = limit > 0 and spent <= limit * (1 + 1e-9) and overrun == 0
+    return ok, f"{spent:.6g} of {limit:.6g} {unit}, {seconds:.1f} s, overrun {overrun:g} s"
+
+
+def journal_agrees(record: Record) -> Outcome:
+    """The journal budget.jsonl lies beside the record, has the recorded SHA-256, and by itself gives the recorded
+    processes, steps and seconds.
+    """
+    if at(record, "pretrain") is None:
+        return True, NO_PRETRAINING
+    journal = at(record, "journal")
+    if not isinstance(journal, Mapping):
+        return False, "budget.jsonl is not beside the record"
+    if journal.get("problem"):
+        return False, str(journal["problem"])
+    problems = []
+    if journal.get("sha256") != at(record, "pretrain.budget.journal_sha256"):
+        problems.append("the SHA-256 of budget.jsonl is not the recorded one")
+    if journal.get("processes") != at(record, "pretrain.budget.processes"):
+        problems.append("the processes in budget.jsonl are not those of the record")
+    if journal.get("steps") != at(record, "pretrain.steps"):
+        problems.append(f"{journal.get('steps')} steps in budget.jsonl, {at(record, 'pretrain.steps')} in the record")
+    total, last = number(journal, "total_seconds"), number(journal, "last_step_seconds")
+    seconds = number(record, "pretrain.budget.spent_seconds")
+    if total is None or last is None or seconds is None:
+        problems.append("no seconds to compare")
+    elif abs(seconds - last) > JOURNAL_ROUNDING_SECONDS or seconds > total + JOURNAL_ROUNDING_SECONDS:
+        problems.append(
+            f"budget.jsonl has the last step at {last:.2f} s of {total:.2f} s, the record at {seconds:.2f} s"
+        )
+    return all_or(problems, f"{len(entries(journal.get('processes')))} process(es), {total or 0:.1f} s in the journal")
+
+
+def scores_stated(record: Record) -> Outcome:
+    """Scores are those of the development split, and state the suite, the seeds and the selection."""
+    problems = [] if "pretrained" in sections(record) else ["no scores of the trained model"]
+    for init, section in sections(record).items():
+        if str(section.get("suite")) not in AVERAGES:
+            problems.append(f"glue.{init}.suite is {section.get('suite')!r}, not one of {', '.join(AVERAGES)}")
+        problems += [f"glue.{init}.{key} is missing" for key in not_written(section, ("seeds", "selection", "tasks"))]
+        if section.get("split") != "dev":
+            problems.append(f"glue.{init}.split is {section.get('split')!r}, not 'dev'")
+    return all_or(problems, "dev split; seeds and selection stated")
+
+
+def scores_are_medians(record: Record) -> Outcome:
+    """A score is 100 times the median of the task's main metric over all stated seeds; a missing score is null and
+    says why.
+    """
+    seeds = {init: entries(section.get("seeds")) for init, section in sections(record).items()}
+    problems = []
+    for name, task in tasks_of(record):
+        values = [number(v) for v in entries(at(task, f"metrics.{task.get('main_metric')}.per_seed"))]
+        measured = [v for v in values if v is not None]
+        score = number(task, "score")
+        if score is None:
+            if not task.get("problem"):
+                problems.append(f"{name} has neither a score nor the reason why not")
+        elif not measured or len(measured) != len(seeds[name.split("/")[0]]):
+            problems.append(f"{name}: {len(measured)} values for {len(seeds[name.split('/')[0]])} seeds")
+        elif abs(score - 100 * statistics.median(measured)) > SCORE_TOLERANCE:
+            problems.append(f"{name}: score {score:.2f}, median of seeds {100 * statistics.median(measured):.2f}")
+    return all_or(problems, "every score is the median over its seeds")
+
+
+def averages_complete(record: Record) -> Outcome:
+    """Every average of the suite is there with its definition in words: the mean of all its entries, or null with the
+    list of what is missing.
+    """
+    problems = [p for init, section in sections(record).items() for p in _average_problems(init, section)]
+    return all_or(problems, "each average is the mean of all its entries, or not printed")
+
+
+def _average_problems(init: str, section: Record) -> Iterator[str]:
+    tasks = section.get("tasks")
+    scores = {str(k): number(v, "score") for k, v in tasks.items()} if isinstance(tasks, Mapping) else {}
+    for name, average in AVERAGES.get(str(section.get("suite")), {}).items():
+        found, where = at(section, f"averages.{name}"), f"{init}/{name}"
+        value, missing = number(found, "value"), entries(at(found, "missing"))
+        expected = mean_of(average.entries, scores)
+        if not at(found, "definition"):
+            yield f"{where} has no definition" if found else f"{where} is not in the record"
+        if value is None and not missing:
+            yield f"{where} has neither a value nor a list of what is missing"
+        elif value is not None and expected is None:
+            absent = [entry for entry in average.entries if scores.get(entry) is None]
+            yield f"{where} has a value although {', '.join(absent)} is missing"
+        elif value is not None and expected is not None and abs(value - expected) > SCORE_TOLERANCE:
+            yield f"{where} is {value:.2f}, its entries give {expected:.2f}"
+
+
+def subsets_marked(record: Record) -> Outcome:
+    """A task that was trained or scored on other than the official number of examples is marked as a subset."""
+    problems, marked = [], []
+    for name, task in tasks_of(record):
+        differs = [
+            f"{kind} {task.get(f'{kind}_examples')} of {official}"
+            for kind in ("train", "eval")
+            if (official := number(task, f"official_{kind}_examples")) is not None
+            and number(task, f"{kind}_examples") not in (official, None)
+        ]
+        if task.get("subset") is True:
+            marked.append(name)
+        elif differs:
+            problems.append(f"{name} is not marked as a subset: {', '.join(differs)}")
+    return all_or(problems, f"marked subsets: {', '.join(marked) or 'none'}")

@@ -1,0 +1,132 @@
+"""An engine made from keywords and steps of it; runs of 12 steps made from overrides, and what they left behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cramming import pretrain
+from cramming.config import UserError
+from cramming.engine import Engine, StepStats
+from cramming.model.config import ModelConfig
+from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parts import EngineConfig, build_engine
+from cramming.record import load_metrics, load_record
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def small_model() -> ModelConfig:
+    """Four layers, so that every second can be treated otherwise, and dropout; the vocabulary of `tiny_source`."""
+    return ModelConfig(
+        vocab_size=320, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=32, max_length=32, dropout=0.1
+    )
+
+
+@pytest.fixture
+def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig) -> Callable[..., Engine]:
+    """`make_engine(model=..., precision=..., optim={...}, **memory)`: an engine with seeded weights."""
+    plain = EngineConfig.of(compose("precision=fp32", "optim=adamw-tiny"))
+
+    def make(
+        seed: int = 0,
+        model: ModelConfig = small_model,
+        mode: Any = "fp32",
+        optim: dict[str, Any] | None = None,
+        device: torch.device = CPU,
+        **memory: Any,
+    ) -> Engine:
+        torch.manual_seed(seed)
+        if memory.get("update_in_backward"):
+            optim = {"clip": None, **(optim or {})}
+        config = replace(
+            plain,
+            memory=replace(plain.memory, **memory),
+            optim=replace(plain.optim, eps=1e-8, **(optim or {})),
+            precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8"),
+        )
+        return build_engine(config, model, Mesh(ParallelConfig("auto"), device), device)
+
+    return make
+
+
+def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list[StepStats]:
+    found = []
+    for step in steps:
+        torch.manual_seed(step)
+        rows = 4 // cut
+        stats = engine.step([source.batch(4 * step + rows * k, rows) for k in range(cut)], 1e-2 / (step + 1))
+        assert stats is not None
+        found.append(stats)
+    return found
+
+
+@pytest.fixture
+def train() -> Callable[..., list[StepStats]]:
+    """`train(engine, source, steps, cut=1)`: these steps of four rows in `cut` micro-batches; a seed for each step."""
+    return train_steps
+
+
+@pytest.fixture
+def weights() -> Callable[[Engine], list[Tensor]]:
+    """`weights(engine)`: copies of all parameters."""
+    return lambda engine: [p.detach().clone() for p in engine.model.parameters()]
+
+
+@pytest.fixture
+def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Callable[..., Path]:
+    """`start("name=a", ...)` trains and returns the run folder."""
+
+    def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
+        settings = compose(*tiny_overrides, f"runs={runs}", *overrides)
+        pretrain.main(settings)
+        return runs / str(settings["name"])
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def unbroken(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Path:
+    """The run that others are compared with; read-only."""
+    runs = tmp_path_factory.mktemp("unbroken")
+    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
+    return runs / "a"
+
+
+@pytest.fixture(scope="session")
+def losses() -> Callable[[Path], list[tuple[int, float]]]:
+    """`losses(run)`: step and training loss, as the run logged them."""
+    return lambda run: [(row["step"], row["loss"]) for row in load_metrics(run) if "loss" in row]
+
+
+@pytest.fixture(scope="session")
+def result() -> Callable[[Path], dict[str, Any]]:
+    """`result(run)`: what must be the same in two runs that are the same."""
+    keys = ("status", "final_sha256", "steps", "tokens", "sequences", "exaflops", "train_loss", "validation")
+
+    def read(run: Path) -> dict[str, Any]:
+        section = load_record(run)["pretrain"]
+        return {key: section[key] for key in keys}
+
+    return read
+
+
+@pytest.fixture
+def refused(start: Callable[..., Path]) -> Callable[..., str]:
+    """`refused(*overrides)`: the one line in which a run of the name "a" is refused."""
+
+    def call(*overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            start("name=a", *overrides)
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    return call

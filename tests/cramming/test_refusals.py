@@ -1,0 +1,133 @@
+"""What `pretrain` refuses is told in one line, before anything is written; the name stays free."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cramming import device as devices
+from cramming import gate, parts, tricks
+from cramming.config import UserError
+from cramming.model import attention
+from cramming.record import load_record
+
+Start = Callable[..., Path]
+Refused = Callable[..., str]
+TOKENS = ["budget=tokens", "budget.steps=null"]
+
+
+@pytest.mark.parametrize("setting", ["attention.kernel=varlen", "optim.name=adamw8bit"])
+def test_a_mistake_found_before_the_first_step_leaves_the_name_free(start: Start, tmp_path: Path, setting: str) -> None:
+    if setting.endswith("8bit") and importlib.util.find_spec("torchao"):
+        pytest.skip("torchao is there")
+    with pytest.raises(UserError):
+        start("name=a", setting)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path], tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    shard = corpus / "train-00001.bin"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"train-00001\.bin"):
+        start("name=a", f"data.corpus={corpus}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (["memory=in-backward"], "train.micro_batch=8"),
+        (["memory=in-backward", "train.micro_batch=8"], "optim.clip=null"),
+        (["memory=offload-weights", "runtime=compile"], "runtime.compile=off"),
+        (["precision=fp8"], "fp8"),
+    ],
+)
+def test_settings_that_exclude_each_other_leave_no_run_behind(start: Start, settings: list[str], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        start("name=a", *settings)
+    assert start("name=a", "budget.steps=1").exists()  # the name is still free
+
+
+def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start, tmp_path: Path) -> None:
+    gates = tmp_path / "gates.json"
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
+    with pytest.raises(UserError, match="failed the correctness gate"):
+        start("name=a", "memory=checkpoint", f"gates={gates}")
+    assert not (tmp_path / "runs" / "a").exists()
+    section = load_record(start("name=a", "memory=checkpoint", f"gates={gates}", "forced=[checkpoint all]"))["pretrain"]
+    assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
+
+
+def test_an_automatic_attention_kernel_hides_no_trick(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
+    gates = tmp_path / "gates.json"
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
+    monkeypatch.setattr(
+        tricks, "TRICKS", tuple(replace(t, device="any") if t.name == "attention varlen" else t for t in tricks.TRICKS)
+    )
+    assert load_record(start("name=a", f"gates={gates}"))["pretrain"]["attention_kernels"] == ["sdpa"]
+    monkeypatch.setattr(attention, "choose", lambda *_: "varlen")
+    with pytest.raises(UserError, match=r"attention.kernel=varlen.*'attention varlen' failed"):
+        start("name=b", f"gates={gates}")
+
+
+@pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])
+def test_a_missing_package_is_found_before_anything_is_written(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    for module in ("cramming.optim.build", "cramming.precision"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):
+        start("name=a", override)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["budget=hours", "budget.steps=null", "budget.hours=0"], "budget: hours=0 is not above 0"),
+        (["budget.steps=-5"], "budget: steps=-5 is not above 0"),
+        (["budget.steps=2.5"], "budget.steps=2.5"),
+        (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
+        (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
+        (["train.batch_size=9"], "; set train.micro_batch=3 or train.batch_size=12"),
+        (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto"),
+        (["train.micro_batch=0"], "train: micro_batch=0"),
+        (["train.micro_batch=most"], "train.micro_batch='most': expected a whole number or one of auto"),
+        (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
+        (["model.hidden_size=33"], "model: hidden_size=33 is not a multiple of num_heads=2"),
+        (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer of"),
+        (["model.norm=batch"], "model.norm='batch': choose one of"),
+        (["train.packing=tight"], "train.packing='tight': choose one of rows, documents"),
+        (["objective.rate=1.5"], "objective: rate=1.5"),
+        (["optim.lr=0"], "optim: lr=0"),
+        (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
+        (["schedule.decay=2"], "schedule: decay=2"),
+        (["precision.mode=fp4"], "precision.mode='fp4'"),
+        (["checkpoint.every_steps=0"], "checkpoint: "),
+        (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
+        (["parallel.backend=mpi"], "parallel.backend='mpi'"),
+        (["data.corpus=nowhere"], "nowhere: no corpus here"),
+        (["name=a/b"], "name='a/b'"),
+        ([*TOKENS, "budget.tokens=10"], "not one step of train.batch_size=8 fits"),
+    ],
+)
+def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], names: str, refused: Refused) -> None:
+    assert names in refused(*overrides)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path, refused: Refused) -> None:
+    assert "device=cuda" in refused("device=cuda")
+    assert not (tmp_path / "runs" / "a").exists()

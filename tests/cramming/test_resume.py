@@ -1,0 +1,245 @@
+"""A run that was stopped, or that crashed, goes on just where it was, its time charged, or is refused in one line."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.budget import processes_of, read_journal
+from cramming.config import UserError
+from cramming.engine import Engine
+from cramming.model.heads import MaskedLM
+from cramming.record import load_metrics, load_record
+
+Start = Callable[..., Path]
+Losses = Callable[[Path], list[tuple[int, float]]]
+Result = Callable[[Path], dict[str, Any]]
+Refused = Callable[..., str]
+IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
+    """Do `action` before the step number `step` (counted from 1 in this process)."""
+    original, calls = Engine.step, [0]
+
+    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == step:
+            action()
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(Engine, "step", counted)
+
+
+class Crash(BaseException):
+    """Nobody catches it: the process would be gone."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+@pytest.mark.parametrize("settings", [[], ["schedule=triangle", "model.dropout=0.2", "train.packing=documents"]])
+def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], losses: Losses, result: Result
+) -> None:
+    """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp and dropout."""
+    whole = start("name=whole", *settings) if settings else unbroken
+    for resume in ("false", "true"):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            start("name=a", f"resume={resume}", *settings)
+        assert ended.value.code == 128 + signal.SIGTERM
+    stopped = load_record(whole.parent.parent / "runs" / "a") if settings else None
+    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == ("interrupted", 8)
+    run = start("name=a", "resume=true", *settings)
+    assert losses(run) == losses(whole)
+    assert result(run) == result(whole)
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
+
+
+def test_a_stop_between_micro_batches_takes_the_step_back(
+    start: Start, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    """SIGTERM in the first of the fifth step's two micro-batches: its dropout must not be drawn twice."""
+    whole = start("name=whole", "model.dropout=0.2")
+    original, calls = MaskedLM.forward, [0]
+
+    def counted(self: MaskedLM, *arguments: Any) -> Any:
+        calls[0] += self.training
+        if calls[0] == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(MaskedLM, "forward", counted)
+        start("name=a", "model.dropout=0.2")
+    assert calls[0] == 9
+    assert result(start("name=a", "model.dropout=0.2", "resume=true")) == result(whole)
+
+
+@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"], IN_BACKWARD])
+def test_memory_tricks_change_no_bit_of_a_run(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], losses: Losses, result: Result
+) -> None:
+    """Stopped in step 5 and resumed, too."""
+    plain = start("name=plain", *settings[1:]) if settings == IN_BACKWARD else unbroken
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert losses(run) == losses(plain)
+    assert result(run) == result(plain)
+
+
+def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        start("name=a")
+    assert ended.value.code == 130
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        break_at(patch, 3, twice)
+        start("name=a", "resume=true")
+    run = start("name=a", "resume=true")
+    assert result(run) == result(unbroken)
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "failed", "finished"]
+
+
+def test_a_time_budget_is_used_and_never_passed(start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four seconds, as if this process had just begun (with `unbroken` its imports are done); stopped, resumed."""
+    limit = 4.0
+    monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
+    hours = ["budget=hours", "budget.steps=null", f"budget.hours={limit / 3600}", "train.log_every=10"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        break_at(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a", *hours)
+    run = start("name=a", "resume=true", *hours)
+    section = load_record(run)["pretrain"]
+    assert section["status"] == "finished"
+    assert section["steps"] > 6
+    assert section["budget"]["overrun_seconds"] == 0.0
+    assert limit - 1 < section["budget"]["spent_seconds"] <= limit
+    rows = [row for row in load_metrics(run) if "loss" in row]
+    assert all(row["seconds"] <= limit for row in rows)
+    assert [row["progress"] for row in rows] == sorted(row["progress"] for row in rows)
+    assert load_metrics(run)[-1]["step"] == section["steps"]
+
+
+def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: Losses, result: Result
+) -> None:
+    """Dies in step 9 with a checkpoint at 6, resumes with the newest checkpoint damaged: goes on from step 3."""
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 9, crash)
+        start("name=a", "checkpoint.every_steps=3")
+    files = sorted((tmp_path / "runs/a/checkpoints").iterdir())
+    assert [f.name for f in files] == ["step-00000003.pt", "step-00000006.pt"]
+    files[-1].write_bytes(files[-1].read_bytes()[:-1000])
+    assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "running"
+    run = start("name=a", "checkpoint.every_steps=3", "resume=true")
+    assert losses(run) == losses(unbroken)
+    assert result(run) == result(unbroken)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["step"] == 5 for line in lines) == 2  # done twice, counted once
+
+
+def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a")
+    run = start("name=a", "resume=true")
+    assert result(run) == result(unbroken)
+    processes = load_record(run)["pretrain"]["budget"]["processes"]
+    assert len(processes) == 2
+    assert load_record(run)["pretrain"]["budget"]["spent_seconds"] > processes[0]["spent_seconds"]
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_our_own_optimizers_resume_bit_for_bit(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str, result: Result
+) -> None:
+    optimizer = (f"optim={name}", "checkpoint.every_steps=3")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 9, crash)
+        start("name=a", *optimizer)
+    assert result(start("name=a", "resume=true", *optimizer)) == result(start("name=b", *optimizer))
+
+
+def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+    from cramming import device, probe
+
+    given = start("name=m8", "train.micro_batch=8", "checkpoint.every_steps=3")
+    break_at(monkeypatch, 6, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3")
+    monkeypatch.undo()
+    monkeypatch.setattr(device, "available_bytes", lambda: 0)  # nothing would fit now
+    monkeypatch.setattr(probe, "find_micro_batch", None)
+    run = start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3", "resume=true")
+    assert result(run) == result(given)
+    assert load_record(run)["pretrain"]["micro_batch"] == 8
+
+
+def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start("name=first")
+    assert "no run" not in capsys.readouterr().out
+    run = start("name=frist", "resume=true")
+    said = f"resume=true: no run in {run} to go on with, a new one begins; did you mean name=first?"
+    assert said in " ".join(capsys.readouterr().out.split())
+    start("name=frist", "resume=true")
+    assert "no run" not in capsys.readouterr().out
+
+
+def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbroken: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="already has a finished run"):
+        start("name=a", runs=unbroken.parent)
+    start("name=a", "resume=true", runs=unbroken.parent)
+    assert {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()} == before
+
+
+def test_an_unfinished_run_and_a_resume_with_other_settings(
+    start: Start, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a", "optim.lr=0.001")
+    assert "resume=true" in refused()
+    message = refused("resume=true", "optim.lr=0.5")
+    assert message.startswith("optim.lr=0.5: ")
+    assert "optim.lr=0.001" in message
+
+
+def test_a_resume_with_another_corpus_in_the_same_place(
+    start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path, refused: Refused
+) -> None:
+    corpus = make_corpus(tmp_path / "corpus", documents=50)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a", f"data.corpus={corpus}")
+    corpus.rename(tmp_path / "old")
+    make_corpus(corpus, documents=50, seed=1)
+    assert "not the one" in refused("resume=true", f"data.corpus={corpus}")
+
+
+def test_a_damaged_journal(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a")
+    journal = tmp_path / "runs" / "a" / "budget.jsonl"
+    journal.write_text("{}\n" + journal.read_text())
+    assert "budget.jsonl:1: damaged budget journal" in refused("resume=true")

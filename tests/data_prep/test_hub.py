@@ -1,0 +1,159 @@
+"""Data sets of the hub, on local ones: the same as files, streamed, and what is said when the network is gone."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from cramming.config import UserError
+from cramming.data.shards import MANIFEST, Corpus, corpus_folder
+from data_prep import hub, prepare, vocabulary
+from data_prep.prepare import UNFINISHED, main
+
+Config = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Corpus]
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+@pytest.fixture
+def hub_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+    def make(dataset: Path | str, **data: Any) -> dict[str, Any]:
+        section = {"name": "h", "source": "hub", "dataset": str(dataset), "validation_fraction": 0.05, **data}
+        kind = {"kind": "wordpiece", "vocab_size": 300}
+        return {"corpora": str(tmp_path / "corpora"), "data": section, "tokenizer": kind}
+
+    yield make
+
+
+def test_hub_data_set_equals_the_same_text_from_files(
+    tmp_path: Path, hub_config: Config, text_config: Config, made_up: Callable[..., list[str]], run: Run
+) -> None:
+    texts = made_up(100)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
+    streamed = run(hub_config(tmp_path / "set", text_field="body", max_documents=80))
+    text = run(text_config(tmp_path / "set" / "train.jsonl", text_field="body", max_documents=80))
+    assert streamed.manifest.splits == text.manifest.splits
+    assert streamed.manifest.counts["documents_read"] == 80
+    unlimited = run(hub_config(tmp_path / "set", text_field="body"))
+    assert unlimited.manifest.counts["documents_read"] == 100
+    with pytest.raises(UserError, match="no field 'text'; there are: body"):
+        main(hub_config(tmp_path / "set"))
+
+
+def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
+    tmp_path: Path, hub_config: Config, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in made_up(300)))
+    read: list[float] = []
+    train = vocabulary.train
+
+    def spy(*arguments: Any) -> Any:
+        read.append(source.position)
+        return train(*arguments)
+
+    monkeypatch.setattr(vocabulary, "train", spy)
+    config = hub_config(tmp_path / "set")
+    config["tokenizer"]["sample_mb"] = 0.02
+    job = prepare.parse(config)
+    source = job.source
+    with prepare.lock(job.folder):
+        prepare.prepare(job)
+    assert 20 < read[0] < 100
+    assert Corpus.open(job.folder).manifest.counts["documents_read"] == 300
+
+
+def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
+    tmp_path: Path, hub_config: Config, text_file: Path, text_config: Config, run: Run
+) -> None:
+    own = run(text_config(text_file))
+    model = Tokenizer.from_file(str(own.tokenizer_file))
+    rows = [[5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else [])] for i in range(150)]
+    folder = tmp_path / "set"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "train.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in rows))
+    model.save(str(folder / "tokenizer" / "tokenizer.json"))
+    fields = {"ids_field": "input_ids", "tokenizer_file": "tokenizer/tokenizer.json"}
+    corpus = run(hub_config(folder, **fields))
+    found = set()
+    for split in ("train", "validation"):
+        stream = corpus.stream(split)  # type: ignore[arg-type]
+        bounds = [*stream.document_starts.tolist(), stream.num_tokens]
+        found |= {tuple(stream.gather(np.array([a]), b - a)[0].tolist()) for a, b in pairwise(bounds)}
+    assert found == {(2, *row[:5], 3) for row in rows}
+    (folder / "train.jsonl").write_text(json.dumps({"input_ids": [5, 100_000]}))
+    with pytest.raises(UserError, match="holds token 100000, the tokenizer has 300 entries"):
+        main(hub_config(folder, **fields, seed=1))
+    with pytest.raises(UserError, match="belong together"):
+        main(hub_config(folder, ids_field="input_ids"))
+    with pytest.raises(UserError, match="data: dataset is not set"):
+        main(hub_config(""))
+
+
+def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hub_config("owner/name")
+    for variable in (
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+        "HF_HUB_OFFLINE",
+    ):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"owner/name: the Hugging Face hub cannot be reached .*data=text"):
+        main(config)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
+        main(config)
+    assert time.monotonic() - started < 5
+    assert not corpus_folder(config).exists()
+
+
+def test_lost_connection_keeps_what_was_done(
+    tmp_path: Path,
+    hub_config: Config,
+    made_up: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    contents: Contents,
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in made_up(200)))
+    config = hub_config(tmp_path / "set", shard_tokens=2000, max_documents=200)
+    opened = hub.HubSource._open
+    passes: list[int] = []
+
+    def breaking(self: hub.HubSource) -> Any:
+        passes.append(1)
+
+        def rows() -> Iterator[Any]:
+            for index, row in enumerate(opened(self)):
+                if len(passes) == 2 and index == 150:
+                    raise ConnectionError("reset by peer")
+                yield row
+
+        return rows()
+
+    monkeypatch.setattr(hub.HubSource, "_open", breaking)
+    with pytest.raises(UserError, match=r"broke off after 150 documents .*run the same command again"):
+        main(config)
+    broken = corpus_folder(config)
+    assert (broken / UNFINISHED).is_file() and not (broken / MANIFEST).exists()
+    run(config)
+    monkeypatch.setattr(hub.HubSource, "_open", opened)
+    whole = {**config, "corpora": str(tmp_path / "whole")}
+    run(whole)
+    assert contents(broken) == contents(corpus_folder(whole))

@@ -1,0 +1,133 @@
+"""`prepare` killed, stopped, out of disk or started twice: it goes on to the same bytes, or says why not."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError
+from cramming.data.shards import Corpus
+from data_prep import pack, prepare
+from data_prep.prepare import UNFINISHED, main
+
+Config = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Corpus]
+Contents = Callable[[Path], dict[str, bytes]]
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from data_prep import pack, prepare, vocabulary
+config, stop = json.loads(sys.argv[1]), sys.argv[2]
+pack.BATCH_CHARACTERS = 500
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+if stop == "tokenizer":
+    vocabulary.train = die
+elif stop == "manifest":
+    prepare.summary.complete = die
+else:
+    save = prepare.Unfinished.save
+    def counted(self, folder):
+        save(self, folder)
+        if sum(map(len, self.shards.values())) >= int(stop):
+            die()
+    prepare.Unfinished.save = counted
+prepare.main(config)
+"""
+
+
+@pytest.mark.parametrize("stop", ["tokenizer", "0", "1", "4", "manifest"])
+def test_resumed_after_kill_9_equals_unbroken(
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Config,
+    stop: str,
+    capsys: pytest.CaptureFixture[str],
+    run: Run,
+    contents: Contents,
+) -> None:
+    whole, broken = (text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000) for n in ("whole", "broken"))
+    assert run(whole).manifest.counts["unknown_tokens"] > 50
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, json.dumps(broken), stop]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    (tmp_path / "broken" / "train-00099.bin.part").write_bytes(b"left over")
+    with pytest.raises(UserError, match="half-written"):
+        Corpus.open(tmp_path / "broken")
+    capsys.readouterr()
+    run(broken)
+    assert "going on with an interrupted run" in capsys.readouterr().out
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+
+
+def test_resuming_does_not_tokenize_finished_shards_again(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    encoded: list[int] = []
+    encode = pack.Encoder.__call__
+    monkeypatch.setattr(
+        pack.Encoder, "__call__", lambda self, pieces: (encoded.append(len(pieces)), encode(self, pieces))[1]
+    )
+    monkeypatch.setattr(pack, "BATCH_CHARACTERS", 500)
+    save = prepare.Unfinished.save
+
+    def interrupt(self: prepare.Unfinished, folder: Path) -> None:
+        save(self, folder)
+        if len(self.shards["train"]) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.Unfinished, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        main(config)
+    assert (tmp_path / "c" / UNFINISHED).is_file()
+    monkeypatch.setattr(prepare.Unfinished, "save", save)
+    shards = json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"]
+    finished = sum(shard["documents"] for part in shards.values() for shard in part)
+    encoded.clear()
+    run(config)
+    assert finished > 50 and sum(encoded) <= 300 - finished + 2
+
+
+def test_interrupted_run_of_changed_sources_starts_over(
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Config,
+    made_up: Callable[..., list[str]],
+    run: Run,
+    contents: Contents,
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "broken"), shard_tokens=3000)
+    command = [sys.executable, "-c", KILLED, json.dumps(config), "2"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    text_file.write_text("\n\n".join(made_up(200, seed=5)))
+    run(config)
+    fresh = text_config(text_file, corpus=str(tmp_path / "fresh"), shard_tokens=3000)
+    run(fresh)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "fresh")
+
+
+def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "c"))
+    with prepare.lock(tmp_path / "c"), pytest.raises(UserError, match="another `cramming prepare` is writing"):
+        main(config)
+    run(config)
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_later(
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    config = text_config(text_file, shard_tokens=3000)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(UserError, match="disk is full"):
+            main(config)
+    run(config)
