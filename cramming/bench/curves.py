@@ -1,10 +1,10 @@
-"""The loss curves of the correctness gate: the reference's, its twins', and each trick's, every one in its own process.
+"""The loss curves of the correctness gate: the reference's, its twins', and each trick's in a process of its own.
 
 They are measured on `bench.gate`'s settings, which need not be as large as what is timed. The twins, which say how far
 rounding alone carries the loss (gate.py), are run when the first trick asks for their kind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,7 +53,7 @@ class Curves:
     @cached_property
     def reference(self) -> list[float]:
         """The loss curve that tricks are compared with; UserError if it falls too little to prove anything."""
-        curve = self.losses(REFERENCE)
+        (curve,) = self.losses([self.job(REFERENCE)])
         if (fall := gate.fall(curve)) < gate.MIN_FALL:
             raise UserError(
                 f"bench.gate_steps={self.steps}: the reference's loss fell by {fall:.2f} nats, less than"
@@ -64,8 +64,9 @@ class Curves:
     def floor(self, rounding: float) -> gate.Floor:
         """Of the reference against itself with its starting weights moved by `rounding`; measured once."""
         if rounding not in self._floors:
-            twins = [self.losses(REFERENCE, (rounding, seed)) for seed in range(1, gate.TWINS + 1)]
-            self._floors[rounding] = gate.Floor(rounding, [gate.strays(self.reference, twin) for twin in twins])
+            jobs = [self.job(REFERENCE) | {"moved": (rounding, seed)} for seed in range(1, gate.TWINS + 1)]
+            strays = [gate.strays(self.reference, twin) for twin in self.losses(jobs)]
+            self._floors[rounding] = gate.Floor(rounding, strays)
             allowed = self._floors[rounding].allowed()
             say(
                 f"gate: {gate.TWINS} twins with weights moved by {rounding:.2g} were run; allowed are {allowed[0]:.2g}"
@@ -90,13 +91,21 @@ class Curves:
     def losses_or_nan(self, trick: Trick) -> list[float]:
         """One that cannot run here has learned nothing."""
         try:
-            return self.losses(trick)
+            (losses,) = self.losses([self.job(trick)])
         except UserError as error:
             say(f"gate: {error}")
-            return [float("nan")] * self.steps
+            losses = [float("nan")] * self.steps
+        return losses
 
-    def losses(self, trick: Trick, moved: tuple[float, int] | None = None) -> list[float]:
-        """The loss of every step with one trick; `moved`: relative change of the starting weights, and its seed."""
-        job = job_of(self.settings, trick, self.vocab_size, self.device)
-        with Worker(job | ({"moved": moved} if moved else {})) as worker:
-            return worker.run(0, self.steps).losses
+    def job(self, trick: Trick) -> dict[str, Any]:
+        """What a worker must know."""
+        return job_of(self.settings, trick, self.vocab_size, self.device)
+
+    def losses(self, jobs: Sequence[dict[str, Any]]) -> list[list[float]]:
+        """The loss of every step of each job, one after the other in one process."""
+        with Worker(jobs[0]) as worker:
+            curves = [worker.run(0, self.steps).losses]
+            for job in jobs[1:]:
+                worker.rebuild(job)
+                curves.append(worker.run(0, self.steps).losses)
+        return curves
