@@ -14,6 +14,7 @@ from cramming.model.heads import MaskedLM
 from cramming.parts import Parts
 from cramming.progress import say
 from cramming.record import load_metrics, write_record_section
+from cramming.start import FROM_SCRATCH
 
 
 def announce(parts: Parts) -> None:
@@ -79,7 +80,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     work, budget = parts.work, parts.clock.summary()
     section = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
-        "init": "scratch",
+        "init": "scratch" if parts.start.embeddings in FROM_SCRATCH else parts.start.embeddings,
         **setup_of(parts),
         **work_of(parts, budget),
         "validation": validation,
@@ -124,7 +125,6 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,
         "gate": parts.gates,
-        "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
     }
 
 

@@ -15,6 +15,7 @@ from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import ORDERS, Corpus, corpus_folder
 from cramming.engine import Engine
+from cramming.environment import environment
 from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
@@ -23,7 +24,13 @@ from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
-from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
+from cramming.record import (
+    MetricsLog,
+    create_run_folder,
+    load_record,
+    refuse_changed_corpus,
+    write_record_section,
+)
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
 from cramming.start import StartConfig, start_from_text
@@ -118,7 +125,8 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     if mesh.is_main:
         create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
         refuse_changed_corpus(folder, corpus.describe())
-        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
+        forced = forced_tricks(folder, gates)
+        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running", "forced": forced})
     clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
 
     runtime.prepare(execution.runtime, device, folder)
@@ -201,6 +209,12 @@ def check_gate(
         resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
         states |= gate.check(resolved, where, device.type, usual)
     return states
+
+
+def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
+    """What any process of this run forced: a resume elsewhere or without it does not take it back."""
+    before = load_record(folder).get("pretrain", {}).get("forced", [])
+    return sorted({*before, *(trick for trick, state in gates.items() if state == "forced")})
 
 
 def attention_kernels(

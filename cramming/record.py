@@ -18,17 +18,12 @@ finite is stored as null: JSON has no NaN, and nobody downstream may mistake a s
 """
 
 import difflib
-import hashlib
 import json
 import math
 import os
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +31,7 @@ from omegaconf import OmegaConf
 
 from cramming import __version__
 from cramming.config import UserError, folder_name, write_atomically
+from cramming.environment import git
 
 FORMAT_VERSION = 1
 RULES_VERSION = "2"
@@ -50,21 +46,27 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
-    """UserError when a run of this name exists and `resume` is not set; True when it is set and the run is finished."""
+    """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
+
+    True for a finished run that `resume=true` leaves as it is.
+    """
     folder = run_folder(settings)
     if not is_run(folder):
         return False
-    status = load_record(folder).get("pretrain", {}).get("status")
+    record, begins = load_record(folder), f"name={settings['name']}: {folder}"
+    status = record.get("pretrain", {}).get("status")
+    if scored := record.get("config", {}).get("model_path"):
+        raise UserError(f"{begins} has the scores of model_path={scored}; give another name")
+    if status == "diverged":
+        raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
     if status == "finished" and not settings["resume"]:
         raise UserError(
-            f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
-            " (`cramming run` then goes on with the scoring)"
+            f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"
+            " on with the scoring)"
         )
-    if status in ("running", "interrupted") and not settings["resume"]:
-        raise UserError(
-            f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
-        )
-    return status == "finished"
+    if not settings["resume"]:
+        raise UserError(f"{begins} has an unfinished run; add resume=true or give another name")
+    return bool(status == "finished")
 
 
 def is_run(folder: Path) -> bool:
@@ -80,20 +82,25 @@ def nothing_to_resume(folder: Path) -> str:
     return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
 
 
-# Sections and keys that a resume may change: where things lie and what happens after the training.
+# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
+# (the record keeps what any of its processes forced).
 _FREE_TO_CHANGE = {
     "resume",
     "runs",
     "corpora",
     "checkpoint",
+    "data.workers",
     "eval",
     "report",
     "export",
     "study",
+    "bench",
+    "plan",
     "experiment",
     "model_path",
     "division",
     "gates",
+    "forced",
 }
 
 
@@ -101,7 +108,8 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """UserError naming the first setting in which a resumed run differs from its first start."""
     before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
     for key in sorted(before.keys() | now.keys()):
-        if key.split(".")[0] not in _FREE_TO_CHANGE and before.get(key) != now.get(key):
+        free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
+        if not free and before.get(key) != now.get(key):
             raise UserError(
                 f"{key}={now.get(key)}: the run in {folder} was started with {key}={before.get(key)};"
                 " resume with the same settings, or start under another name"
@@ -227,68 +235,12 @@ def create_run_folder(
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     write_atomically(folder / "config.yaml", text)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    diff = _git("diff", "HEAD")
+    diff = git("diff", "HEAD")
     if diff:
         write_atomically(folder / "git.diff", diff + "\n")
     write_record_section(
         folder, config=dict(settings), environment=environment, division_requested=settings["division"]
     )
-
-
-def environment(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
-    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
-    versions: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "python": platform.python_version(),
-        **versions,
-        "platform": platform.platform(),
-        "cpu": cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "device": dict(device),
-        "git": git_state(),
-    }
-
-
-def git_state() -> dict[str, Any]:
-    """Commit of the checkout the code runs from and the hash of its uncommitted diff; nulls in an installed wheel."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": None, "dirty": None, "diff_sha256": None}
-    diff = _git("diff", "HEAD") or ""
-    dirty = bool(_git("status", "--porcelain"))
-    return {
-        "commit": commit,
-        "dirty": dirty,
-        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
-    source = Path(__file__).resolve().parent.parent
-    if not (source / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def cpu_name() -> str:
-    """The processor's name as the operating system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or sys.platform
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Every YAML file under conf/ composes, and what it composes to builds."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def build_all(settings: dict[str, Any], *, data: bool = True) -> None:
     sections = {key for key, value in settings.items() if isinstance(value, dict)}
     assert sections == {*SECTIONS, "data"}
     for name, cls in SECTIONS.items():
+        # Hydra refuses a setting that is in none of the files, however good a default the dataclass has.
+        assert set(settings[name]) == {field.name for field in fields(cls)}, name
         build(cls, settings[name], name)
     if data:
         build(SOURCES[settings["data"]["source"]].config_class, settings["data"], "data")
@@ -108,4 +111,6 @@ def test_every_file_is_an_option_of_a_group_of_the_root() -> None:
 
 def test_every_file_says_what_it_is_for_and_is_short() -> None:
     for path in Path(config_folder()).rglob("*.yaml"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 60, path
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line != "# @package _global_"]
+        assert len(lines) <= 60, path
+        assert lines[0].startswith("# ") and len(lines[0]) > 20, path

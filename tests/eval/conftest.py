@@ -40,7 +40,9 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         values = [base + 0.01 * place + 0.002 * seed for seed in range(len(seeds))]
         median = statistics.median(values)
         std = statistics.stdev(values) if len(values) > 1 else None
-        summary = {"per_seed": values, "median": median, "mean": statistics.fmean(values), "std": std}
+        mean = statistics.fmean(values)
+        interval = None if std is None else [mean - std, mean + std]
+        summary = {"per_seed": values, "median": median, "mean": mean, "std": std, "mean_ci95": interval}
         official = suite == "glue"
         tasks[name] = {
             "title": source.title,
@@ -161,6 +163,7 @@ def _record(suite: str) -> dict[str, Any]:
             "final_sha256": "ab" * 32,
             "seed": 0,
             "forced": [],
+            "start": "random",
         },
         "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }
