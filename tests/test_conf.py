@@ -113,4 +113,4 @@ def test_every_file_says_what_it_is_for_and_is_short() -> None:
     for path in Path(config_folder()).rglob("*.yaml"):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line != "# @package _global_"]
         assert len(lines) <= 60, path
-        assert lines[0].startswith("# ") and len(lines[0]) > 20, path
+        assert lines[0].startswith("# ") and len(lines[0]) > 10, path
