@@ -16,6 +16,7 @@ import torch
 from cramming.config import UserError, build, settings_hash
 from cramming.data.shards import corpus_folder
 from cramming.device import describe, select
+from cramming.model.config import ModelConfig
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
 from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
@@ -23,7 +24,7 @@ from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
 from eval.encode import encode_task, load_encoder
 from eval.finetune import Hyperparameters
 from eval.jobs import Job, choose_workers, run_jobs
-from eval.models import ModelSource, open_model
+from eval.models import ModelSource, open_model, position_limit
 from eval.reading import at
 from eval.results import Pieces, summarise, write_json
 from eval.tasks import TASKS, Task, find_tasks
@@ -76,7 +77,7 @@ def main(config: dict[str, Any]) -> None:
     device = select(config["device"])
     folder = run_folder(config)
     source = find_model(config, folder)
-    check_length(source, settings.hyperparameters.max_length)
+    refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
     suite = find_suite(settings, config)
     data = [suite.read(task) for task in suite.tasks]
     if not settings.predict_test:
@@ -88,6 +89,20 @@ def main(config: dict[str, Any]) -> None:
             section = score_model(folder / "glue" / init, source, init, suite, data, settings, device)
             write_record_section(folder, glue={init: section})
             show_averages(section)
+
+
+def check(config: dict[str, Any]) -> None:
+    """UserError for what can be known to be wrong before there is a model; real tasks are read, to the last line."""
+    settings = build(EvalConfig, config["eval"], "eval")
+    select(config["device"])
+    limit = position_limit(build(ModelConfig, config["model"], "model"))
+    refuse_length(settings.hyperparameters.max_length, f"{config['name']}'s model", limit)
+    if settings.source == "embedded":  # they come with the corpus
+        find_tasks(list(settings.tasks or ()))
+        return
+    suite = find_suite(settings, config)
+    for task in suite.tasks:
+        suite.read(task)
 
 
 def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
@@ -109,12 +124,11 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
     return source
 
 
-def check_length(source: ModelSource, max_length: int) -> None:
+def refuse_length(max_length: int, label: str, limit: int | None) -> None:
     """UserError where sequences would be longer than the model has positions for."""
-    if source.max_length is not None and max_length > source.max_length:
+    if limit is not None and max_length > limit:
         raise UserError(
-            f"eval.hyperparameters.max_length={max_length}: {source.label} has {source.max_length} positions; "
-            f"set it to {source.max_length} or less"
+            f"eval.hyperparameters.max_length={max_length}: {label} has {limit} positions; set it to {limit} or less"
         )
 
 
