@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -24,6 +24,7 @@ class Verb(NamedTuple):
     module: str
     summary: str
     positional: str | None = None  # the setting that a word after the verb stands for
+    judge: str | None = None  # what `main` gets besides: rules that lie above its package
 
 
 VERBS = {
@@ -31,7 +32,9 @@ VERBS = {
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
     "verify": Verb("cramming.data.verify:main", "check every file of a corpus folder by its SHA-256", "data.corpus"),
     "plan": Verb("cramming.plan:main", "predict memory and speed on a device; propose the fastest setting that fits"),
-    "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
+    "pretrain": Verb(
+        "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules:foreseen"
+    ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "bench": Verb(
         "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
@@ -234,8 +237,13 @@ def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) ->
     if verb == "run":
         run_all(settings, overrides)
     else:
-        module, function = VERBS[verb].module.split(":")
-        getattr(importlib.import_module(module), function)(settings)
+        judge = VERBS[verb].judge
+        _load(VERBS[verb].module)(settings, *([_load(judge)] if judge else []))
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, function = name.split(":")
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), function))
 
 
 def _check_root(settings: dict[str, Any]) -> None:
