@@ -9,6 +9,7 @@ table. A number that is missing stays a dash, and the reason stands below the ta
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cramming.progress import compact
 from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
@@ -164,14 +165,6 @@ def budget_words(record: Mapping[str, Any]) -> str:
     else:
         amount = f"{compact(limit)} {unit}"
     return f"{amount} on {device}" if device else amount
-
-
-def compact(value: float) -> str:
-    """12345678 -> 12.3M."""
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.4g}"
 
 
 def anchor(run: Run) -> str:

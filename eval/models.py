@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from cramming.config import UserError, file_sha256, settings_hash
+from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
-from eval.hub import prepare_hub
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
