@@ -12,8 +12,9 @@ from cramming import cli
 from cramming.config import config_folder
 
 ROOT = Path(__file__).resolve().parents[1]
-LINE = re.compile(r"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ((?:%s)\b.*)$" % "|".join(cli.VERBS), re.MULTILINE)
-INLINE = re.compile(r"`cramming ((?:%s) [^`]*)`" % "|".join(cli.VERBS))
+VERB = f"(?:{'|'.join(cli.VERBS)})"
+LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
+INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 FLAGS = ("--check", "--multirun", "-m")
 
 
@@ -34,7 +35,8 @@ SHOWN = {
 def test_the_commands_are_found() -> None:
     verbs = {command.split()[0] for shown, command in SHOWN.items() if shown.startswith("README.md")}
     assert verbs == set(cli.VERBS)
-    assert {shown.split(":")[0] for shown in SHOWN} >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/default.yaml"}
+    files = {shown.split(":")[0] for shown in SHOWN}
+    assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/default.yaml"}
 
 
 @pytest.mark.parametrize("shown", SHOWN)
