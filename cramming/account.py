@@ -50,8 +50,9 @@ def warn(parts: Parts, judge: Judge) -> None:
         return
     budget = parts.clock.config
     seconds = 3600 * budget.hours if budget.hours else parts.clock.elapsed_seconds()
-    known = {"init": "scratch", **setup_of(parts), "budget": {"spent_seconds": seconds}}
-    for broken in judge({**load_record(parts.folder), "pretrain": known}):
+    record = load_record(parts.folder)
+    known = {**record["pretrain"], "init": "scratch", **setup_of(parts), "budget": {"spent_seconds": seconds}}
+    for broken in judge({**record, "pretrain": known}):
         say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
 
 
@@ -141,7 +142,6 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,
         "gate": parts.gates,
-        "forced": [trick for trick, state in parts.gates.items() if state == "forced"],
     }
 
 

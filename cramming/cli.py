@@ -43,6 +43,7 @@ VERBS = {
         "eval.study:main", "runs of equal budget over vocabulary sizes or data presets: vocab | data", "study.what"
     ),
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
+    "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end

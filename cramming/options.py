@@ -19,9 +19,9 @@ from cramming.config import UserError, build
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
-from cramming.parallel.apply import MemoryConfig
+from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parts import TrainConfig
-from cramming.precision import Mode, resolve
+from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
 from cramming.simulate import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
@@ -137,12 +137,13 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if config.device in ("auto", "cpu", "cuda"):
         here = devices.select(device if config.device == "auto" else config.device)
+        refuse_missing_hardware(job.execution.precision, here)
         described, resolved = devices.describe(here), resolve(mode, here)
         memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
     else:
-        sheet = roofline.named(config.device)
+        sheet = roofline.named(config.device, mode)
         resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
         rates = roofline.by_data_sheet(config.device, resolved, tf32)
         kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)
@@ -151,18 +152,44 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does)."""
+    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does).
+
+    UserError where `pretrain` would refuse the configured memory section.
+    """
     seen: set[tuple[MemoryConfig, int]] = set()
     batch, configured = job.train.batch_size, job.execution.memory
     sizes = [batch] if configured.update_in_backward else micro_batch_sizes(batch)  # one micro-batch is all it can take
-    for memory in dict.fromkeys([configured, *(replace(configured, **changes) for changes in TRICKS)]):
+    for memory in variants(job, target):
         simulation = Simulation(job.recipe(target, memory))
         price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
         fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        for rows in (job.train.micro_batch if memory == configured else None, fitting or sizes[0]):
+        as_set = job.train.micro_batch if memory == configured and not memory.update_in_backward else None
+        for rows in (as_set, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
                 yield price(rows)
+
+
+def variants(job: Job, target: Target) -> list[MemoryConfig]:
+    """The configured memory section and, on top of it, every trick that goes with it and with the rest of the job."""
+    configured = job.execution.memory
+    refuse_unplanned(job, target, configured)
+    found = [configured]
+    for changes in TRICKS:
+        try:
+            memory = replace(configured, **changes)
+            refuse_unplanned(job, target, memory)
+        except UserError:
+            continue
+        found.append(memory)
+    return list(dict.fromkeys(found))
+
+
+def refuse_unplanned(job: Job, target: Target, memory: MemoryConfig) -> None:
+    """UserError where `pretrain` would refuse `memory` whatever the micro-batch, in one process on `target`."""
+    refuse_contradictions(memory, job.execution.runtime)
+    clip, fits = job.execution.optim.clip, str(job.train.batch_size)
+    refuse_unfit(memory, micro_batches=1, clip=clip, mode=target.mode, processes=1, fits=fits)
 
 
 def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:

@@ -23,7 +23,14 @@ from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
-from cramming.record import MetricsLog, create_run_folder, environment, refuse_changed_corpus, write_record_section
+from cramming.record import (
+    MetricsLog,
+    create_run_folder,
+    environment,
+    load_record,
+    refuse_changed_corpus,
+    write_record_section,
+)
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
 from cramming.start import StartConfig, start_from_text
@@ -145,7 +152,8 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     if mesh.is_main:
         create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
         refuse_changed_corpus(folder, corpus.describe())
-        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running"})
+        forced = forced_tricks(folder, gates)
+        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running", "forced": forced})
     clock = BudgetClock(sections.budget, folder / "budget.jsonl") if mesh.is_main else None
 
     runtime.prepare(execution.runtime, device, folder)
@@ -228,6 +236,12 @@ def check_gate(
         resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
         states |= gate.check(resolved, where, device.type, usual)
     return states
+
+
+def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
+    """What any process of this run forced: a resume elsewhere or without it does not take it back."""
+    before = load_record(folder).get("pretrain", {}).get("forced", [])
+    return sorted({*before, *(trick for trick, state in gates.items() if state == "forced")})
 
 
 def attention_kernels(

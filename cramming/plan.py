@@ -76,6 +76,8 @@ def describe(job: Job, target: Target) -> None:
         for name in ("offload_activations", "offload_weights", "offload_optimizer"):
             if getattr(memory, name):
                 say(f"memory.{name}: not seen, for want of a GPU here: counted as if it stayed on the device")
+    if target.mode == "fp8":
+        say("fp8: both memory and time are those of bf16; a compiled fp8 step is faster, and keeps copies in 8 bits")
     if job.execution.runtime.compile != "off":
         say("compile: both memory and time are those of eager execution; compiled code needs less of each")
 

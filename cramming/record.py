@@ -8,6 +8,7 @@
         metrics.jsonl      one line per logged step and per validation
         checkpoints/       what a resume needs
         final/             the model, in a stock format where one exists
+        export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions
         record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue; and
                            `resumed`, the environment of each later process that went on with the training
@@ -49,21 +50,27 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
-    """UserError when a run of this name exists and `resume` is not set; True when it is set and the run is finished."""
+    """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
+
+    True for a finished run that `resume=true` leaves as it is.
+    """
     folder = run_folder(settings)
     if not is_run(folder):
         return False
-    status = load_record(folder).get("pretrain", {}).get("status")
+    record, begins = load_record(folder), f"name={settings['name']}: {folder}"
+    status = record.get("pretrain", {}).get("status")
+    if scored := record.get("config", {}).get("model_path"):
+        raise UserError(f"{begins} has the scores of model_path={scored}; give another name")
+    if status == "diverged":
+        raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
     if status == "finished" and not settings["resume"]:
         raise UserError(
-            f"name={settings['name']}: {folder} already has a finished run; give another name, or resume=true keeps it"
-            " (`cramming run` then goes on with the scoring)"
+            f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"
+            " on with the scoring)"
         )
-    if status in ("running", "interrupted") and not settings["resume"]:
-        raise UserError(
-            f"name={settings['name']}: {folder} has an unfinished run; add resume=true or give another name"
-        )
-    return status == "finished"
+    if not settings["resume"]:
+        raise UserError(f"{begins} has an unfinished run; add resume=true or give another name")
+    return bool(status == "finished")
 
 
 def is_run(folder: Path) -> bool:
@@ -79,19 +86,25 @@ def nothing_to_resume(folder: Path) -> str:
     return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
 
 
-# Sections and keys that a resume may change: where things lie and what happens after the training.
+# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
+# (the record keeps what any of its processes forced).
 _FREE_TO_CHANGE = {
     "resume",
     "runs",
     "corpora",
     "checkpoint",
+    "data.workers",
     "eval",
     "report",
+    "export",
     "study",
+    "bench",
+    "plan",
     "experiment",
     "model_path",
     "division",
     "gates",
+    "forced",
 }
 
 
@@ -99,7 +112,8 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """UserError naming the first setting in which a resumed run differs from its first start."""
     before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
     for key in sorted(before.keys() | now.keys()):
-        if key.split(".")[0] not in _FREE_TO_CHANGE and before.get(key) != now.get(key):
+        free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
+        if not free and before.get(key) != now.get(key):
             raise UserError(
                 f"{key}={now.get(key)}: the run in {folder} was started with {key}={before.get(key)};"
                 " resume with the same settings, or start under another name"

@@ -25,11 +25,12 @@ FP32_SHARE = {True: 0.5, False: 0.125}  # of the 16-bit peak, with TF32 (Ampere 
 
 
 class Sheet(NamedTuple):
-    """Memory bandwidth in GB/s and memory in GiB by the maker's data sheet, and whether bf16 products exist."""
+    """Memory bandwidth in GB/s and memory in GiB by the maker's data sheet, and which products exist beside fp16."""
 
     bandwidth: float
     memory: float
     bf16: bool = True
+    fp8: bool = False
 
 
 SHEETS = {  # the names of device.PEAK_TFLOPS; where a card comes in several sizes, the smaller
@@ -38,17 +39,17 @@ SHEETS = {  # the names of device.PEAK_TFLOPS; where a card comes in several siz
     "T4": Sheet(320, 16, bf16=False),
     "V100": Sheet(900, 16, bf16=False),
     "RTX 3090": Sheet(936, 24),
-    "RTX 4090": Sheet(1008, 24),
+    "RTX 4090": Sheet(1008, 24, fp8=True),
     "RTX A4000": Sheet(448, 16),
     "RTX A5500": Sheet(768, 24),
     "RTX A6000": Sheet(768, 48),
     "A10G": Sheet(600, 24),
     "A100": Sheet(1555, 40),
-    "L4": Sheet(300, 24),
-    "L40S": Sheet(864, 48),
-    "H100 PCIe": Sheet(2000, 80),
-    "H100": Sheet(3350, 80),
-    "H200": Sheet(4800, 141),
+    "L4": Sheet(300, 24, fp8=True),
+    "L40S": Sheet(864, 48, fp8=True),
+    "H100 PCIe": Sheet(2000, 80, fp8=True),
+    "H100": Sheet(3350, 80, fp8=True),
+    "H200": Sheet(4800, 141, fp8=True),
 }
 
 
@@ -76,16 +77,21 @@ def by_data_sheet(name: str, mode: Mode, tf32: bool) -> Rates:
     flops = devices.PEAK_TFLOPS[name] * 1e12 * share * MATMUL_UTILISATION
     bandwidth = sheet.bandwidth * 1e9 * BANDWIDTH_UTILISATION
     basis = (
-        f"{name} data sheet x assumed utilisation: {flops / 1e12:.0f} TFLOP/s for {mode} matrix products"
+        f"{name} data sheet x assumed utilisation: {flops / 1e12:.0f} TFLOP/s for {_counted_as(mode)} matrix products"
         f" ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s ({BANDWIDTH_UTILISATION:.0%}),"
         f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel; not measured"
     )
     return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis)
 
 
+def _counted_as(mode: Mode) -> str:
+    """Only some products are in 8 bits, and scaling each tensor costs part of what they win."""
+    return "bf16 (fp8 is counted at its rate)" if mode == "fp8" else mode
+
+
 def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     """Rates of the present device, in about a second: a [rows, width] x [width, inner] product and a GELU."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[mode]
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
     rows = 8192 if device.type == "cuda" else 256 if mode == "fp32" else 16
     a, b = torch.randn(rows, width, dtype=dtype, device=device), torch.randn(width, inner, dtype=dtype, device=device)
     flops = 2 * rows * width * inner / _best_seconds(lambda: a @ b, device, 0.5)
@@ -93,8 +99,9 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     bandwidth = 8 * wide.numel() / _best_seconds(lambda: F.gelu(wide), device, 0.25)
     threads = f" with {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     basis = (
-        f"measured now{threads}: {flops / 1e12:.3g} TFLOP/s for {mode} products [{rows}, {width}] x [{width}, {inner}],"
-        f" {bandwidth / 1e9:.3g} GB/s for a GELU; {KERNEL_SECONDS[device.type] * 1e6:.0f} us per kernel assumed"
+        f"measured now{threads}: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)} products [{rows}, {width}]"
+        f" x [{width}, {inner}], {bandwidth / 1e9:.3g} GB/s for a GELU;"
+        f" {KERNEL_SECONDS[device.type] * 1e6:.0f} us per kernel assumed"
     )
     return Rates(flops, bandwidth, KERNEL_SECONDS[device.type], basis)
 
@@ -112,8 +119,11 @@ def _best_seconds(work: "object", device: torch.device, duration: float) -> floa
     return best
 
 
-def named(name: str) -> Sheet:
-    """The sheet of a device, by its name in the table; UserError with the names."""
+def named(name: str, mode: str) -> Sheet:
+    """The sheet of a device, by its name in the table; UserError with the names, or where it cannot run the mode."""
     if name not in SHEETS:
         raise UserError(f"plan.device={name}: choose one of auto, cpu, cuda, {', '.join(SHEETS)}")
+    if mode == "fp8" and not SHEETS[name].fp8:
+        able = ", ".join(other for other, sheet in SHEETS.items() if sheet.fp8)
+        raise UserError(f"precision.mode=fp8: {name} has no fp8 products ({able} have); take precision=bf16 or fp16")
     return SHEETS[name]

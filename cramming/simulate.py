@@ -5,10 +5,10 @@ FakeTensorMode, so each trick is predicted by the code that executes it and no s
 `StorageTracker` sees every allocation and release. The very first step is a small one, as it makes the optimizer's
 state; then any step can be asked for.
 
-What is not simulated: `torch.compile` (the step runs eagerly; compiled code needs as much or less), what an allocator
-wastes, and what lies outside torch's tensors (a CUDA context). Where the target is a GPU and this machine has none,
-CPU tensors stand for it (cramming/stand_in.py); copies to host memory cannot be told from copies on the device, so
-offloading is not seen.
+What is not simulated: `torch.compile` (the step runs eagerly; compiled code needs as much or less), the copies in 8
+bits that mode fp8 makes, what an allocator wastes, and what lies outside torch's tensors (a CUDA context). Where the
+target is a GPU and this machine has none, CPU tensors stand for it (cramming/stand_in.py); copies to host memory cannot
+be told from copies on the device, so offloading is not seen.
 """
 
 from bisect import bisect_right
@@ -148,7 +148,7 @@ class Simulation:
             yield
 
     def _executed(self, stands_in: bool) -> EngineConfig:
-        """The configured execution, uncompiled, in the resolved number format."""
+        """The configured execution, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
         execution, kernel = self.recipe.execution, self.recipe.execution.attention.kernel
         if stands_in and (kernel in ("varlen", "flex") or (kernel == "auto" and _uses_flash(self.recipe))):
             kernel = STAND_IN
@@ -157,7 +157,7 @@ class Simulation:
             attention=replace(execution.attention, kernel=kernel),
             memory=replace(execution.memory, activation_budget=None),
             runtime=replace(execution.runtime, compile="off"),
-            precision=replace(execution.precision, mode=self.recipe.mode),
+            precision=replace(execution.precision, mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode),
         )
 
     def _follow(self) -> None:

@@ -8,7 +8,7 @@ only some of the tasks, and a training file may be a sample of the official one:
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -126,33 +126,45 @@ def read_task(folder: Path, task: Task) -> TaskData:
 def read_tsv(path: Path, task: Task, source: Source, labelled: bool) -> Split:
     """Read one official TSV file; UserError with file and line where it is not as the layout says."""
     lines = _decode(path).split("\n")
-    if lines[-1] == "":  # the newline at the end of the last line
+    whole = lines[-1] == ""  # a newline ends the last line
+    if whole:
         lines.pop()
     columns, first = _header(path, lines, task, labelled)
     text_at = [columns.index(name) for name in task.text]
     label_at = columns.index(task.label) if labelled else -1
     id_at = next((columns.index(name) for name in ID_COLUMNS if name in columns), None)
-    texts: tuple[list[str], ...] = tuple([] for _ in text_at)
-    labels: list[float] = []
+    allowed = task.broken_rows if source is task.train else 0
+    rows = list(_rows(path, lines, first, columns, allowed))
+    texts = tuple([fields[place] for _, fields in rows] for place in text_at)
+    labels = [_label(task, fields[label_at], path, number) for number, fields in rows] if labelled else []
     ids: list[int] = []
-    skipped = 0
+    if id_at is not None and not labelled:
+        for number, fields in rows:
+            ids.append(_next_id(ids, fields[id_at], path, number))
+    if not rows:
+        raise UserError(f"{path}: no examples in this file; {task.title} needs rows with {', '.join(columns)}")
+    if not whole and len(rows) < source.examples:
+        raise UserError(
+            f"{path}:{len(lines)}: the last line has no newline, and there are {len(rows)} of {source.examples} "
+            "examples; is the file cut short? If it is meant to be a part, end it with a newline"
+        )
+    kind = np.float32 if task.regression else np.int64
+    skipped = len(lines) - first - len(rows)
+    return Split(source, texts, np.array(labels, kind) if labelled else None, ids or None, skipped)
+
+
+def _rows(
+    path: Path, lines: Sequence[str], first: int, columns: list[str], allowed: int
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every example; at most `allowed` broken rows are left out, and never the last one."""
     for number, line in enumerate(lines[first:], start=first + 1):
         fields = line.rstrip("\r").split("\t")
-        if len(fields) != len(columns):
-            skipped += 1
-            if source is not task.train or skipped > task.broken_rows or number == len(lines):
-                raise UserError(_wrong_count(path, number, len(fields), columns, last=number == len(lines)))
+        if len(fields) == len(columns):
+            yield number, fields
             continue
-        for column, position in zip(texts, text_at):
-            column.append(fields[position])
-        if labelled:
-            labels.append(_label(task, fields[label_at], path, number))
-        elif id_at is not None:
-            ids.append(_next_id(ids, fields[id_at], path, number))
-    if not texts[0]:
-        raise UserError(f"{path}: no examples in this file; {task.title} needs rows with {', '.join(columns)}")
-    kind = np.float32 if task.regression else np.int64
-    return Split(source, texts, np.array(labels, kind) if labelled else None, ids or None, skipped)
+        allowed -= 1
+        if allowed < 0 or number == len(lines):
+            raise UserError(_wrong_count(path, number, len(fields), columns, last=number == len(lines)))
 
 
 def _decode(path: Path) -> str:

@@ -112,6 +112,22 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
+def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
+    """The id of the mask token, and those that frame texts ([CLS], [SEP]); UserError where there is no mask token."""
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        to_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id
+        mask, *frame = (_special(folder, to_id, role)[1] for role in ("mask_token", "cls_token", "sep_token"))
+        return mask, set(frame)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    if tokenizer.mask_token_id is None:
+        raise UserError(f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model")
+    return int(tokenizer.mask_token_id), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+
 def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
     if entries > vocab_size:
         raise UserError(

@@ -1,29 +1,36 @@
 """One fine-tuning run: one task, one seed, one model; and its predictions.
 
 Every task, seed and initialisation gets the same `Hyperparameters` object. The weights after the last epoch are
-scored, never the best ones. Sequences are packed: a batch of examples is one run of tokens without padding, gathered
+scored, not the best ones; whoever asks for those (`selection="best"`) gets a score that was selected on its own test,
+and the record says so. Sequences are packed: a batch of examples is one run of tokens without padding, gathered
 from arrays that were tokenized once, so a step costs little beside the model itself. On a CPU the same seed gives the
 same numbers bit for bit, whatever else runs, as long as the number of threads per run is the same.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.model.attention import Packing
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.encode import Encoded, EncodedTask
+from eval.metrics import score
 from eval.models import ModelSource, build_classifier
+from eval.packed import Batch, PackedSplit, VocabularyPart, by_length
 from eval.tasks import Task
+
+Selection = Literal["last", "best"]
+FINETUNING_VERSION = 2  # raised by every change of this code that changes a number: stored runs are then done again
 
 EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 
@@ -71,54 +78,16 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite."""
+    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite.
+
+    `epoch` is the one whose weights were scored.
+    """
 
     scored: dict[str, np.ndarray]
     blind: dict[str, np.ndarray]
     train_loss: float
     seconds: float
-
-
-class Batch(NamedTuple):
-    """Some examples, packed: what the model takes, and their labels."""
-
-    ids_T: Tensor
-    positions_T: Tensor
-    types_T: Tensor
-    packing: Packing
-    labels_S: Tensor | None
-
-
-class PackedSplit:
-    """A split's arrays as tensors, from which any choice of examples is packed into a batch."""
-
-    def __init__(self, encoded: Encoded, device: torch.device) -> None:
-        self.device = device
-        self.ids_T = torch.from_numpy(encoded.ids_T)
-        self.types_T = torch.from_numpy(encoded.types_T)
-        self.starts_N = torch.from_numpy(encoded.starts_N[:-1])
-        self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
-        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N)
-
-    def __len__(self) -> int:
-        return len(self.starts_N)
-
-    def batch(self, chosen_S: Tensor) -> Batch:
-        """The examples `chosen_S` (int64 [S]) end to end."""
-        lengths_S = self.lengths_N[chosen_S]
-        bounds_S = torch.zeros(len(chosen_S) + 1, dtype=torch.int64)
-        torch.cumsum(lengths_S, 0, out=bounds_S[1:])
-        total = int(bounds_S[-1])
-        firsts_T = bounds_S[:-1].repeat_interleave(lengths_S, output_size=total)
-        positions_T = torch.arange(total) - firsts_T
-        index_T = self.starts_N[chosen_S].repeat_interleave(lengths_S, output_size=total) + positions_T
-        packing = Packing(self._to(bounds_S.int()), None, int(lengths_S.max()))
-        labels_S = None if self.labels_N is None else self._to(self.labels_N[chosen_S])
-        ids_T, types_T = self.ids_T[index_T].long(), self.types_T[index_T].long()
-        return Batch(self._to(ids_T), self._to(positions_T), self._to(types_T), packing, labels_S)
-
-    def _to(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+    epoch: int
 
 
 def finetune(
@@ -131,6 +100,7 @@ def finetune(
     precision: Mode,
     device: torch.device,
     on_examples: Callable[[int], None] = lambda count: None,
+    selection: Selection = "last",
 ) -> Predictions:
     """Train on the task's training set and predict its other sets. `on_examples` hears of every trained example.
 
@@ -142,16 +112,34 @@ def finetune(
         source, init, task.outputs, hyper.dropout, hyper.attention_dropout, hyper.pooling, hyper.pooler
     ).to(device)
     number_format = Precision(PrecisionConfig(precision, tf32=True), device)
-    loss = train(model, task, PackedSplit(data.train, device), seed, hyper, number_format, on_examples)
-    failed = not np.isfinite(loss)
-    scored, blind = (
-        {
-            name: predict(model, task, PackedSplit(split, device), number_format, failed)
-            for name, split in splits.items()
-        }
-        for splits in (data.scored, data.blind)
-    )
-    return Predictions(scored, blind, loss, time.perf_counter() - started)
+    # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
+    part = VocabularyPart(model.encoder, data.train) if source.own and hyper.weight_decay == 0 else None
+    split = PackedSplit(part.train if part else data.train, device)
+    best, found = -math.inf, None
+    for epoch, loss in enumerate(train(model, task, split, seed, hyper, number_format, on_examples), start=1):
+        failed = not np.isfinite(loss)
+        if selection == "last" and epoch < hyper.epochs and not failed:
+            continue
+        with part.whole() if part else nullcontext():
+            scored, blind = (
+                predict_sets(model, task, s, device, number_format, failed) for s in (data.scored, data.blind)
+            )
+        reached = math.inf if selection == "last" else dev_score(task, data, scored)
+        if found is None or reached > best:
+            best, found = reached, Predictions(scored, blind, loss, 0.0, epoch)
+    assert found is not None
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def dev_score(task: Task, data: EncodedTask, scored: Mapping[str, np.ndarray]) -> float:
+    """Mean of the main metric over the task's labelled sets; minus infinity where it is not defined."""
+    values = []
+    for name, predictions in scored.items():
+        labels_N = data.scored[name].labels_N
+        assert labels_N is not None
+        values.append(score((task.main_metric,), predictions, labels_N).values[task.main_metric])
+    mean = float(np.mean(values))
+    return mean if np.isfinite(mean) else -math.inf
 
 
 def train(
@@ -162,14 +150,14 @@ def train(
     hyper: Hyperparameters,
     number_format: Precision,
     on_examples: Callable[[int], None],
-) -> float:
-    """Train in place; the mean loss of the last epoch, NaN as soon as a step's loss is not finite."""
-    model.train()
+) -> Iterator[float]:
+    """Train in place; the mean loss after every epoch, NaN and the end as soon as a step's loss is not finite."""
     optimizer = make_optimizer(model, hyper)
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     for epoch in range(hyper.epochs):
+        model.train()
         losses = []
         for step, chosen_S in enumerate(torch.randperm(len(split), generator=generator).split(hyper.batch_size)):
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
@@ -178,9 +166,9 @@ def train(
             losses.append(_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format))
             on_examples(len(chosen_S))
         mean = torch.stack(losses).mean().item()
+        yield mean if np.isfinite(mean) else math.nan
         if not np.isfinite(mean):
-            return float("nan")
-    return mean
+            return
 
 
 def make_optimizer(model: nn.Module, hyper: Hyperparameters) -> torch.optim.AdamW:
@@ -215,6 +203,21 @@ def _step(
     return loss.detach()
 
 
+def predict_sets(
+    model: SequenceClassifier,
+    task: Task,
+    sets: Mapping[str, Encoded],
+    device: torch.device,
+    number_format: Precision,
+    failed: bool,
+) -> dict[str, np.ndarray]:
+    """Predictions of several sets, by entry."""
+    return {
+        name: predict(model, task, PackedSplit(encoded, device), number_format, failed)
+        for name, encoded in sets.items()
+    }
+
+
 @torch.inference_mode()
 def predict(
     model: SequenceClassifier, task: Task, split: PackedSplit, number_format: Precision, failed: bool = False
@@ -224,7 +227,7 @@ def predict(
     if failed:
         return found_N.numpy()
     model.eval()
-    for chosen_S in _by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
+    for chosen_S in by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
         batch = split.batch(chosen_S)
         with number_format.autocast():
             logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
@@ -232,12 +235,3 @@ def predict(
         values_S = logits_SC.squeeze(-1) if task.regression else logits_SC.argmax(-1).double()
         found_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
     return found_N.numpy()
-
-
-def _by_length(lengths_N: Tensor, tokens: int) -> Iterator[Tensor]:
-    """Examples in order of length, in groups of about `tokens` tokens, so that a group needs next to no padding."""
-    order_N = lengths_N.argsort(stable=True)
-    ends_N = lengths_N[order_N].cumsum(0)
-    group_N = (ends_N - 1) // tokens
-    sizes = torch.unique_consecutive(group_N, return_counts=True)[1].tolist()
-    yield from order_N.split(sizes)

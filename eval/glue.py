@@ -6,7 +6,7 @@ GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +14,24 @@ from typing import Any, Literal
 import torch
 
 from cramming.config import UserError, build, settings_hash
-from cramming.data.shards import corpus_folder
 from cramming.device import describe, select
 from cramming.model.config import ModelConfig
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
 from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
-from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
-from eval.encode import encode_task, load_encoder
-from eval.finetune import Hyperparameters
+from eval import sweep
+from eval.datasets import TaskData
+from eval.encode import EncodedTask, encode_task, load_encoder
+from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
+from eval.floor import score_floor
 from eval.jobs import Job, choose_workers, run_jobs
+from eval.minimal_pairs import score_pairs
 from eval.models import ModelSource, open_model, position_limit
 from eval.reading import at
 from eval.results import Pieces, summarise, write_json
-from eval.tasks import TASKS, Task, find_tasks
+from eval.suites import SourceName, Suite, find_suite
+from eval.superglue import ALL_TASKS
+from eval.tasks import Task, find_tasks
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,22 @@ class EvalConfig:
     """The `eval` section.
 
     `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
-    predicts the unlabelled test sets and AX; `workers` null means what cores and memory allow; `threads` is per run,
-    and part of the result, unlike `workers`.
+    predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
+    the closed division does not allow; `floor` scores a bag of words too; `sweep` keeps this result as one point of a
+    grid and records the best so far; `minimal_pairs` is a folder of BLiMP's files; `workers` null means what cores and
+    memory allow; `threads` is per run, and part of the result, unlike `workers`.
     """
 
-    source: Literal["local", "hub", "embedded"]
+    source: SourceName
     data_dir: Path | None
     tasks: tuple[str, ...] | None
     init: tuple[Literal["pretrained", "random"], ...]
     seeds: tuple[int, ...]
     predict_test: bool
+    selection: Selection
+    floor: bool
+    sweep: bool
+    minimal_pairs: Path | None
     workers: int | None
     threads: int
     precision: Literal["auto", "fp32", "bf16", "fp16"]
@@ -61,16 +71,6 @@ class EvalConfig:
             raise ValueError("data_dir is for real GLUE data; add eval=glue_sane")
 
 
-@dataclass(frozen=True)
-class Suite:
-    """The tasks to score, how to read one, and why the others are not scored."""
-
-    name: Literal["glue", "embedded"]
-    tasks: list[Task]
-    absent: dict[str, str]
-    read: Callable[[Task], TaskData]
-
-
 def main(config: dict[str, Any]) -> None:
     """Score the run `name` (or `model_path`) as section `eval` says; UserError for whatever is missing or wrong."""
     settings = build(EvalConfig, config["eval"], "eval")
@@ -78,17 +78,41 @@ def main(config: dict[str, Any]) -> None:
     folder = run_folder(config)
     source = find_model(config, folder)
     refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
-    suite = find_suite(settings, config)
+    suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     data = [suite.read(task) for task in suite.tasks]
     if not settings.predict_test:
         data = [replace(task_data, blind=()) for task_data in data]
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
+        kind = suite.section
+        if settings.floor:
+            write_record_section(folder, **without_encoder(folder / kind / "floor", suite, data))
+        if settings.minimal_pairs:
+            length = settings.hyperparameters.max_length
+            pairs = score_pairs(source, settings.minimal_pairs, device, length)
+            write_record_section(folder, minimal_pairs=pairs)
+            say(f"minimal pairs: {pairs['accuracy']:.1f} over {len(pairs['paradigms'])} paradigms")
+        encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
         for init in settings.init:
-            section = score_model(folder / "glue" / init, source, init, suite, data, settings, device)
-            write_record_section(folder, glue={init: section})
+            place = folder / kind / init
+            point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
+            section = score_model(point, source, init, suite, data, settings, device, encoded)
             show_averages(section)
+            if settings.sweep:
+                write_json(point / "section.json", section)
+            else:
+                write_record_section(folder, **{kind: {init: section}})
+        if settings.sweep:
+            write_record_section(folder, **{kind: sweep.choose(folder / kind, settings.init)})
+
+
+def without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
+    """The bag of words' part of the record."""
+    floor, seconds = score_floor(Pieces(place), suite.name, data, suite.absent)
+    show_averages(floor)
+    floor = with_seconds(floor, {f"{name}-seed0": spent for name, spent in seconds.items()})
+    return {"floor": floor} if suite.section == "glue" else {suite.section: {"floor": floor}}
 
 
 def check(config: dict[str, Any]) -> None:
@@ -100,7 +124,7 @@ def check(config: dict[str, Any]) -> None:
     if settings.source == "embedded":  # they come with the corpus
         find_tasks(list(settings.tasks or ()))
         return
-    suite = find_suite(settings, config)
+    suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     for task in suite.tasks:
         suite.read(task)
 
@@ -132,30 +156,6 @@ def refuse_length(max_length: int, label: str, limit: int | None) -> None:
         )
 
 
-def find_suite(settings: EvalConfig, config: dict[str, Any]) -> Suite:
-    """Where the tasks come from; a set `eval.data_dir` means local files."""
-    if settings.source == "hub" and settings.data_dir is None:
-        tasks = find_tasks(list(settings.tasks)) if settings.tasks is not None else list(TASKS.values())
-        absent = {name: "not in eval.tasks" for name, task in TASKS.items() if task not in tasks}
-        return Suite("glue", tasks, absent, read_hub_task)
-    if settings.source == "embedded":
-        folder = corpus_folder(config) / "tasks"
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}: no embedded tasks; run `cramming prepare` with the same data settings first, "
-                "or score GLUE with eval=glue_sane eval.data_dir=<folder>"
-            )
-    elif settings.data_dir is None:
-        raise UserError(
-            "eval.data_dir is not set: give the folder with CoLA/, SST-2/, ..., or eval=hub or eval=embedded"
-        )
-    else:
-        folder = settings.data_dir
-    tasks, absent = tasks_in_folder(folder, settings.tasks)
-    name: Literal["glue", "embedded"] = "embedded" if settings.source == "embedded" else "glue"
-    return Suite(name, tasks, absent, lambda task: read_task(folder, task))
-
-
 def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
     """A record for a model that this suite did not pretrain; UserError where the name belongs to one that it did."""
     if (folder / "record.json").exists():
@@ -173,6 +173,7 @@ def score_model(
     data: Sequence[TaskData],
     settings: EvalConfig,
     device: torch.device,
+    cache: dict[str, EncodedTask],
 ) -> dict[str, Any]:
     """All tasks and seeds from one initialisation; returns the record's section.
 
@@ -181,9 +182,11 @@ def score_model(
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
+    protocol = {**numerics, "selection": settings.selection}
     store, hyper = Pieces(folder), settings.hyperparameters
+    store.clear_leftovers()
     keys = {
-        (d.task.name, seed): piece_key(d, seed, init, source, hyper, numerics, device)
+        (d.task.name, seed): piece_key(d, seed, init, source, hyper, protocol, device)
         for d, seed in itertools.product(data, settings.seeds)
     }
     pieces = stored_pieces(store, keys, init)
@@ -193,15 +196,17 @@ def score_model(
     workers = choose_workers(settings.workers, settings.threads, len(todo), device, weight_bytes)
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         todo.sort(key=lambda run: -len(by_name[run[0]].train))
-    jobs = make_jobs(todo, by_name, source, init, settings, precision, device)
+    jobs = make_jobs(todo, by_name, source, init, settings, precision, device, cache)
     with Progress(f"fine-tune ({init})", hyper.epochs * sum(len(by_name[n].train) for n, _ in todo), "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
             run = (job.task, job.seed)
             pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
-            show_piece(TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
+            show_piece(ALL_TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
     sha256 = source.sha256 if init == "pretrained" else None
     model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
-    summary = summarise(model, suite.name, data, pieces, settings.seeds, hyper, suite.absent)
+    summary = summarise(
+        model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
+    )
     write_json(folder / "glue.json", summary)
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
@@ -212,10 +217,10 @@ def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: str) ->
     """The runs that an earlier, interrupted call has finished under the same settings."""
     pieces = {}
     for (name, seed), key in keys.items():
-        piece = store.load(TASKS[name], seed, key)
+        piece = store.load(ALL_TASKS[name], seed, key)
         if piece is not None:
             pieces[name, seed] = piece
-            show_piece(TASKS[name], init, seed, piece, "stored")
+            show_piece(ALL_TASKS[name], init, seed, piece, "stored")
     return pieces
 
 
@@ -225,15 +230,15 @@ def piece_key(
     init: str,
     source: ModelSource,
     hyper: Hyperparameters,
-    numerics: dict[str, Any],
+    protocol: dict[str, Any],
     device: torch.device,
 ) -> str:
     """A hash of everything that the numbers of one run depend on."""
     files = [file for file in sorted(source.folder.glob("*token*")) if file.suffix == ".json"]
     tokenizers = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in files]
     config = (source.folder / "config.json").read_text(encoding="utf-8")
-    machine = [torch.__version__, device.type, describe(device).name]
-    return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), numerics, machine)
+    machine = [FINETUNING_VERSION, torch.__version__, device.type, describe(device).name]
+    return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), protocol, machine)
 
 
 def make_jobs(
@@ -244,14 +249,18 @@ def make_jobs(
     settings: EvalConfig,
     precision: Mode,
     device: torch.device,
+    cache: dict[str, EncodedTask],
 ) -> Iterator[Job]:
-    """The jobs of `runs` in order; a task is tokenized when its first job is asked for."""
+    """The jobs of `runs` in order; a task is tokenized when its first job is asked for and not yet in `cache`."""
     hyper = settings.hyperparameters
     for name, group in itertools.groupby(runs, key=lambda run: run[0]):
-        encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
-        encoded = encode_task(data[name], encode)
+        encoded = cache.get(name) or encode_task(
+            data[name], load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
+        )
+        cache[name] = encoded
         for _, seed in group:
-            yield Job(name, seed, init, encoded, source, hyper, precision, str(device), settings.threads)
+            numerics = (precision, str(device), settings.threads)
+            yield Job(name, seed, init, encoded, source, hyper, *numerics, settings.selection)
 
 
 def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

@@ -23,10 +23,11 @@ import torch
 from cramming.config import UserError
 from cramming.device import available_bytes
 from cramming.precision import Mode
+from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
-from eval.finetune import Hyperparameters, Predictions, finetune
+from eval.finetune import Hyperparameters, Predictions, Selection, finetune
 from eval.models import ModelSource
-from eval.tasks import TASKS
+from eval.superglue import ALL_TASKS
 
 POLL_SECONDS = 0.5
 PROCESS_BYTES = 1.2e9  # Python, torch and a task's arrays
@@ -48,6 +49,7 @@ class Job:
     precision: Mode
     device: str
     threads: int
+    selection: Selection
 
 
 def choose_workers(wanted: int | None, threads: int, jobs: int, device: torch.device, weight_bytes: int) -> int:
@@ -75,8 +77,12 @@ def _run_here(jobs: Iterable[Job], on_examples: OnExamples) -> Iterator[tuple[Jo
 
 def _run(job: Job, on_examples: OnExamples) -> Predictions:
     torch.set_num_threads(job.threads)
-    task, device = TASKS[job.task], torch.device(job.device)
-    return finetune(task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples)
+    if job.device == "cpu":
+        keep_freed_memory()
+    task, device = ALL_TASKS[job.task], torch.device(job.device)
+    return finetune(
+        task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
+    )
 
 
 def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:

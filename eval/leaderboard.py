@@ -14,7 +14,7 @@ from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
 from eval.rules import MIN_SEEDS
-from eval.standings import Entrant, Score, columns_of, gain_over
+from eval.standings import FLOOR, Entrant, Score, columns_of, gain_over
 from eval.tasks import AVERAGES, ENTRIES, TASKS
 
 SUBSET = "†"
@@ -83,8 +83,8 @@ def score_cell(score: Score, tone: str = "") -> Cell:
 
 
 def division_cell(row: Entrant) -> Cell:
-    """The row's division with the rules it breaks; a random initialisation competes in none."""
-    if row.init == "random":
+    """The row's division with the rules it breaks; a random initialisation or a bag of words competes in none."""
+    if row.init != "pretrained":
         return Cell("baseline", "", "")
     return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
 
@@ -191,11 +191,14 @@ def _references() -> Iterator[list[Cell]]:
 def _notes(rows: Sequence[Entrant], suite: str) -> Iterator[str]:
     for name, average in AVERAGES[suite].items():
         yield f"{TITLES[name]}: {average.definition}."
-    protocols = sorted({_protocol(row) for row in rows})
+    tuned = [row for row in rows if row.init != FLOOR]
+    protocols = sorted({_protocol(row) for row in tuned})
     for protocol in protocols:
-        names = dict.fromkeys(row.run.label for row in rows if _protocol(row) == protocol)
+        names = dict.fromkeys(row.run.label for row in tuned if _protocol(row) == protocol)
         who = "" if len(protocols) == 1 else f" ({', '.join(names)})"
         yield f"Every score: {protocol}{who}. ± is the standard deviation over seeds."
+    if len(tuned) < len(rows):
+        yield f"{FLOOR}: a linear model on tf-idf of words and pairs of words; what no encoder is needed for."
     if any(score.subset for row in rows for score in row.scores.values()):
         yield f"{SUBSET} trained or scored on a part of the official data; not comparable with full-task numbers."
     for row in rows:
@@ -214,7 +217,9 @@ def _protocol(row: Entrant) -> str:
     few = f" (fewer than the {MIN_SEEDS} of the closed division)" if count < MIN_SEEDS else ""
     split, selection = row.section.get("split"), row.section.get("selection")
     of_seeds = "one seed" if count == 1 else f"median of {count} seeds"
-    return f"{split} split, {of_seeds}{few}, {selection} scored{length}"
+    tried = len(entries(at(row.section, "sweep.points")))
+    swept = f", hyperparameters chosen from {tried} sets by the mean over all tasks" if tried else ""
+    return f"{split} split, {of_seeds}{few}, {selection} scored{length}{swept}"
 
 
 def _gaps(row: Entrant) -> str:

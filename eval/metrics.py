@@ -60,6 +60,18 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return 2 * hits / total if total else math.nan
 
 
+def f1_macro(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the F1 of every class that labels or predictions have, as SuperGLUE scores CB; NaN for no examples."""
+    if not labels.size:
+        return math.nan
+    return float(np.mean([f1(predictions == c, labels == c) for c in np.union1d(predictions, labels)]))
+
+
+def accuracy_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of accuracy and macro F1, SuperGLUE's score of CB."""
+    return (accuracy(predictions, labels) + f1_macro(predictions, labels)) / 2
+
+
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Pearson correlation, from -1 to 1; NaN where either side is constant or there are fewer than 2 examples."""
     x, y = predictions.astype(np.float64), labels.astype(np.float64)
@@ -86,6 +98,8 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "matthews_correlation": matthews_correlation,
     "accuracy": accuracy,
     "f1": f1,
+    "f1_macro": f1_macro,
+    "accuracy_f1": accuracy_f1,
     "pearson": pearson,
     "spearmanr": spearmanr,
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from cramming.config import UserError, file_sha256, settings_hash
@@ -123,7 +124,28 @@ def build_classifier(
     else:
         encoder = cast(Encoder, StockEncoder(source.folder, init, dropout, attention_dropout))
     size = encoder.config.hidden_size if pooler else None
-    return SequenceClassifier(encoder, outputs, cast(Any, pooling), size, dropout)
+    model = SequenceClassifier(encoder, outputs, cast(Any, pooling), size, dropout)
+    trained = pretrained_pooler(source.folder) if init == "pretrained" and pooling == "cls" else {}
+    if trained and model.pooler is not None:
+        model.pooler.load_state_dict(trained)
+    return model
+
+
+@lru_cache(maxsize=1)
+def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
+    """The dense layer that BERT's next-sentence task has trained on the first token, where a BERT folder has one.
+
+    Fine-tuning starts from it, as `BertForSequenceClassification` does.
+    """
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") != "bert":
+        return {}
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                if name.removeprefix("bert.") in ("pooler.dense.weight", "pooler.dense.bias"):
+                    found[name.rpartition(".")[2]] = weights.get_tensor(name).float()
+    return found if len(found) == 2 else {}
 
 
 def _own_encoder(source: ModelSource, init: str, dropout: float, attention_dropout: float) -> Encoder:
@@ -171,15 +193,21 @@ class StockEncoder(nn.Module):
         self.config = ModelConfig(config.vocab_size, config.hidden_size, num_heads=1, init_std=std)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
+        wanted_M: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, D]."""
+        """Hidden states [T, D], or of the tokens `wanted_M` [M, D]."""
         lengths_S = packing.bounds_S.diff()
         valid_SL = torch.arange(packing.max_length, device=ids_T.device) < lengths_S[:, None]
         inputs = {"input_ids": _pad(ids_T, valid_SL, self.pad_id), "attention_mask": valid_SL.long()}
         if self.takes_types and token_types_T is not None:
             inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
-        return self.model(**inputs).last_hidden_state[valid_SL]
+        hidden_TD = self.model(**inputs).last_hidden_state[valid_SL]
+        return hidden_TD if wanted_M is None else hidden_TD.index_select(0, wanted_M)
 
 
 def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:

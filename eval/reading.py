@@ -134,6 +134,12 @@ def sections(record: Record) -> dict[str, Mapping[str, Any]]:
     return {str(k): v for k, v in glue.items() if isinstance(v, Mapping)} if isinstance(glue, Mapping) else {}
 
 
+def floor(record: Record) -> Mapping[str, Any] | None:
+    """The section of the bag-of-words baseline, which no rule judges."""
+    section = at(record, "floor")
+    return section if isinstance(section, Mapping) else None
+
+
 def tasks_of(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All scored tasks as (`init/task`, its entry)."""
     for init, section in sections(record).items():

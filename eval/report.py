@@ -126,6 +126,8 @@ def _submission_lines(run: Run, write: bool) -> list[str]:
             return [f"No submission to the GLUE server: {error}."]
         path = run.folder / "report" / "submission.zip"
         _write_file(path, archive)
+        if problems := submission.validate(path):
+            return [f"report/submission.zip would be refused by the GLUE server: {'; '.join(problems)}."]
     return (
         [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {seeds[0]})."] if write else []
     )

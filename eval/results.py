@@ -12,20 +12,23 @@ A piece is written after its predictions, both atomically; a run whose piece has
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
+from eval import superglue
 from eval.datasets import TaskData
-from eval.finetune import Hyperparameters, Predictions
+from eval.finetune import Predictions, Selection
 from eval.metrics import score
 from eval.tasks import AVERAGES, Source, Task
 
 FORMAT_VERSION = 1
+SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of each run by its own dev score"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,16 @@ class Pieces:
             "key": key,
             "entries": {s.source.entry: _scores(task, found.scored[s.source.entry], s.labels) for s in data.scored},
             "train_loss": found.train_loss,
+            "epoch": found.epoch,
             "seconds": round(found.seconds, 3),
         }
         write_json(self._path(task, seed), piece)
         return piece
+
+    def clear_leftovers(self) -> None:
+        """Remove files that a killed process had half written; only the holder of the run's lock may."""
+        for path in self.folder.glob("*/.*.tmp"):
+            path.unlink()
 
     def _path(self, task: Task, seed: int) -> Path:
         return self.folder / "pieces" / f"{task.name}-seed{seed}.json"
@@ -88,8 +97,9 @@ def summarise(
     data: Sequence[TaskData],
     pieces: Mapping[tuple[str, int], Mapping[str, Any]],
     seeds: Sequence[int],
-    hyper: Hyperparameters,
+    hyper: Mapping[str, Any],
     absent: Mapping[str, str],
+    selection: Selection = "last",
 ) -> dict[str, Any]:
     """The contents of glue.json: every entry over all seeds, and the averages. `model` says what was scored."""
     entries = {}
@@ -99,7 +109,7 @@ def summarise(
             entries[split.source.entry] = {
                 **_entry(task_data.task, split.source, of_task, seeds),
                 **_sizes(suite, task_data, split.source, len(split)),
-                "hyperparameters": asdict(hyper),
+                "hyperparameters": dict(hyper),
             }
     missing = dict(absent) | {name: why for task_data in data for name, why in task_data.absent.items()}
     return {
@@ -107,9 +117,9 @@ def summarise(
         **model,
         "suite": suite,
         "split": "dev",
-        "selection": "last epoch",
+        "selection": SELECTIONS[selection],
         "seeds": list(seeds),
-        "hyperparameters": asdict(hyper),
+        "hyperparameters": dict(hyper),
         "tasks": entries,
         "absent": missing,
         "averages": _averages(suite, entries),
@@ -135,20 +145,30 @@ def _entry(task: Task, source: Source, pieces: Sequence[Mapping[str, Any]], seed
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Values with median, mean and sample standard deviation, all null if a value is (std also for one seed)."""
+    """Values with median, mean, sample standard deviation and `mean_ci95`, Student's interval of the mean.
+
+    All are null if a value is; the last two also for one seed.
+    """
     known = [value for value in values if value is not None]
     complete = len(known) == len(values)
+    mean = statistics.fmean(known) if complete else None
+    std = statistics.stdev(known) if complete and len(known) > 1 else None
+    interval = None
+    if mean is not None and std is not None:
+        half = float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5
+        interval = [mean - half, mean + half]
     return {
         "per_seed": list(values),
         "median": statistics.median(known) if complete else None,
-        "mean": statistics.fmean(known) if complete else None,
-        "std": statistics.stdev(known) if complete and len(known) > 1 else None,
+        "mean": mean,
+        "std": std,
+        "mean_ci95": interval,
     }
 
 
 def _sizes(suite: str, data: TaskData, source: Source, examples: int) -> dict[str, Any]:
     """Examples used beside the official numbers, which only GLUE itself has."""
-    official = suite == "glue"
+    official = suite != "embedded"
     return {
         "train_examples": len(data.train),
         "official_train_examples": data.task.train.examples if official else None,
@@ -161,7 +181,7 @@ def _sizes(suite: str, data: TaskData, source: Source, examples: int) -> dict[st
 
 def _averages(suite: str, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     averages = {}
-    for name, average in AVERAGES[suite].items():
+    for name, average in (AVERAGES | {"superglue": superglue.AVERAGES})[suite].items():
         scores = {entry: entries.get(entry, {}).get("score") for entry in average.entries}
         known = [value for value in scores.values() if value is not None]
         missing = [entry for entry, value in scores.items() if value is None]

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.plots import Bar
-from eval.reading import Run, at, entries, mean_of, number, sections
+from eval.reading import Run, at, entries, floor, mean_of, number, sections
 from eval.references import NINE, REFERENCES, Reference
 from eval.rules import Verdict, judge
 from eval.tasks import AVERAGES, ENTRIES
+
+FLOOR = "bag of words"  # the initialisation that a row without any encoder is said to have
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def entrants(runs: Sequence[Run]) -> list[Entrant]:
 
 def _entrants_of(run: Run) -> Iterator[Entrant]:
     verdict = judge(run.record)
-    for init, section in sections(run.record).items():
+    found, lowest = sections(run.record), floor(run.record)
+    for init, section in {**found, **({FLOOR: lowest} if lowest else {})}.items():
         suite = str(section.get("suite"))
         if suite in AVERAGES:
             tasks = section.get("tasks")
@@ -108,8 +111,8 @@ def bars(rows: Sequence[Entrant], suite: str) -> list[Bar]:
     found = []
     for row in rows:
         if row.suite == suite and row.main is not None and row.verdict.division != "invalid" and not row.subset:
-            suffix = ", random" if row.init == "random" else ""
-            kind = "random" if row.init == "random" else "pretrained"
+            suffix = "" if row.init == "pretrained" else f", {row.init}"
+            kind = "pretrained" if row.init == "pretrained" else "random"
             found.append(Bar(row.run.label + suffix, row.main, None, kind))
     if suite == "glue" and found:
         found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]

@@ -8,7 +8,7 @@ from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, dura
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
 from eval.rules import RULES, Verdict, names_of
-from eval.standings import Entrant, Score, gain_over
+from eval.standings import FLOOR, Entrant, Score, gain_over
 from eval.tasks import AVERAGES, ENTRIES
 
 
@@ -28,10 +28,29 @@ def blocks(
         parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}` does it."))
     if wrong := wrong_fields(record):
         parts.append(Paragraph(f"The record is incomplete: {'; '.join(wrong)}."))
+    parts += beyond_glue(record)
     parts += [Paragraph(line) for line in more]
     parts += figures
     parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
     parts.append(Section(_rules_title(verdict), [_findings(verdict)]))
+    return parts
+
+
+def beyond_glue(record: Record) -> list[Block]:
+    """SuperGLUE's tasks and minimal pairs, where they were scored: for information, judged by no rule."""
+    parts: list[Block] = []
+    found = at(record, "superglue")
+    for init, section in found.items() if isinstance(found, dict) else ():
+        tasks = at(section, "tasks")
+        scores = [(at(t, "title"), number(t, "score")) for t in tasks.values()] if isinstance(tasks, dict) else []
+        said = ", ".join(f"{title} {DASH if value is None else f'{value:.1f}'}" for title, value in scores)
+        mean = number(section, "averages.superglue5.value")
+        average = "not printed" if mean is None else f"{mean:.1f}"
+        definition = at(section, "averages.superglue5.definition")
+        parts.append(Paragraph(f"SuperGLUE, {init}: {said}; average {average} ({definition})."))
+    if (accuracy := number(record, "minimal_pairs.accuracy")) is not None:
+        count, definition = len(at(record, "minimal_pairs.paradigms") or ()), at(record, "minimal_pairs.definition")
+        parts.append(Paragraph(f"Minimal pairs: {accuracy:.1f} over {count} paradigms ({definition})."))
     return parts
 
 
@@ -66,19 +85,20 @@ def _findings(verdict: Verdict) -> Table:
 
 
 def _scores(rows: Sequence[Entrant]) -> Table:
-    """Per entry: metric, the trained model, random initialisation beside it, difference, examples, time."""
+    """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
     trained = next((r for r in rows if r.init == "pretrained"), rows[0])
-    random = next((r for r in rows if r.init == "random" and r is not trained), None)
+    random, floor = (next((r for r in rows if r.init == i and r is not trained), None) for i in ("random", FLOOR))
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
-    body = [_score_row(name, trained, random) for name in names if name in trained.scores]
-    totals = [_average_row(name, trained, random) for name in trained.averages]
-    columns = ["Task", "Metric", "Other metrics", "Examples", "Pretrained"]
+    body = [_score_row(name, trained, random, floor) for name in names if name in trained.scores]
+    totals = [_average_row(name, trained, random, floor) for name in trained.averages]
+    columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", "Pretrained"]
     columns += ["Random init", "Difference"] if random else []
-    cut = [[*row[: len(columns)]] for row in (*body, *totals)]
-    groups = [Group(cut[: len(body)]), Group(cut[len(body) :], "Averages")]
+    columns += ["Bag of words"] if floor else []
+    groups = [Group(body), Group(totals, "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
     notes += [
-        f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100."
+        f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100. Mean: over the "
+        "same seeds, with Student's 95 % confidence interval where there are several."
         for split, seeds, selection in [_protocol(trained)]
     ]
     notes += [
@@ -101,9 +121,11 @@ def _protocol(row: Entrant) -> tuple[str, str, str]:
     return str(row.section.get("split")), seeds, str(row.section.get("selection"))
 
 
-def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+def _score_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
     task = at(trained.section, "tasks") or {}
     mine, theirs = trained.scores[name], random.scores.get(name, Score()) if random else Score()
+    beside = [score_cell(theirs), Cell(_difference(mine.value, theirs.value))] if random else []
+    beside += [score_cell(floor.scores.get(name, Score()))] if floor else []
     title = ENTRIES[name][1].title if name in ENTRIES else str(at(task.get(name), "title") or name)
     metric = str(at(task.get(name), "main_metric") or "").replace("_", " ")
     return [
@@ -111,9 +133,9 @@ def _score_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell
         Cell(metric),
         Cell(_other_metrics(task.get(name)) or DASH),
         Cell(_examples(task.get(name))),
+        _mean_cell(task.get(name)),
         score_cell(mine),
-        score_cell(theirs),
-        Cell(_difference(mine.value, theirs.value)),
+        *beside,
     ]
 
 
@@ -121,6 +143,16 @@ def _other_metrics(task: Any) -> str:
     metrics, main = at(task, "metrics"), at(task, "main_metric")
     others = [(k, number(v, "median")) for k, v in metrics.items() if k != main] if isinstance(metrics, dict) else []
     return ", ".join(f"{k.replace('_', ' ')} {100 * v:.1f}" for k, v in others if v is not None)
+
+
+def _mean_cell(task: Any) -> Cell:
+    """`83.7`, with `83.1 to 84.3` beside it; a dash where it is not on record."""
+    metric = at(task, f"metrics.{at(task, 'main_metric')}")
+    mean, ends = number(metric, "mean"), [number(end) for end in entries(at(metric, "mean_ci95"))]
+    if mean is None:
+        return Cell(DASH)
+    known = [end for end in ends if end is not None]
+    return Cell(f"{100 * mean:.1f}", f"{100 * known[0]:.1f} to {100 * known[1]:.1f}" if len(known) == 2 else "")
 
 
 def _examples(task: Any) -> str:
@@ -137,21 +169,24 @@ def _difference(mine: float | None, theirs: float | None) -> str:
     return DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}"
 
 
-def _average_row(name: str, trained: Entrant, random: Entrant | None) -> list[Cell]:
+def _average_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
+    def cell(value: float | None) -> Cell:
+        return Cell(DASH if value is None else f"{value:.1f}{SUBSET if trained.subset else ''}", "", "main")
+
     mine, theirs = trained.averages[name], random.averages.get(name) if random else None
+    beside = [cell(theirs), Cell(_difference(mine, theirs))] if random else []
+    beside += [cell(floor.averages.get(name))] if floor else []
     missing = entries(at(trained.section, f"averages.{name}.missing"))
     names = [ENTRIES[n][1].title if n in ENTRIES else n for n in map(str, missing)]
     why = f"not printed, missing: {', '.join(names)}" if mine is None else ""
-    values = [
-        Cell(DASH if v is None else f"{v:.1f}{SUBSET if trained.subset else ''}", "", "main") for v in (mine, theirs)
-    ]
     return [
         Cell(TITLES.get(name, name), "", "main"),
         Cell("mean"),
         Cell(why),
         Cell(""),
-        *values,
-        Cell(_difference(mine, theirs)),
+        Cell(""),
+        cell(mine),
+        *beside,
     ]
 
 

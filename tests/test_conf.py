@@ -1,6 +1,7 @@
 """Every YAML file under conf/ composes, and what it composes to builds."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from cramming.schedule import ScheduleConfig
 from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
+from eval.export import ExportConfig
 from eval.glue import EvalConfig
 from eval.report import ReportConfig
 from eval.study import StudyConfig
@@ -48,6 +50,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "export": ExportConfig,
     "study": StudyConfig,
     "plan": PlanConfig,
 }
@@ -63,6 +66,8 @@ def build_all(settings: dict[str, Any], *, data: bool = True) -> None:
     sections = {key for key, value in settings.items() if isinstance(value, dict)}
     assert sections == {*SECTIONS, "data"}
     for name, cls in SECTIONS.items():
+        # Hydra refuses a setting that is in none of the files, however good a default the dataclass has.
+        assert set(settings[name]) == {field.name for field in fields(cls)}, name
         build(cls, settings[name], name)
     if data:
         build(SOURCES[settings["data"]["source"]].config_class, settings["data"], "data")

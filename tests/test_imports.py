@@ -80,6 +80,7 @@ TORCH_FREE = [
     "eval.plots",
     "eval.submission",
     "eval.references",
+    "eval.card",
     "eval.study",
 ]
 
@@ -177,7 +178,8 @@ def closure(module: str, package: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "entry", ["eval.rules", "eval.report", "eval.render", "eval.submission", "eval.plots", "eval.references"]
+    "entry",
+    ["eval.rules", "eval.report", "eval.render", "eval.submission", "eval.plots", "eval.references", "eval.card"],
 )
 def test_rules_and_report_read_records_only(entry: str) -> None:
     allowed = {"cramming", "cramming.config", "cramming.record", "cramming.progress", "cramming.budget"}
@@ -193,7 +195,7 @@ def test_eval_does_not_import_data_prep(module: str) -> None:
 
 def test_only_the_table_of_verbs_names_entry_modules() -> None:
     entries = {"cramming.pretrain", "cramming.plan", "cramming.bench.main", "cramming.data.verify"}
-    entries |= {"data_prep.prepare", "eval.glue", "eval.report", "eval.study"}
+    entries |= {"data_prep.prepare", "eval.glue", "eval.report", "eval.export", "eval.study"}
     for module in MODULES:
         assert not entries & own(module), f"{module} imports an entry module"
         if module != "cramming.cli":

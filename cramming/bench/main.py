@@ -22,7 +22,6 @@ from cramming.bench.data import SPECIAL
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build
-from cramming.model.config import ModelConfig
 from cramming.precision import resolve
 from cramming.progress import Progress, say
 from cramming.tricks import Trick
@@ -138,7 +137,6 @@ def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.dev
     """Others on the same shapes: the peer is the base of each pair, ours is run eager and compiled beside it."""
     results: list[dict[str, Any]] = []
     names, described = [peer["side"] for peer in PEERS], devices.describe(device)
-    settings = {**settings, "model": asdict(build(ModelConfig, settings["model"], "model"))}  # every field, to be set
     if not config.shapes:
         raise UserError("bench.shapes=[]: nothing to measure; give at least one, for example [[256,4,4,32]]")
     if unknown := set(config.only or ()) - set(names):

@@ -3,8 +3,9 @@
 A folder holds `config.json`, `model.safetensors` and the tokenizer's files. Where the architecture is one that
 `transformers` has, the folder is what that library would have written and loads there without any code of ours (one
 more key in `config.json`, `START`, is kept and ignored there); any other combination of choices gets `model_type:
-"cramming"`. Which it is follows from the configuration's fields alone (`stock.stock_family`), never from a name.
-Reading accepts both, and stock checkpoints of these families from elsewhere.
+"cramming"` and a copy of `modeling_cramming.py`, with which it loads there too (`trust_remote_code=True`). Which it is
+follows from the configuration's fields alone (`stock.stock_family`), never from a name. Reading accepts both, and stock
+checkpoints of these families from elsewhere.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import json
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,18 @@ SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are 
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-OWN_FORMAT = 1
+OWN_FORMAT = 2
+READABLE_FORMATS = (1, OWN_FORMAT)  # 1 had other names for the decoder's parameters, and no code beside the weights
+OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> modelling file's
+CODE = Path(__file__).with_name("modeling_cramming.py")
+AUTO_CLASSES = {  # class of transformers -> class of the modelling file
+    "AutoConfig": "CrammingConfig",
+    "AutoModel": "CrammingModel",
+    "AutoModelForMaskedLM": "CrammingForMaskedLM",
+    "AutoModelForSequenceClassification": "CrammingForSequenceClassification",
+    "AutoModelForTokenClassification": "CrammingForTokenClassification",
+    "AutoModelForQuestionAnswering": "CrammingForQuestionAnswering",
+}
 # How random weights are drawn, which no stock configuration says: fine-tuning from random weights must begin as the run
 # began. A folder without this key means the stock family's usual start.
 START, START_FIELDS = "cramming_start", ("init", "attention_init")
@@ -62,8 +74,9 @@ def save_pretrained(
         save_file(_stock_state(model), temporary / "model.safetensors", metadata={"format": "pt"})
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
         _write_json(temporary / "special_tokens_map.json", dict(special_tokens))
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.config.max_length}
-        _write_json(temporary / "tokenizer_config.json", settings | dict(special_tokens))
+        _write_json(temporary / "tokenizer_config.json", _tokenizer_node(model.config) | dict(special_tokens))
+        if stock_family(model.config) is None:
+            shutil.copyfile(CODE, temporary / CODE.name)
 
     overwrite_atomically(folder, write)
 
@@ -71,8 +84,9 @@ def save_pretrained(
 def _config_node(config: ModelConfig) -> dict[str, Any]:
     name = stock_family(config)
     if name is None:
-        own = {"model_type": "cramming", "architectures": ["MaskedLM"], "format": OWN_FORMAT}
-        return own | {"model": dataclasses.asdict(config)}
+        own = {"model_type": "cramming", "architectures": [AUTO_CLASSES["AutoModelForMaskedLM"]], "format": OWN_FORMAT}
+        auto_map = {auto: f"{CODE.stem}.{name}" for auto, name in AUTO_CLASSES.items()}
+        return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
     return {
         "model_type": name,
@@ -88,9 +102,23 @@ def _config_node(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _tokenizer_node(config: ModelConfig) -> dict[str, Any]:
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    if config.token_types < 2:  # ModernBERT's forward has no such argument at all
+        inputs.remove("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_length,
+        "model_input_names": inputs,
+    }
+
+
 def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
     """The token ids that transformers' configurations carry."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
     assert config.vocab_size is not None
     if tokenizer.get_vocab_size() > config.vocab_size:
         entries = tokenizer.get_vocab_size()
@@ -110,15 +138,17 @@ def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapp
 
 def _stock_state(model: MaskedLM) -> dict[str, Tensor]:
     state = {name: p.detach().to("cpu", torch.float32).contiguous() for name, p in model.state_dict().items()}
-    family = stock_family(model.config)
-    if family is None:
-        return state
-    names = FAMILIES[family].names(model.config)
+    names = _names(stock_family(model.config), model.config, state)
     stock: dict[str, Tensor] = {}
     for own, tensor in state.items():
         parts = tensor.chunk(len(names[own]))
         stock |= {name: part.contiguous() for name, part in zip(names[own], parts)}
     return stock
+
+
+def _names(family: str | None, config: ModelConfig, own: Iterable[str]) -> Names:
+    """Own parameter -> names in the folder's weights."""
+    return FAMILIES[family].names(config) if family else {name: (OWN_NAMES.get(name, name),) for name in own}
 
 
 def _write_json(path: Path, node: dict[str, Any]) -> None:
@@ -138,8 +168,9 @@ def load_encoder_config(
     given = {name: rate for name, rate in rates.items() if rate is not None}
     where = f"{folder}/config.json"
     if family == "cramming":
-        if node.get("format") != OWN_FORMAT:
-            raise UserError(f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it")
+        if node.get("format") not in READABLE_FORMATS:
+            known = " or ".join(map(str, READABLE_FORMATS))
+            raise UserError(f"{where}: format {node.get('format')} is not {known}; use the suite that wrote it")
         return build(ModelConfig, {**node.get("model", {}), **given}, where)
     if family not in FAMILIES:
         known = ", ".join(["cramming", *FAMILIES])
@@ -187,7 +218,8 @@ def _own_state(folder: Path, config: ModelConfig, shapes: dict[str, torch.Size])
     found = _read_weights(folder)
     model_type = _read_config(folder)["model_type"]
     if model_type == "cramming":
-        names: Names = {own: (own,) for own in [*shapes, *found]}
+        found = _with_prefix({OWN_NAMES.get(name, name): tensor for name, tensor in found.items()}, "encoder.")
+        names = _names(None, config, shapes)
     else:
         family = FAMILIES[model_type]
         found = _with_prefix(found, family.prefix)
@@ -210,7 +242,7 @@ def _own_state(folder: Path, config: ModelConfig, shapes: dict[str, torch.Size])
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Stock masked-LM names: a bare encoder's get their prefix, TensorFlow-era norms their present names."""
+    """Masked-LM names: a bare encoder's get their prefix, TensorFlow-era norms their present names."""
     bare = not any(name.startswith(prefix) for name in weights)
     renamed = {}
     for name, tensor in weights.items():

@@ -202,10 +202,19 @@ class SequenceClassifier(nn.Module):
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
     ) -> Tensor:
         """Logits [S, C], one row per sequence of the packing."""
-        pooled_SD = self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), packing.bounds_S)
+        pooled_SD = self._pooled(ids_T, positions_T, packing, token_types_T)
         if self.pooler is not None:
             pooled_SD = self.pooler(pooled_SD).tanh()
         return self.classifier(self.dropout(pooled_SD))
+
+    def _pooled(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None) -> Tensor:
+        """[S, D]. Where only the first tokens count, the last block computes no others."""
+        bounds_S = packing.bounds_S
+        if self.pooling is not _cls_pooling or packing.aligned_length is not None:
+            return self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), bounds_S)
+        firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
+        hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
+        return hidden_SD * (bounds_S.diff() > 0)[:, None]
 
 
 def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:

@@ -113,8 +113,12 @@ def _modern_to_stock(config: ModelConfig) -> dict[str, Any]:
         "classifier_dropout": 0.0,
         "classifier_pooling": "mean",
         "local_attention": config.local_window or 128,
+        # transformers 5 reads the next two and leaves the three after them alone, 4 the other way round
         "layer_types": ["sliding_attention" if i % every else "full_attention" for i in range(config.num_layers)],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": config.rope_theta_global,
+        "local_rope_theta": config.rope_theta_local,
         "initializer_range": config.init_std,
         "initializer_cutoff_factor": 2.0,
     }

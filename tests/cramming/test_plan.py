@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from cramming import device, plan, roofline
-from cramming.config import UserError
+from cramming import device, options, plan, roofline
+from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
+from cramming.parallel.apply import refuse_contradictions
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
@@ -88,6 +91,57 @@ def test_mistakes_are_named(compose: Compose, tmp_path: Path, overrides: list[st
     with pytest.raises(UserError) as caught:
         planned(compose, tmp_path, *overrides)
     assert message in str(caught.value)
+
+
+TINY = ["model.hidden_size=16", "model.num_layers=1", "model.intermediate_size=16", "train.batch_size=2"]
+
+
+@pytest.mark.parametrize("memory", sorted(path.stem for path in (config_folder() / "memory").glob("*.yaml")))
+def test_every_memory_section_is_planned_with_what_goes_with_it(compose: Compose, memory: str) -> None:
+    settings = compose(*SMALL, *TINY, "train.micro_batch=1", f"memory={memory}", "precision=bf16", "optim.clip=null")
+    job, config = options.Job.of(settings), build(options.PlanConfig, settings["plan"], "plan")
+    target = options.find_target(replace(config, device="A100"), "cpu", job)
+    found = list(options.explore(job, target))
+    assert found[0].memory == job.execution.memory
+    for option in found:
+        refuse_contradictions(option.memory, job.execution.runtime)
+        assert option.micro_batch == 2 or not option.memory.update_in_backward
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["memory=offload-all"], "memory.offload_weights=true: fp16"),
+        (["memory=offload-weights", "runtime=compile", "precision=bf16"], "works uncompiled only"),
+        (["memory=in-backward", "precision=bf16"], "set optim.clip=null"),
+    ],
+)
+def test_what_pretrain_would_refuse_is_not_planned(
+    compose: Compose, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        planned(compose, tmp_path, *overrides)
+
+
+def test_fp8_is_planned_as_bf16_and_says_so(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [planned(compose, tmp_path, *TINY, f"precision={mode}", "plan.device=H100") for mode in ("fp8", "bf16")]
+    assert found[0]["precision"] == "fp8"
+    assert found[0]["options"] == found[1]["options"]
+    text = capsys.readouterr().out
+    assert text.count("fp8 is counted at its rate") == text.count("fp8: both memory and time are those of bf16") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "A100", "RTX 2080 Ti"])
+def test_fp8_is_refused_for_what_cannot_run_it(compose: Compose, tmp_path: Path, device: str) -> None:
+    with pytest.raises(UserError, match=r"precision\.mode=fp8: "):
+        planned(compose, tmp_path, "precision=fp8", f"plan.device={device}")
+
+
+def test_emulated_fp8_is_measured_as_bf16() -> None:
+    rates = roofline.measured(torch.device("cpu"), "fp8", 16, 16)
+    assert "fp8 is counted at its rate" in rates.basis
 
 
 def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:

@@ -129,6 +129,10 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
         start("name=a", "optim.lr=1e30", "train.validations=0")
     assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "diverged"
     assert not (tmp_path / "runs" / "a" / "final").exists()
+    before = (tmp_path / "runs" / "a" / "record.json").read_bytes()
+    with pytest.raises(UserError, match=r"diverged.*give another name"):
+        start("name=a")
+    assert (tmp_path / "runs" / "a" / "record.json").read_bytes() == before
 
 
 def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path, losses: Losses) -> None:

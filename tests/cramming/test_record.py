@@ -26,7 +26,8 @@ from cramming.record import (
 SETTINGS: dict[str, Any] = {
     "name": "a", "seed": 0, "resume": False, "runs": "runs", "corpora": "corpora", "division": "closed",
     "model": {"hidden_size": 32, "betas": [0.9, 0.95]}, "budget": {"hours": 1.0}, "eval": {"seeds": 3},
-    "checkpoint": {"every_steps": None}, "report": {"title": "x"},
+    "checkpoint": {"every_steps": None}, "report": {"title": "x"}, "forced": [], "bench": {"out": "bench"},
+    "plan": {"json": None}, "data": {"workers": None, "source": "embedded"},
 }  # fmt: skip
 
 
@@ -98,9 +99,9 @@ class TestRestart:
     def settings(self, tmp_path: Path, *, resume: bool) -> dict[str, Any]:
         return {"name": "a", "runs": str(tmp_path), "resume": resume}
 
-    @pytest.mark.parametrize("status", ["running", "interrupted"])
-    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, status: str) -> None:
-        write_record_section(tmp_path / "a", pretrain={"status": status})
+    @pytest.mark.parametrize("sections", [{"pretrain": {"status": s}} for s in ("running", "interrupted")] + [{}])
+    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, sections: dict[str, Any]) -> None:
+        write_record_section(tmp_path / "a", config=SETTINGS, **sections)
         with pytest.raises(UserError, match="resume=true"):
             refuse_finished_run(self.settings(tmp_path, resume=False))
         assert refuse_finished_run(self.settings(tmp_path, resume=True)) is False
@@ -110,6 +111,21 @@ class TestRestart:
         with pytest.raises(UserError, match="already has a finished run"):
             refuse_finished_run(self.settings(tmp_path, resume=False))
         assert refuse_finished_run(self.settings(tmp_path, resume=True)) is True
+
+    @pytest.mark.parametrize("resume", [False, True])
+    @pytest.mark.parametrize(
+        ("sections", "names"),
+        [
+            ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
+            ({"config": {"model_path": "bert"}, "glue": {}}, "scores of model_path=bert; give another name"),
+        ],
+    )
+    def test_what_cannot_go_on_keeps_its_name(
+        self, tmp_path: Path, sections: dict[str, Any], names: str, resume: bool
+    ) -> None:
+        write_record_section(tmp_path / "a", **sections)
+        with pytest.raises(UserError, match=names):
+            refuse_finished_run(self.settings(tmp_path, resume=resume))
 
     def test_a_new_name_is_free(self, tmp_path: Path) -> None:
         for resume in (False, True):
@@ -124,6 +140,7 @@ class TestRestart:
         ({"model": {"betas": [0.9, 0.99]}}, r"model\.betas"),
         ({"model": {"extra": 1}}, r"model\.extra=1"),
         ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
+        ({"data": {"source": "text"}}, r"data\.source=text"),
     ],
 )
 def test_a_resume_with_other_settings_names_the_first(tmp_path: Path, changes: dict[str, Any], names: str) -> None:
@@ -134,8 +151,9 @@ def test_a_resume_with_other_settings_names_the_first(tmp_path: Path, changes: d
 
 def test_places_and_what_comes_after_the_training_may_change(tmp_path: Path) -> None:
     write_record_section(tmp_path, config=SETTINGS)
+    after = {"eval": {"seeds": 5}, "bench": {"out": "x"}, "plan": {"json": "x"}, "data": {"workers": 4}}
     refuse_changed_settings(
-        tmp_path, changed(resume=True, runs="elsewhere", eval={"seeds": 5}, checkpoint={"every_steps": 3})
+        tmp_path, changed(resume=True, runs="elsewhere", forced=["sdpa"], checkpoint={"every_steps": 3}, **after)
     )
 
 

@@ -12,7 +12,7 @@ from cramming import device as devices
 from cramming import gate, parts, tricks
 from cramming.config import UserError
 from cramming.model import attention
-from cramming.record import load_record
+from cramming.record import load_record, write_record_section
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -62,6 +62,13 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert not (tmp_path / "runs" / "a").exists()
     section = load_record(start("name=a", "memory=checkpoint", f"gates={gates}", "forced=[checkpoint all]"))["pretrain"]
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
+
+
+def test_what_one_process_forced_stays_on_record(tmp_path: Path) -> None:
+    """A resume on another device, or after a new verdict, does not take it back."""
+    write_record_section(tmp_path, pretrain={"forced": ["checkpoint all"]})
+    assert parts.forced_tricks(tmp_path, {"checkpoint all": "passed"}) == ["checkpoint all"]
+    assert parts.forced_tricks(tmp_path, {"fp8": "forced", "bf16": "untested"}) == ["checkpoint all", "fp8"]
 
 
 def test_an_automatic_attention_kernel_hides_no_trick(

@@ -40,7 +40,9 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         values = [base + 0.01 * place + 0.002 * seed for seed in range(len(seeds))]
         median = statistics.median(values)
         std = statistics.stdev(values) if len(values) > 1 else None
-        summary = {"per_seed": values, "median": median, "mean": statistics.fmean(values), "std": std}
+        mean = statistics.fmean(values)
+        interval = None if std is None else [mean - std, mean + std]
+        summary = {"per_seed": values, "median": median, "mean": mean, "std": std, "mean_ci95": interval}
         official = suite == "glue"
         tasks[name] = {
             "title": source.title,

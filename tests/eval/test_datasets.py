@@ -143,6 +143,7 @@ BROKEN = [
     ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\t5.5", r"train.tsv:3: score '5.5' is not a number from 0 to 5"),
     ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\tnan", r"train.tsv:3: score 'nan' is not a number"),
     ("RTE/test.tsv", 4, lambda s: "0" + s[1:], r"test.tsv:4: example number 0 follows 1; .*official order"),
+    ("RTE/test.tsv", 3, lambda s: "7" + s[1:], r"test.tsv:4: example number 2 follows 7; .*official order"),
     ("RTE/test.tsv", 4, lambda s: "x" + s[1:], r"test.tsv:4: example number 'x' is not a whole number"),
 ]  # fmt: skip
 
@@ -158,10 +159,24 @@ def test_broken_file_gives_one_line_with_its_place(
     assert "\n" not in str(caught.value) and str(glue / file) in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["CoLA/train.tsv", "STS-B/dev.tsv", "RTE/test.tsv"])
+def test_a_file_cut_inside_its_last_field_is_noticed(glue: Path, file: str) -> None:
+    """The fields are all there, only the end of the last one is not: a sentence or a score that still reads well."""
+    path = glue / file
+    path.write_bytes(path.read_bytes()[:-2])
+    task = next(t for t in TASKS.values() if t.train.folder == file.split("/")[0])
+    lines = len(path.read_bytes().split(b"\n"))
+    with pytest.raises(UserError, match=rf"{path.name}:{lines}: the last line has no newline, .* cut short"):
+        read_task(glue, task)
+
+
 def test_wrong_encoding_names_the_line(glue: Path) -> None:
     path = glue / "SST-2/dev.tsv"
     path.write_bytes(path.read_text(encoding="utf-8").encode("latin-1"))
     with pytest.raises(UserError, match=r"dev.tsv:2: not UTF-8 \(byte 0xef\)"):
+        read_task(glue, TASKS["sst2"])
+    path.write_bytes("sentence\tlabel\nnaïve\t1\n".encode("utf-16"))
+    with pytest.raises(UserError, match=r"dev.tsv:1: not UTF-8 \(byte 0xff\)"):
         read_task(glue, TASKS["sst2"])
 
 

@@ -4,6 +4,7 @@ learns.
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,18 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertModel
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM, SequenceClassifier
+from eval import finetune as finetuning
 from eval.datasets import Split, TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
-from eval.finetune import Hyperparameters, PackedSplit, Predictions, _by_length, finetune
+from eval.finetune import Hyperparameters, Predictions, finetune
 from eval.models import StockEncoder, _pretrained_state, build_classifier, open_model
+from eval.packed import PackedSplit, by_length
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -132,11 +135,39 @@ def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
     )
 
 
+def test_a_pretrained_pooler_is_where_fine_tuning_starts(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path, dirs_exist_ok=True)
+    model = BertModel(BertConfig(num_hidden_layers=2, intermediate_size=64, **SHAPE))
+    model.save_pretrained(tmp_path)
+    for init, equal in (("pretrained", True), ("random", False)):
+        found = build_classifier(open_model(tmp_path), init, 2, 0.1, 0.0, "cls", True).pooler
+        assert found is not None and torch.equal(found.weight, model.pooler.dense.weight) == equal
+    assert build_classifier(open_model(bert), "pretrained", 2, 0.1, 0.0, "cls", True).pooler is not None
+
+
 def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
     _pretrained_state.cache_clear()  # the first run of a process reads the weights, the others do not
     first, again, other = (run(bert, "stsb", seed, examples=64) for seed in (0, 0, 1))
     assert np.array_equal(first.scored["stsb"], again.scored["stsb"]) and first.train_loss == again.train_loss
     assert not np.array_equal(first.scored["stsb"], other.scored["stsb"])
+
+
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
+    bert: Path, init: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_data("stsb", 64)
+    rare = [" ".join(w for w in text.split() if w < "w2") or "w1" for text in data.train.texts[0]]
+    data = replace(data, train=replace(data.train, texts=(rare, rare)))  # the dev set has words that training lacks
+    hyper = replace(HYPER, weight_decay=0.0, max_grad_norm=None)
+
+    def predictions() -> np.ndarray:
+        encoded = encode(bert, data)
+        return finetune(TASKS["stsb"], encoded, open_model(bert), init, 0, hyper, "fp32", CPU).scored["stsb"]
+
+    part = predictions()
+    monkeypatch.setattr(finetuning, "VocabularyPart", lambda encoder, train: None)
+    assert np.array_equal(part, predictions()) and part.std() > 0
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb"])
@@ -213,7 +244,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(bert: Path) -> None:
 
 def test_evaluation_covers_every_example_once_in_full_groups() -> None:
     lengths = torch.randint(1, 128, (500,), generator=torch.Generator().manual_seed(0))
-    groups = list(_by_length(lengths, 1024))
+    groups = list(by_length(lengths, 1024))
     assert sorted(itertools.chain.from_iterable(g.tolist() for g in groups)) == list(range(500))
     assert all(lengths[g].sum() < 1024 + 128 for g in groups)
 

@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import huggingface_hub.constants
 import hydra
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
@@ -18,11 +23,17 @@ from transformers import BertConfig, BertForMaskedLM
 
 from cramming.config import UserError, build, config_folder, file_sha256
 from cramming.record import load_record, write_record_section
-from eval import glue
+from eval import suites
 from eval.datasets import Split, TaskData
-from eval.finetune import Hyperparameters, Predictions
+from eval.finetune import Predictions
+from eval.floor import NAME
 from eval.glue import EvalConfig, main
+from eval.reading import load_run
+from eval.render import Paragraph
 from eval.results import Pieces, spread, summarise
+from eval.rules import judge
+from eval.standings import entrants
+from eval.summary import beyond_glue
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -71,7 +82,8 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     hyper = {"epochs": 1, "max_length": 24, "learning_rate": 1e-3}
-    section = eval_section("glue_sane", data_dir=tmp_path / "glue", seeds=[0, 1], workers=1, hyperparameters=hyper)
+    changes = {"seeds": [0, 1], "workers": 1, "floor": False, "hyperparameters": hyper}
+    section = eval_section("glue_sane", data_dir=tmp_path / "glue", **changes)
     roots = {"name": "first", "runs": tmp_path / "runs", "device": "cpu", "division": "open", "model_path": str(model)}
     return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
 
@@ -130,6 +142,40 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(config: dict[str, Any], mo
     assert glue_json(config) == glue_json({**config, "name": "unbroken"})
 
 
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(config: dict[str, Any], tmp_path: Path) -> None:
+    """`kill -9` of the parent alone: its worker processes have to notice."""
+    hyper = ",".join(f"{name}: {config['eval']['hyperparameters'][name]}" for name in ("max_length", "learning_rate"))
+    settings = [
+        "eval=glue_sane", f"eval.data_dir={config['eval']['data_dir']}", f"runs={config['runs']}", "device=cpu",
+        f"model_path={config['model_path']}", "eval.seeds=[0,1,2,3,4,5]", "eval.workers=2",
+        f"eval.hyperparameters={{{hyper}}}",
+    ]  # fmt: skip
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "output.txt").open("ab") as log:
+            command = [sys.executable, "-m", "cramming", "glue", *settings, f"name={name}"]
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+
+    def pieces() -> int:
+        return len(list(Path(config["runs"]).glob("killed/glue/pretrained/pieces/*.json")))
+
+    assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    random, kept = np.random.default_rng(0), [0]
+    for _ in range(10):
+        process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
+        while process.poll() is None and pieces() < wanted:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.5) if wanted else random.uniform(0, 10))
+        process.kill()
+        process.wait()
+        kept.append(pieces())
+    assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    assert glue_json({**config, "name": "killed"}) == glue_json({**config, "name": "unbroken"})
+    assert len(set(kept)) > 3, f"every kill came at the same stage: {kept}"
+    assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
+
+
 def test_stored_results_of_other_settings_or_data_are_not_taken(config: dict[str, Any]) -> None:
     main(config)
     before = glue_json(config)
@@ -155,6 +201,67 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any]) -> None:
     )
     losses = [[json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)]
     assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(config: dict[str, Any]) -> None:
+    config["eval"]["hyperparameters"] |= {"epochs": 3, "learning_rate": 1e-2}
+    main(config)
+    main(with_eval({**config, "name": "best"}, selection="best"))
+    last, best = (load_record(Path(config["runs"]) / name)["glue"]["pretrained"] for name in ("first", "best"))
+    assert last["selection"] == "last epoch" and best["selection"].startswith("best epoch")
+    for entry, task in best["tasks"].items():
+        if entry != "mnli_mismatched":  # the epoch is chosen by the mean over both sets
+            per_seed = [t["metrics"][t["main_metric"]]["per_seed"] for t in (task, last["tasks"][entry])]
+            assert all(a >= b for a, b in zip(*per_seed, strict=True)) or entry == "mnli_matched"
+    pieces = Path(config["runs"]) / "best/glue/pretrained/pieces"
+    assert {json.loads(f.read_text())["epoch"] for f in pieces.iterdir()} <= {1, 2, 3}
+    findings = {f.rule: f.ok for f in judge(load_record(Path(config["runs"]) / "best")).findings}
+    assert not findings["R20"]
+    config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
+    main(config)
+    assert glue_json(config) == glue_json({**config, "name": "best"})
+
+
+def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(config: dict[str, Any]) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    main(with_eval(config, floor=True))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["glue"]) == {"pretrained"}
+    assert (
+        set(record["floor"]["tasks"]) == set(record["glue"]["pretrained"]["tasks"]) and record["floor"]["seconds"] > 0
+    )
+    rows = entrants([load_run(Path(config["runs"]) / "first")])
+    assert {row.init for row in rows} == {"pretrained", NAME} and not any(row.ranked for row in rows)
+    stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
+    main(with_eval({**config, "name": "again"}, floor=True))
+    assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
+
+
+def test_superglue_and_minimal_pairs_stand_beside_glue(config: dict[str, Any], tmp_path: Path) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    words = [f"w{i}" for i in range(20)]
+    for name in ("RTE", "CB"):
+        (tmp_path / "super" / name).mkdir(parents=True)
+        labels = ("entailment", "not_entailment") if name == "RTE" else ("neutral", "entailment", "contradiction")
+        rows = [
+            {"premise": words[i % 20], "hypothesis": words[i % 7], "label": labels[i % len(labels)]} for i in range(24)
+        ]
+        for file in ("train.jsonl", "val.jsonl"):
+            (tmp_path / "super" / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/one.jsonl").write_text(json.dumps({"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}) + "\n")
+    changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
+    main(with_eval(config, source="superglue", **changes))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["superglue"]) == {"pretrained", "floor"}
+    section = record["superglue"]["pretrained"]
+    assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
+    assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
+    assert record["minimal_pairs"]["accuracy"] in (0, 100)
+    said = " ".join(block.text for block in beyond_glue(record) if isinstance(block, Paragraph))
+    assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
 
 
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
@@ -202,7 +309,7 @@ def with_eval(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(glue, "corpus_folder", lambda config: tmp_path / "corpus")
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
     shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
     main(with_eval(config, source="embedded", data_dir=None, predict_test=False, seeds=[0]))
     section = load_record(Path(config["runs"]) / "first")["glue"]["pretrained"]
@@ -213,7 +320,7 @@ def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
 
 
 def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glue, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
         ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),
@@ -255,15 +362,27 @@ def test_the_default_protocol_is_the_papers() -> None:
     assert hyper.dropout == 0.1 and hyper.max_length == 128
 
 
+def test_the_other_protocols_are_the_baselines_and_izsaks() -> None:
+    sane, bert, izsak = (
+        build(EvalConfig, eval_section(name), "eval").hyperparameters
+        for name in ("glue_sane", "bert_baseline", "izsak")
+    )
+    assert bert == replace(sane, batch_size=32, learning_rate=2e-5)
+    assert (izsak.epochs, izsak.batch_size, izsak.learning_rate, izsak.weight_decay) == (5, 32, 5e-5, 0.01)
+
+
 def test_spread_is_null_as_soon_as_one_value_is() -> None:
+    low, high = scipy.stats.t.interval(0.95, 2, 3.0, scipy.stats.sem([1.0, 2.0, 6.0]))
     assert spread([1.0, 2.0, 6.0]) == {
         "per_seed": [1.0, 2.0, 6.0],
         "median": 2.0,
         "mean": 3.0,
         "std": pytest.approx(7**0.5),
+        "mean_ci95": [pytest.approx(low), pytest.approx(high)],
     }
-    assert spread([1.0, None]) == {"per_seed": [1.0, None], "median": None, "mean": None, "std": None}
-    assert spread([1.0])["std"] is None
+    nothing = dict.fromkeys(("median", "mean", "std", "mean_ci95"))
+    assert spread([1.0, None]) == {"per_seed": [1.0, None], **nothing}
+    assert spread([1.0])["std"] is None and spread([1.0])["mean_ci95"] is None
 
 
 def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
@@ -283,7 +402,7 @@ def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
             problems = ["constant"] if value is None else []
             entries[source.entry] = {"metrics": dict.fromkeys(task.metrics, value), "problems": problems, "notes": []}
         pieces[task.name, 0] = {"entries": entries}
-    hyper = build(Hyperparameters, eval_section("glue_sane")["hyperparameters"], "eval")
+    hyper = eval_section("glue_sane")["hyperparameters"]
     return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyper, {})
 
 

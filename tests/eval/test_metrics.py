@@ -1,5 +1,6 @@
 """The metrics equal scikit-learn's and scipy's, and say so where there is nothing to measure."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -12,12 +13,14 @@ import scipy.stats
 import sklearn.metrics
 
 from eval.metrics import METRICS, MODULE_FOLDER, score
-from eval.tasks import TASKS
+from eval.superglue import ALL_TASKS
 
 REFERENCE = {
     "matthews_correlation": lambda p, y: sklearn.metrics.matthews_corrcoef(y, p),
     "accuracy": lambda p, y: sklearn.metrics.accuracy_score(y, p),
     "f1": lambda p, y: sklearn.metrics.f1_score(y, p, zero_division=np.nan),
+    "f1_macro": lambda p, y: sklearn.metrics.f1_score(y, p, average="macro"),
+    "accuracy_f1": lambda p, y: (REFERENCE["accuracy"](p, y) + REFERENCE["f1_macro"](p, y)) / 2,
     "pearson": lambda p, y: scipy.stats.pearsonr(p, y).statistic,
     "spearmanr": lambda p, y: scipy.stats.spearmanr(p, y).statistic,
 }
@@ -25,7 +28,8 @@ REFERENCE = {
 
 @pytest.mark.parametrize(
     ("name", "classes"),
-    [("matthews_correlation", 2), ("matthews_correlation", 3), ("accuracy", 2), ("accuracy", 3), ("f1", 2)],
+    [("matthews_correlation", 2), ("matthews_correlation", 3), ("accuracy", 2), ("accuracy", 3), ("f1", 2)]
+    + [("f1_macro", 2), ("f1_macro", 3), ("accuracy_f1", 3)],
 )
 def test_classification_equals_scikit_learn(name: str, classes: int) -> None:
     random = np.random.default_rng(0)
@@ -48,6 +52,23 @@ def test_correlations_equal_scipy(name: str, scale: float) -> None:
             labels[:2] = 0, 5
             predictions = (labels + random.normal(size=size)) * scale
             assert METRICS[name](predictions, labels) == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> None:
+    """All pairs of up to four classes or levels: every kind of degenerate input there is."""
+    for size in (1, 2, 3, 4):
+        cells = list(itertools.product((0, 1), repeat=size))
+        for predictions, labels in itertools.product(map(np.array, cells), repeat=2):
+            found = score([name], predictions, labels)
+            value = found.values[name]
+            undefined = name in ("pearson", "spearmanr", "matthews_correlation") and len(set(labels.tolist())) == 1
+            undefined |= name in ("pearson", "spearmanr") and len(set(predictions.tolist())) == 1
+            undefined |= name == "f1" and not (predictions.any() or labels.any())
+            assert math.isnan(value) == undefined == bool(found.problems)
+            if not undefined:
+                assert value == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -104,4 +125,4 @@ for name in ("cola", "mrpc", "stsb"):
     environment.pop("HF_MODULES_CACHE", None)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(METRICS) == {m for t in TASKS.values() for m in t.metrics}
+    assert set(METRICS) == {m for t in ALL_TASKS.values() for m in t.metrics}

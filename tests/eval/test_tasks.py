@@ -1,8 +1,16 @@
-"""The task table agrees with what GLUE defines, stated here independently."""
+"""The task table agrees with what GLUE defines, stated here independently; and, where it is, with the data itself.
 
+CRAMMING_GLUE_DATA may name a folder with official files; the tests of real data are skipped without it.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from cramming.config import UserError
+from eval.datasets import Split, read_task, tasks_in_folder
 from eval.tasks import AVERAGES, AX, ENTRIES, TASKS, find_tasks
 
 # Splits of nyu-mll/glue: (train, each dev set, each test set).
@@ -61,3 +69,35 @@ def test_tasks_are_found_by_name_or_title_in_table_order() -> None:
     assert [t.name for t in find_tasks(["rte", "SST-2", "cola"])] == ["cola", "sst2", "rte"]
     with pytest.raises(UserError, match=r"'snli'.*cola, sst2"):
         find_tasks(["snli"])
+
+
+REAL = Path(os.environ.get("CRAMMING_GLUE_DATA", "no such folder"))
+# Share of each label in the official development sets, in the order of the table: a swapped label would show.
+DEV_LABELS = {"cola": [322, 721], "sst2": [428, 444], "mrpc": [129, 279], "rte": [146, 131], "qnli": [2702, 2761]}
+DEV_LABELS |= {"mnli": [3479, 3123, 3213], "qqp": [25545, 14885], "wnli": [40, 31]}
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="CRAMMING_GLUE_DATA names no folder with GLUE's official files")
+def test_the_real_files_have_the_tables_columns_labels_and_sizes() -> None:
+    tasks, _ = tasks_in_folder(REAL, None)
+    for task in tasks:
+        data = read_task(REAL, task)
+        dev = data.scored[0]
+        assert len(dev) == task.scored[0].examples, task.name
+        assert len(data.train) == task.train.examples or data.subset, task.name
+        for blind in data.blind:
+            assert len(blind) == blind.source.examples and blind.ids == list(range(len(blind))), blind.source
+        assert all(text.strip() for split in (data.train, dev) for column in split.texts for text in column)
+        assert dev.labels is not None
+        if task.regression:
+            assert dev.labels.min() == 0 and dev.labels.max() == 5
+        else:
+            counts = np.bincount(dev.labels, minlength=task.outputs).tolist()
+            assert counts == DEV_LABELS[task.name], (task.name, counts)
+            assert _first_with_label(data.train, 0) != _first_with_label(data.train, 1)
+
+
+def _first_with_label(split: Split, label: int) -> tuple[str, ...]:
+    assert split.labels is not None
+    place = int(np.flatnonzero(split.labels == label)[0])
+    return tuple(column[place] for column in split.texts)

@@ -1,5 +1,9 @@
 """Every kernel equals the definition: dense masked softmax over all tokens, forward and backward."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +57,27 @@ def test_fewer_asking_tokens_get_what_they_got_among_all(kernel: str, packing: P
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, UNEVEN])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_asking_token_of_each_ragged_sequence_gets_what_it_got_among_all(packing: Packing, place: int) -> None:
+    qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
+    q, k, v = qkv.unbind(1)
+    bounds = packing.bounds_S.unique().long()
+    asking = bounds[:-1] if place == 0 else bounds[1:] - 1
+    layout = attention.prepare("padded", packing, 96, None, torch.float32, 0.0)
+    fewer = attention.asked_by(layout, asking, 96)
+    assert fewer is not None
+    weights = torch.linspace(-1, 1, len(asking))[:, None, None]
+    results = []
+    for out in (attention.attend(q, k, v, layout)[asking], attention.attend(fewer.at_asking(q), k, v, fewer)):
+        results.append((out, *torch.autograd.grad((out * weights).sum(), qkv)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert attention.asked_by(layout, asking[1:], 96) is None  # a sequence that does not ask: all are computed
+    windowed = attention.prepare("padded", packing, 96, 3, torch.float32, 0.0)
+    assert attention.asked_by(windowed, asking, 96) is None
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_dense_equals_each_sequence_alone(window: int | None) -> None:
     """The definition itself: a sequence does not see its neighbours, and a window counts to both sides."""
@@ -76,6 +101,22 @@ def test_padding_is_bounded_however_uneven_the_lengths() -> None:
 def test_auto_chooses_by_packing() -> None:
     chosen = [attention.choose(p, None, torch.bfloat16, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
     assert chosen == ["sdpa", "sdpa", "padded"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_flash"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_flash_attention_is_taken_only_where_the_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_flash: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
+    rows, in_rows, ragged = (p._replace(bounds_S=on_gpu) for p in (ROWS, IN_ROWS, RAGGED))
+    chosen = [attention.choose(p, 3, torch.float16, 0.0) for p in (rows, in_rows, ragged)]
+    assert chosen == (["varlen"] * 3 if has_flash else ["sdpa", "sdpa", "padded"])
+    with nullcontext() if has_flash else pytest.raises(UserError, match=r"varlen: .* 8\.0.*this is Tesla T4; set it"):
+        attention.prepare("varlen", ragged, 96, 3, torch.float16, 0.0)
 
 
 def test_no_mask_where_none_is_needed() -> None:

@@ -153,6 +153,27 @@ def test_classifier_gives_one_row_per_sequence(pooling: str, labels: int, pooler
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_classifier_on_first_tokens_computes_the_last_block_for_them_alone() -> None:
+    model = SequenceClassifier(Encoder(CONFIG), 2, "cls", 12).eval()
+    ids, ragged = torch.randint(0, 60, (48,)), Packing(torch.tensor([0, 7, 20, 48], dtype=torch.int32), None, 28)
+    seen: list[int] = []
+    model.encoder.blocks[-1].mlp.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    results = []
+    for logits in (model(ids, POSITIONS, ragged), _all_then_first(model, ids, ragged)):
+        model.zero_grad()
+        logits.square().sum().backward()
+        results.append([logits, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert seen == [3, 48]
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def _all_then_first(model: SequenceClassifier, ids: torch.Tensor, packing: Packing) -> torch.Tensor:
+    hidden = model.encoder(ids, POSITIONS, packing)[packing.bounds_S[:-1].long()]
+    assert model.pooler is not None
+    return model.classifier(model.pooler(hidden).tanh())
+
+
 def test_classifier_leaves_the_encoder_as_it_was() -> None:
     encoder = Encoder(CONFIG)
     before = {name: p.clone() for name, p in encoder.named_parameters()}

@@ -1,0 +1,207 @@
+"""Fine-tuning on GLUE against a `Trainer` loop with dynamic padding, as `run_glue.py` does it: speed and scores.
+
+Same encoder, task, examples, epochs, batch size, learning rate and its course, dropout, AdamW and number format; the
+same number of cores. The other side is `transformers.Trainer` with `DataCollatorWithPadding` in one process that uses
+all cores, tokenized beforehand, no checkpoints, no evaluation but the last; ours is what `cramming glue` runs: a
+process of one thread per core. Each measurement is a process of its own, from its start to its last prediction, imports
+and tokenizing included. Sides alternate over groups of seeds, and who begins alternates too.
+
+    python benchmarks/glue.py --model <Hugging Face BERT folder> --data <GLUE folder> --out benchmarks/results/<name>.md
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+TASKS = ("rte", "mrpc", "cola")
+SIDES = ("trainer", "cramming")
+
+
+def read(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The tasks' data without test sets, cut to `--examples`."""
+    from eval.datasets import TaskData, read_task
+    from eval.tasks import TASKS as TABLE
+
+    def cut(data: TaskData) -> TaskData:
+        train, count = data.train, arguments.examples or len(data.train)
+        labels = None if train.labels is None else train.labels[:count]
+        few = replace(train, texts=tuple(column[:count] for column in train.texts), labels=labels)
+        return replace(data, train=few, blind=())
+
+    return {name: cut(read_task(arguments.data, TABLE[name])) for name in arguments.tasks}
+
+
+def hyperparameters(arguments: argparse.Namespace) -> Any:
+    from eval.finetune import Hyperparameters
+
+    return Hyperparameters(
+        epochs=arguments.epochs, batch_size=16, learning_rate=arguments.rate, schedule="cosine", warmup=0.1,
+        weight_decay=0.0, beta1=0.9, beta2=0.98, eps=1e-6, max_grad_norm=None, dropout=0.1, attention_dropout=0.0,
+        pooling="cls", pooler=True, max_length=128,
+    )  # fmt: skip
+
+
+def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from eval.encode import encode_task, load_encoder
+    from eval.jobs import Job, run_jobs
+    from eval.models import open_model
+
+    source, hyper, data = open_model(arguments.model), hyperparameters(arguments), read(arguments)
+    encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
+    encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
+    runs = [(name, seed) for name in data for seed in arguments.seeds]
+    runs.sort(key=lambda run: -len(encoded[run[0]].train.ids_T))
+    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, "fp32", "cpu", 1, "last") for n, s in runs]
+    found = run_jobs(jobs, min(arguments.cores, len(jobs)), lambda count: None)
+    return [result(data[j.task], j.seed, p.scored[data[j.task].scored[0].source.entry], p.seconds) for j, p in found]
+
+
+def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    import torch
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(arguments.cores)
+    tokenizer, data = AutoTokenizer.from_pretrained(arguments.model), read(arguments)
+    found = []
+    for task_data in data.values():
+        train, dev = (tokenized(tokenizer, split) for split in (task_data.train, task_data.scored[0]))
+        for seed in arguments.seeds:
+            started = time.perf_counter()
+            predictions = train_and_predict(arguments, tokenizer, task_data.task, train, dev, seed)
+            found.append(result(task_data, seed, predictions, time.perf_counter() - started))
+    return found
+
+
+def tokenized(tokenizer: Any, split: Any) -> Any:
+    from datasets import Dataset
+
+    found = tokenizer(*split.texts, truncation=True, max_length=128, padding=False)
+    return Dataset.from_dict({**found, "labels": split.labels.tolist()})
+
+
+def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, train: Any, dev: Any, seed: int) -> Any:
+    from transformers import (
+        AutoModelForSequenceClassification,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainingArguments,
+        set_seed,
+    )
+
+    hyper = hyperparameters(arguments)
+    set_seed(seed)
+    rates = {"hidden_dropout_prob": hyper.dropout, "attention_probs_dropout_prob": hyper.attention_dropout}
+    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=task.outputs, **rates)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            output_dir=folder, num_train_epochs=hyper.epochs, per_device_train_batch_size=hyper.batch_size,
+            per_device_eval_batch_size=hyper.batch_size, learning_rate=hyper.learning_rate, lr_scheduler_type="cosine",
+            warmup_steps=hyper.warmup, weight_decay=hyper.weight_decay, adam_beta1=hyper.beta1, adam_beta2=hyper.beta2,
+            adam_epsilon=hyper.eps, max_grad_norm=0.0, seed=seed, use_cpu=True, report_to="none", save_strategy="no",
+            logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = Trainer(model, settings, DataCollatorWithPadding(tokenizer), train_dataset=train)
+        trainer.train()
+        logits = trainer.predict(dev).predictions
+    return logits.squeeze(-1) if task.regression else logits.argmax(-1)
+
+
+def result(data: Any, seed: int, predictions: Any, seconds: float) -> dict[str, Any]:
+    import numpy as np
+
+    from eval.metrics import score
+
+    task = data.task
+    values = score((task.main_metric,), np.asarray(predictions, np.float64), data.scored[0].labels).values
+    return {"task": task.name, "seed": seed, "seconds": round(seconds, 2), "score": 100 * values[task.main_metric]}
+
+
+def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[str, Any]:
+    """One process of one side, timed from outside."""
+    command = [sys.executable, __file__, "--side", side, "--model", str(arguments.model), "--data", str(arguments.data)]
+    command += ["--epochs", str(arguments.epochs), "--rate", str(arguments.rate), "--cores", str(arguments.cores)]
+    command += ["--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
+    command += ["--examples", str(arguments.examples)] if arguments.examples else []
+    threads = {"OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1), "HF_HUB_OFFLINE": "1"}
+    here = str(Path(__file__).resolve().parent.parent)
+    begun = time.perf_counter()
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": here, **threads}, stdout=subprocess.PIPE, check=True, text=True
+    )
+    runs = json.loads(done.stdout.splitlines()[-1])
+    return {"side": side, "seeds": seeds, "seconds": round(time.perf_counter() - begun, 2), "runs": runs}
+
+
+def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples: dict[str, int]) -> str:
+    import torch
+    import transformers
+
+    sizes = ", ".join(f"{name} {count}" for name, count in examples.items())
+    lines = [
+        "# Fine-tuning on GLUE beside Trainer",
+        "",
+        f"Command: `python benchmarks/glue.py --epochs {arguments.epochs} --rate {arguments.rate} --cores"
+        f" {arguments.cores} --tasks {' '.join(arguments.tasks)} --seeds {' '.join(map(str, arguments.seeds))}`",
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__};"
+        f" fp32, batches of 16, training examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",
+        "",
+        "| side | s in all | examples/s | ratio | " + " | ".join(f"{t}: score, median (all)" for t in examples) + " |",
+        "|---|---|---|---|" + "---|" * len(examples),
+    ]
+    work = arguments.epochs * sum(examples.values()) * len(arguments.seeds)
+    seconds = {side: sum(f["seconds"] for f in found if f["side"] == side) for side in SIDES}
+    for side in SIDES:
+        cells = [side, f"{seconds[side]:.0f}", f"{work / seconds[side]:.1f}"]
+        cells.append(f"{seconds['trainer'] / seconds[side]:.2f}x")
+        for task in examples:
+            runs = [r for f in found if f["side"] == side for r in f["runs"] if r["task"] == task]
+            scores = sorted(r["score"] for r in runs)
+            cells.append(f"{statistics.median(scores):.1f} ({', '.join(f'{s:.1f}' for s in scores)})")
+        lines.append(f"| {' | '.join(cells)} |")
+    pairs = ({f["side"]: f["seconds"] for f in found[i : i + 2]} for i in range(0, len(found), 2))
+    ratios = [f"{pair['trainer'] / pair['cramming']:.2f}" for pair in pairs]
+    lines += ["", f"Ratio of each pair: {', '.join(ratios)}.", "", "Raw:", "```json", json.dumps(found), "```", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a BERT that both sides load")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the official RTE/, MRPC/, CoLA/")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=4e-5)
+    parser.add_argument("--examples", type=int, help="take this many training examples of each task (a try-out)")
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        runs = {"trainer": run_trainer, "cramming": run_cramming}[arguments.side](arguments)
+        print(json.dumps(runs))
+        return
+    assert arguments.out, "--out"
+    found: list[dict[str, Any]] = []
+    groups = [arguments.seeds[i : i + arguments.cores] for i in range(0, len(arguments.seeds), arguments.cores)]
+    for index, seeds in enumerate(groups):
+        for side in SIDES if index % 2 == 0 else SIDES[::-1]:
+            found.append(measure(side, arguments, seeds))
+            print(found[-1], file=sys.stderr, flush=True)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    examples = {name: len(data.train) for name, data in read(arguments).items()}
+    arguments.out.write_text(report(arguments, found, examples), encoding="utf-8")
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

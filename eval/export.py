@@ -1,0 +1,115 @@
+"""`cramming export`: the finished model as a folder to use or to publish, with a model card.
+
+The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
+and, for an architecture that stock transformers lacks, the modelling file that `trust_remote_code=True` runs. It
+appears whole or not at all.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError, build, file_sha256, overwrite_atomically
+from cramming.model.config import count_parameters
+from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
+from cramming.model.stock import stock_family
+from cramming.progress import say
+from cramming.record import is_run, load_record, run_folder
+from eval.card import Exported, write_card
+from eval.reading import Run, at, load_run
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Where the folder goes, and what only its owner can say of it."""
+
+    out: Path | None
+    license: str | None
+    language: str | None
+
+
+def main(config: dict[str, Any]) -> None:
+    """Export the run `name` (or the model folder `model_path`); UserError for whatever is missing or in the way."""
+    settings = build(ExportConfig, config["export"], "export")
+    folder, run = find_model(config)
+    out = (settings.out or folder.parent / "export").absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"export.out={out}: is there already and not an empty folder; remove it or give another")
+    tokens = special_tokens(folder)
+    model = load_masked_lm(folder)
+    family = stock_family(model.config)
+
+    def write(temporary: Path) -> None:
+        save_pretrained(model, temporary, folder / "tokenizer.json", tokens)
+        exported = Exported(
+            name=run.label if run else out.name,
+            family=family or "cramming",
+            remote_code=family is None,
+            parameters=count_parameters(model.config).total,
+            max_length=model.config.max_length,
+            token_types=model.config.token_types,
+            weights_sha256=file_sha256(temporary / WEIGHTS),
+            license=settings.license,
+            language=settings.language,
+        )
+        (temporary / "README.md").write_text(write_card(exported, run), encoding="utf-8")
+
+    overwrite_atomically(out, write)
+    how = "loads in transformers as it is" if family else f"loads in transformers with {CODE.name} beside it"
+    say(f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how")
+
+
+def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
+    """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
+    if config["model_path"]:
+        folder = Path(config["model_path"]).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
+        run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None
+        return folder, run if run and not run.problem and _made_by(run.record, folder) else None
+    home = run_folder(config)
+    if not is_run(home):
+        raise UserError(f"name={config['name']}: no run in {home}; `cramming pretrain name={config['name']}` makes one")
+    status = at(load_record(home), "pretrain.status")
+    if status != "finished":
+        raise UserError(
+            f"name={config['name']}: the pretraining in {home} is {status or 'missing'}, not finished;"
+            " go on with `cramming pretrain` and resume=true, or give model_path=<folder>"
+        )
+    run = load_run(home)
+    if not (home / "final" / WEIGHTS).is_file():
+        raise UserError(f"{home / 'final' / WEIGHTS}: is missing; restore it, or give model_path=<folder>")
+    if not _made_by(run.record, home / "final"):
+        raise UserError(
+            f"{home / 'final'}: its weights are not those that pretraining wrote (by their SHA-256); restore them, or"
+            f" export the folder without the record: copy it elsewhere and give model_path=<copy>"
+        )
+    return home / "final", run
+
+
+def _made_by(record: Any, folder: Path) -> bool:
+    weights = folder / WEIGHTS
+    return weights.is_file() and at(record, "pretrain.final_sha256") == file_sha256(weights)
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The folder's names of the five special tokens, by transformers' keys; UserError where one is missing."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: is missing; restore the tokenizer's files beside the model")
+    path = folder / "tokenizer_config.json"
+    try:
+        node = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+    found = {}
+    for key in SPECIAL_TOKENS:
+        value = node.get(key)
+        token = value.get("content") if isinstance(value, dict) else value  # as transformers writes an added token
+        if not isinstance(token, str):
+            raise UserError(f"{path}: {key} is missing; a masked language model needs all five special tokens")
+        found[key] = token
+    return found

@@ -1,0 +1,97 @@
+"""A small search for the one global set of hyperparameters: one grid for all tasks, chosen by the mean over all tasks.
+
+    cramming glue --multirun name=first eval.sweep=true eval.hyperparameters.learning_rate=2e-5,4e-5,8e-5 \\
+        eval.hyperparameters.batch_size=16,32 ...
+
+Every point of the grid is a scoring like any other and lies in `glue/<init>/sweep/<hash>/`. After each, the record gets
+the best point so far, for all initialisations the same one, with the list of all points and how it was chosen. What a
+task would like best by itself is never looked at: that would be one set per task.
+"""
+
+import json
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cramming.config import overwrite_atomically, settings_hash
+from cramming.progress import say
+from eval.finetune import Hyperparameters
+from eval.reading import at, number
+
+# Points are compared only where all of this is the same.
+SAME = ("model", "model_sha256", "suite", "seeds", "selection", "precision", "threads_per_run")
+
+
+def point_folder(place: Path, hyper: Hyperparameters) -> Path:
+    """Where the results of one set are kept, below `glue/<init>`."""
+    return place / "sweep" / settings_hash(asdict(hyper))
+
+
+def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The sections of the best point for the record, by init; its files are copied to `glue/<init>/`.
+
+    The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest, count.
+    """
+    judge = "pretrained" if "pretrained" in inits else inits[0]
+    points = _points(glue / judge / "sweep")
+    points = {name: p for name, p in points.items() if all((glue / i / "sweep" / name).is_dir() for i in inits)}
+    means = {name: statistics.fmean(scores) for name, p in points.items() if (scores := _scores(p)) is not None}
+    if not means:
+        say("sweep: no point has all its scores yet, nothing is chosen")
+        return {}
+    best = max(means, key=lambda name: means[name])
+    varied = _varied([p["hyperparameters"] for p in points.values()])
+    listed = [
+        {"hyperparameters": {key: p["hyperparameters"][key] for key in varied}, "mean": means.get(name)}
+        for name, p in points.items()
+    ]
+    entries = ", ".join(points[best]["tasks"])
+    mark = {"points": listed, "chosen_by": f"mean of the dev scores of {judge} over {entries}", "mean": means[best]}
+    say(f"sweep: {len(points)} points, best {listed[list(points).index(best)]['hyperparameters']}: {means[best]:.2f}")
+    return {init: _adopt(glue / init, best, mark) for init in inits}
+
+
+def _points(folder: Path) -> dict[str, dict[str, Any]]:
+    """The finished points that can be compared with the latest, by name."""
+    files = sorted(folder.glob("*/section.json"))
+    latest = json.loads(max(files, key=lambda file: file.stat().st_mtime_ns).read_text(encoding="utf-8"))
+    found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    return {name: section for name, section in found.items() if _kind(section) == _kind(latest)}
+
+
+def _kind(section: Mapping[str, Any]) -> list[Any]:
+    sizes = {name: [at(task, "train_examples"), at(task, "eval_examples")] for name, task in section["tasks"].items()}
+    return [*(section.get(key) for key in SAME), sizes]
+
+
+def _scores(section: Mapping[str, Any]) -> list[float] | None:
+    """All scores of a point; None as soon as one is missing."""
+    scores = [number(task, "score") for task in section["tasks"].values()]
+    known = [value for value in scores if value is not None]
+    return known if known and len(known) == len(scores) else None
+
+
+def _varied(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [key for key in sets[0] if len({json.dumps(one.get(key)) for one in sets}) > 1]
+
+
+def _adopt(place: Path, best: str, mark: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the point's results to where an ordinary scoring has them; its section with the mark."""
+    point = place / "sweep" / best
+    for name in ("pieces", "predictions", "glue.json", "timing.json"):
+        _copy(point / name, place / name)
+    section: dict[str, Any] = json.loads((point / "section.json").read_text(encoding="utf-8"))
+    return {**section, "sweep": dict(mark)}
+
+
+def _copy(source: Path, target: Path) -> None:
+    def write(temporary: Path) -> None:
+        if source.is_dir():
+            shutil.copytree(source, temporary)
+        else:
+            shutil.copyfile(source, temporary)
+
+    overwrite_atomically(target, write)

@@ -1,0 +1,180 @@
+"""`cramming export`: a whole folder with a true card, or one line that says why not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from cramming import pretrain
+from cramming.config import UserError
+from cramming.record import load_record, write_record_section
+from eval import export
+from eval.rules import judge
+
+Export = Callable[..., Path]
+OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Path:
+    """Two finished runs: `stock` of an architecture that transformers has, `own` of one that it lacks."""
+    runs = tmp_path_factory.mktemp("runs")
+    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=stock"))
+    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=own", OWN))
+    return runs
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """Those runs, for one test alone."""
+    shutil.copytree(trained, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def run_export(runs: Path, compose: Callable[..., dict[str, Any]]) -> Export:
+    """`run_export("name=stock", ...)`: where the folder should be."""
+
+    def call(*overrides: str) -> Path:
+        settings = compose(f"runs={runs}", *overrides)
+        export.main(settings)
+        return Path(settings["export"]["out"] or runs / str(settings["name"]) / "export")
+
+    return call
+
+
+def card(folder: Path) -> tuple[dict[str, Any], str]:
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    _, header, body = text.split("---\n", 2)
+    return yaml.safe_load(header), body
+
+
+def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(runs: Path, run_export: Export) -> None:
+    common = {"README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"}
+    for name, more in (("stock", set()), ("own", {"modeling_cramming.py"})):
+        folder = run_export(f"name={name}")
+        assert {path.name for path in folder.iterdir()} == common | {"tokenizer_config.json"} | more
+        for file in ("model.safetensors", "tokenizer.json"):
+            assert (folder / file).read_bytes() == (runs / name / "final" / file).read_bytes(), file
+        assert [path.name for path in (runs / name).iterdir() if path.name.endswith((".tmp", ".old"))] == []
+    assert "auto_map" not in json.loads((runs / "stock" / "export" / "config.json").read_text())
+
+
+def test_a_stock_architecture_loads_without_remote_code(run_export: Export) -> None:
+    folder = run_export("name=stock")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
+    assert model(**tokenizer(["w7 w8 w9", "w5"], padding=True, return_tensors="pt")).logits.isfinite().all()
+
+
+def test_the_card_says_what_the_record_says(
+    runs: Path, run_export: Export, make_section: Callable[..., dict[str, Any]]
+) -> None:
+    record = load_record(runs / "own")
+    section = make_section("pretrained") | {"model_sha256": record["pretrain"]["final_sha256"]}
+    section["tasks"]["rte"]["subset"] = True
+    write_record_section(runs / "own", glue={"pretrained": section})
+    folder = run_export("name=own", "export.license=apache-2.0", "export.language=en")
+    header, body = card(folder)
+    assert header["license"] == "apache-2.0" and header["language"] == "en"
+    assert header["library_name"] == "transformers" and header["pipeline_tag"] == "fill-mask"
+    assert "custom_code" in header["tags"]
+    found = {(r.dataset_config, r.dataset_split): r for r in ModelCard.load(folder / "README.md").data.eval_results}
+    cola = found["cola", "validation"]
+    assert (cola.metric_type, cola.metric_value) == (
+        "matthews_correlation",
+        round(section["tasks"]["cola"]["score"], 2),
+    )
+    assert ("mnli", "validation_mismatched") in found and ("rte", "validation") not in found
+    corpus = record["corpus"]
+    for text in (
+        corpus["manifest_sha256"], corpus["tokenizer"]["sha256"], record["pretrain"]["final_sha256"],
+        corpus["sources"][0]["license"], "12 of 12 steps", "weight_decay 0.01", "rate 0.25", "first_attn_norm True",
+        "trust_remote_code=True", "Sequences of at most", *section["averages"]["avg9"]["definition"].split("; ")[:1],
+    ):  # fmt: skip
+        assert text in body, text
+    verdict = judge(load_record(runs / "own"))
+    assert all(finding.rule in body for finding in verdict.broken)
+    assert str(runs) not in body and corpus["folder"] not in body
+
+
+def test_without_scores_or_record_the_card_says_so(runs: Path, run_export: Export, tmp_path: Path) -> None:
+    header, body = card(run_export("name=stock"))
+    assert "model-index" not in header and "license" not in header and "custom_code" not in header["tags"]
+    assert "Not scored yet" in body and "trust_remote_code" not in body and "No licence" in body
+    shutil.copytree(runs / "own" / "final", tmp_path / "alone" / "final")
+    folder = run_export(f"model_path={tmp_path / 'alone' / 'final'}", f"export.out={tmp_path / 'alone.exported'}")
+    _, body = card(folder)
+    assert "No record of its training lies beside it" in body and "## Corpus" not in body
+
+
+def test_the_final_folder_of_a_run_finds_its_record(runs: Path, run_export: Export, tmp_path: Path) -> None:
+    folder = run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
+    assert card(folder) == card(run_export("name=stock"))
+
+
+def occupy(runs: Path) -> None:
+    (runs / "stock" / "export").mkdir()
+    (runs / "stock" / "export" / "mine.txt").write_text("keep")
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    node = json.loads(path.read_text())
+    change(node)
+    path.write_text(json.dumps(node))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: shutil.rmtree(r / "stock"), r"name=stock: no run in .*cramming pretrain"),
+        (
+            lambda r: write_record_section(r / "stock", pretrain={"status": "interrupted"}),
+            "is interrupted, not finished",
+        ),
+        (lambda r: edit_json(r / "stock/record.json", lambda n: n.pop("pretrain")), "is missing, not finished"),
+        (lambda r: shutil.rmtree(r / "stock/final"), r"model\.safetensors: is missing"),
+        (
+            lambda r: shutil.copy(r / "own/final/model.safetensors", r / "stock/final"),
+            "not those that pretraining wrote",
+        ),
+        (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json: is missing"),
+        (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
+        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("{"), "not readable as JSON"),
+        (
+            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
+            "mask_token is missing",
+        ),
+        (lambda r: (r / "stock/final/config.json").unlink(), r"no config\.json"),
+        (occupy, r"export\.out=.*export: is there already and not an empty folder"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    damage: Callable[[Path], object], message: str, runs: Path, run_export: Export
+) -> None:
+    damage(runs)
+    before = sorted(path for path in runs.rglob("*"))
+    with pytest.raises(UserError, match=message) as caught:
+        run_export("name=stock")
+    assert "\n" not in str(caught.value)
+    assert sorted(path for path in runs.rglob("*")) == before
+
+
+def test_an_error_midway_leaves_nothing(runs: Path, run_export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(export, "write_card", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run_export("name=stock")
+    assert {path.name for path in (runs / "stock").iterdir() if "export" in path.name} == set()
+    (runs / "stock" / "export").mkdir()  # an empty folder is no obstacle
+    monkeypatch.undo()
+    assert (run_export("name=stock") / "README.md").is_file()

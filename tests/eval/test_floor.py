@@ -1,0 +1,47 @@
+"""The bag of words learns what words say, sees what two texts share, and is the same every time."""
+
+import numpy as np
+
+from eval.datasets import Split, TaskData
+from eval.floor import predict_from_words
+from eval.metrics import score
+from eval.tasks import TASKS
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+def make_data(name: str, examples: int = 600) -> TaskData:
+    """One text: the label says whether it has w0. Two: how many of the second one's words are the first one's."""
+    task, random = TASKS[name], np.random.default_rng(0)
+
+    def split(source: object, size: int) -> Split:
+        texts: tuple[list[str], ...] = tuple([] for _ in task.text)
+        labels: list[float] = []
+        for _ in range(size):
+            first = random.choice(WORDS[1:], 6, replace=False).tolist()
+            label = float(random.integers(0, 6 if task.regression else 2))
+            if len(texts) == 1:
+                texts[0].append(" ".join([*first[1:], WORDS[0] if label else first[0]]))
+            else:
+                kept = int(label) if task.regression else 6 * int(label == 0)
+                rest = [w for w in WORDS if w not in first]
+                texts[0].append(" ".join(first))
+                texts[1].append(" ".join([*first[:kept], *random.choice(rest, 6 - kept, replace=False)]))
+            labels.append(label)
+        return Split(source, texts, np.array(labels, np.float32 if task.regression else np.int64))  # type: ignore[arg-type]
+
+    return TaskData(task, split(task.train, examples), (split(task.scored[0], 200),))
+
+
+def test_it_learns_words_and_what_two_texts_share() -> None:
+    for name, enough in (("sst2", 0.95), ("rte", 0.95), ("stsb", 0.9)):
+        data = make_data(name)
+        found, labels = predict_from_words(data).scored[data.scored[0].source.entry], data.scored[0].labels
+        assert labels is not None
+        assert score(data.task.metrics, found, labels).values[data.task.main_metric] > enough, name
+
+
+def test_it_is_the_same_every_time() -> None:
+    data = make_data("stsb", 100)
+    first, second = (predict_from_words(data).scored["stsb"] for _ in range(2))
+    assert np.array_equal(first, second)

@@ -1,0 +1,89 @@
+"""Pseudo-log-likelihoods equal the definition, packed or padded, and broken files are named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+
+from cramming.config import UserError
+from eval.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
+from eval.models import open_model
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = SPECIAL + [f"w{i}" for i in range(20)]
+CPU = torch.device("cpu")
+MASK = 4
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=24, initializer_range=0.5, **shape)
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
+    random = np.random.default_rng(0)
+    sentences = [[2, *random.integers(5, 25, size).tolist(), 3] for size in random.integers(1, 12, 15)]
+    model = AutoModelForMaskedLM.from_pretrained(bert).eval()
+    expected = []
+    for ids in sentences:
+        total = 0.0
+        for place in range(1, len(ids) - 1):
+            masked = torch.tensor([ids[:place] + [MASK] + ids[place + 1 :]])
+            with torch.no_grad():
+                total += model(masked).logits[0, place].log_softmax(-1)[ids[place]].item()
+        expected.append(total)
+    for make in (_own_model, _stock_model):
+        for tokens in (1, 200, 10**6):
+            found = likelihoods(sentences, MASK, {2, 3}, make(bert, CPU), tokens)
+            np.testing.assert_allclose(found, expected, atol=1e-3)
+    assert np.std(expected) > 1
+
+
+def write(path: Path, pairs: list[tuple[str, str]]) -> None:
+    rows = [{"sentence_good": good, "sentence_bad": bad, "UID": path.stem} for good, bad in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path, tmp_path: Path) -> None:
+    pairs = [("w1 w2 w3", "w3 w2 w1"), ("w4 w5", "w6 w7"), ("w8 w9 w1", "w9 w9 w9")]
+    write(tmp_path / "a.jsonl", pairs)
+    write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
+    for source in (open_model(bert), replace(open_model(bert), own=False)):
+        found = score_pairs(source, tmp_path, CPU, 24)
+        first, second = (found["paradigms"][name]["accuracy"] for name in "ab")
+        assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
+    write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
+    assert score_pairs(open_model(bert), tmp_path, CPU, 24)["paradigms"]["b"]["accuracy"] == 0
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no \.jsonl file"):
+        read_pairs(tmp_path)
+    file = tmp_path / "a.jsonl"
+    write(file, [("w1", "w2")])
+    good = file.read_text()
+    for line in ("{", "[]", '{"sentence_good": "w1"}', '{"sentence_good": "w1", "sentence_bad": 3}'):
+        file.write_text(good + line + "\n")
+        with pytest.raises(UserError, match=r"a\.jsonl:2: "):
+            read_pairs(tmp_path)
+    file.write_text("")
+    with pytest.raises(UserError, match=r"a\.jsonl: no pairs"):
+        read_pairs(tmp_path)

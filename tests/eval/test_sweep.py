@@ -1,0 +1,64 @@
+"""One grid for all tasks: the point with the best mean is chosen, for every initialisation, and the record says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eval import sweep
+from eval.closed import global_hyperparameters
+from eval.reading import at
+
+
+def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:
+    """A finished point; `scores` are those of the first entries, the others stay."""
+    hyper = {**section["hyperparameters"], "learning_rate": rate}
+    tasks = {entry: {**task, "hyperparameters": hyper} for entry, task in section["tasks"].items()}
+    for task, value in zip(tasks.values(), scores):
+        task["score"] = value
+    point = glue / init / "sweep" / name
+    for kind in ("pieces", "predictions"):
+        (point / kind).mkdir(parents=True)
+        (point / kind / "rte-seed0").write_text(name)
+    for file in ("glue.json", "timing.json"):
+        (point / file).write_text(name)
+    (point / "section.json").write_text(json.dumps({**section, "hyperparameters": hyper, "tasks": tasks}))
+
+
+def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Path, make_section: Any) -> None:
+    # b has the best single task, a the best mean; the random row by itself would like c
+    for init, wanted in (("pretrained", {"a": [70, 70], "b": [90, 40], "c": [50, 50]}), ("random", {"c": [99, 99]})):
+        for rate, name in enumerate("abc", start=1):
+            scores = wanted.get(name, [10, 10])
+            write_point(tmp_path, init, name, make_section(init, "glue", 0.7), rate / 1e5, scores)
+    found = sweep.choose(tmp_path, ["pretrained", "random"])
+    for init in ("pretrained", "random"):
+        assert found[init]["hyperparameters"]["learning_rate"] == 1e-5
+        assert (
+            (tmp_path / init / "predictions/rte-seed0").read_text()
+            == (tmp_path / init / "glue.json").read_text()
+            == "a"
+        )
+        assert [p["hyperparameters"] for p in found[init]["sweep"]["points"]] == [
+            {"learning_rate": rate / 1e5} for rate in (1, 2, 3)
+        ]
+    held, evidence = global_hyperparameters({"glue": found})
+    assert held and "chosen from 3 sets by the mean over all tasks" in evidence
+
+
+def test_points_that_were_scored_otherwise_or_not_wholly_do_not_count(tmp_path: Path, make_section: Any) -> None:
+    other = {**make_section("pretrained", "glue", 0.7), "seeds": [7, 8, 9]}
+    write_point(tmp_path, "pretrained", "seeds", other, 9e-5, [99] * 9)
+    partial = make_section("pretrained", "glue", 0.9)
+    next(iter(partial["tasks"].values()))["score"] = None
+    write_point(tmp_path, "pretrained", "partial", partial, 8e-5, [])
+    write_point(tmp_path, "pretrained", "whole", make_section("pretrained", "glue", 0.5), 2e-5, [])
+    found = sweep.choose(tmp_path, ["pretrained"])["pretrained"]
+    assert found["hyperparameters"]["learning_rate"] == 2e-5
+    assert sorted(at(p, "mean") is None for p in found["sweep"]["points"]) == [False, True]
+
+
+def test_nothing_is_chosen_before_a_point_is_whole(tmp_path: Path, make_section: Any) -> None:
+    partial = make_section("pretrained", "glue", 0.9)
+    next(iter(partial["tasks"].values()))["score"] = None
+    write_point(tmp_path, "pretrained", "partial", partial, 8e-5, [])
+    assert sweep.choose(tmp_path, ["pretrained"]) == {}
