@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cramming import device as devices
@@ -11,10 +12,13 @@ from cramming.engine import StepStats
 from cramming.model.config import count_parameters
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
+from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
-from cramming.record import load_metrics, write_record_section
+from cramming.record import load_metrics, load_record, write_record_section
 from cramming.start import FROM_SCRATCH
+
+Judge = Callable[[Mapping[str, Any]], list[str]]
 
 
 def announce(parts: Parts) -> None:
@@ -39,6 +43,18 @@ def announce(parts: Parts) -> None:
         f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
         f" {budget.unit}; started at step {parts.work.steps} with {parts.clock.elapsed_seconds():.1f} s on the clock"
     )
+
+
+def warn(parts: Parts, judge: Judge) -> None:
+    """Say which rules of the closed division the run has broken before its first step: not after a day."""
+    if not parts.clock:
+        return
+    budget = parts.clock.config
+    seconds = 3600 * budget.hours if budget.hours else parts.clock.elapsed_seconds()
+    record = load_record(parts.folder)
+    known = {**record["pretrain"], "init": "scratch", **setup_of(parts), "budget": {"spent_seconds": seconds}}
+    for broken in judge({**record, "pretrain": known}):
+        say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
 
 
 def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_rate: float, rate: float) -> None:
@@ -97,9 +113,11 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
             " optim.lr, or set precision=fp32"
         )
     if validation:
+        family = stock_family(parts.model_config)
+        form = f"transformers' {FAMILIES[family].architecture}" if family else "this suite's own, for `cramming glue`"
         say(
             f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
-            f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'}"
+            f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'} (format: {form})"
         )
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -24,6 +24,7 @@ class Verb(NamedTuple):
     module: str
     summary: str
     positional: str | None = None  # the setting that a word after the verb stands for
+    judge: str | None = None  # what `main` gets besides: rules that lie above its package
 
 
 VERBS = {
@@ -31,7 +32,9 @@ VERBS = {
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
     "verify": Verb("cramming.data.verify:main", "check every file of a corpus folder by its SHA-256", "data.corpus"),
     "plan": Verb("cramming.plan:main", "predict memory and speed on a device; propose the fastest setting that fits"),
-    "pretrain": Verb("cramming.pretrain:main", "train a masked language model inside a budget"),
+    "pretrain": Verb(
+        "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules:foreseen"
+    ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "bench": Verb(
         "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
@@ -43,6 +46,7 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")
+CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 
 
 class Terminated(KeyboardInterrupt):
@@ -60,6 +64,7 @@ def usage() -> str:
     lines += [
         "",
         "`cramming <verb> --help` lists the groups of settings, `--cfg job` prints the settings in force,",
+        "`--check` (run, prepare, pretrain, glue, report) only says whether settings and named files are in order,",
         "`--multirun` runs one job per combination of values, e.g. `cramming pretrain -m name=a,b ...`.",
         'Shell completion: eval "$(cramming completion bash)"',
     ]
@@ -129,7 +134,10 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 
 def run_verb(verb: str, overrides: Sequence[str]) -> None:
     """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
-    overrides = with_quoted_homes(with_implied(with_positional(verb, overrides)))
+    flags = [CHECK] * (CHECK in overrides)
+    if flags and verb not in ("run", *PIPELINE):
+        raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
+    overrides = with_quoted_homes(with_implied(with_positional(verb, [o for o in overrides if o != CHECK])))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -143,10 +151,14 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     def job(config: DictConfig) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             # Each job in a process of its own: its budget clock counts from the start of its process.
-            run_or_exit([verb, *HydraConfig.get().overrides.task])
+            run_or_exit([verb, *HydraConfig.get().overrides.task, *flags])
             return
         try:
-            _call_verb(verb, cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)), overrides)
+            settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+            if flags:
+                check(verb, settings)
+            else:
+                _call_verb(verb, settings, overrides)
         except (UserError, OSError) as error:  # past Hydra, which would add lines of its own
             mistakes.append(error)
         except OmegaConfBaseException as error:
@@ -222,24 +234,51 @@ def refuse_unknown_flags(verb: str, arguments: Sequence[str]) -> None:
 
 
 def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
-    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+    _check_root(settings)
     if verb == "run":
         run_all(settings, overrides)
     else:
-        module, function = VERBS[verb].module.split(":")
-        getattr(importlib.import_module(module), function)(settings)
+        judge = VERBS[verb].judge
+        _load(VERBS[verb].module)(settings, *([_load(judge)] if judge else []))
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, function = name.split(":")
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), function))
+
+
+def _check_root(settings: dict[str, Any]) -> None:
+    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+
+
+def check(verb: str, settings: dict[str, Any]) -> None:
+    """UserError for what a verb, or each verb of `run`, would refuse in its turn; nothing is written."""
+    _check_root(settings)
+    for name in _pipeline(settings) if verb == "run" else [verb]:
+        importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
+
+
+def _pipeline(settings: dict[str, Any]) -> list[str]:
+    """The verbs of `run`: without `prepare` where a corpus is given."""
+    from cramming.data.manifest import MANIFEST
+
+    given_corpus = settings["data"]["corpus"]
+    there = given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists()
+    return [verb for verb in PIPELINE if not (there and verb == "prepare")]
 
 
 def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
-    """The verb `run`: the pipeline, each verb a process of its own, so that the budget clock sees only the training."""
-    from cramming.data.shards import MANIFEST
+    """The verb `run`: the pipeline, each verb a process of its own, so that the budget clock sees only the training.
+
+    First a process that checks them all: a mistake in what `glue` reads must not show after a day of training.
+    """
     from cramming.record import refuse_finished_run
 
     refuse_finished_run(settings)
-    given_corpus = settings["data"]["corpus"]
-    for verb in PIPELINE:
-        if verb == "prepare" and given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists():
-            continue
+    if settings["model_path"]:
+        raise UserError(f"model_path={settings['model_path']}: `run` scores the model that it trains; use `glue`")
+    run_or_exit(["run", *overrides, CHECK])
+    for verb in _pipeline(settings):
         run_or_exit([verb, *overrides])
 
 

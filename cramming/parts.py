@@ -71,6 +71,40 @@ class TrainConfig:
         return self.micro_batch
 
 
+@dataclass(frozen=True)
+class Sections:
+    """What the configuration says about a run, each section by itself valid."""
+
+    train: TrainConfig
+    schedule: ScheduleConfig
+    objective: ObjectiveConfig
+    execution: EngineConfig
+    budget: BudgetConfig
+    saving: checkpoint.CheckpointConfig
+    start: StartConfig
+    model: ModelConfig
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Sections":
+        """From the root configuration; UserError also where two of them do not go together."""
+        found = cls(
+            train=build(TrainConfig, settings["train"], "train"),
+            schedule=build(ScheduleConfig, settings["schedule"], "schedule"),
+            objective=build(ObjectiveConfig, settings["objective"], "objective"),
+            execution=EngineConfig.of(settings),
+            budget=build(BudgetConfig, settings["budget"], "budget"),
+            saving=build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint"),
+            start=build(StartConfig, settings["start"], "start"),
+            model=build(ModelConfig, settings["model"], "model"),
+        )
+        length, model = found.train.sequence_length, found.model
+        if length > model.max_length:
+            raise UserError(f"train.sequence_length={length} is above model.max_length={model.max_length}")
+        if found.objective.segments and model.token_types < 2:
+            raise UserError(f"objective.segments=true needs model.token_types=2, not {model.token_types}")
+        return found
+
+
 @dataclass
 class Parts:
     """What the loop works with. `clock` and `metrics` are rank 0's alone."""
@@ -104,19 +138,12 @@ class Parts:
 
 def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> Parts:
     """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
-    config = build(TrainConfig, settings["train"], "train")
-    schedule = build(ScheduleConfig, settings["schedule"], "schedule")
-    objective = build(ObjectiveConfig, settings["objective"], "objective")
-    execution = EngineConfig.of(settings)
-    budget = build(BudgetConfig, settings["budget"], "budget")
-    saving = build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint")
-    start = build(StartConfig, settings["start"], "start")
+    sections = Sections.of(settings)
+    config, objective, execution = sections.train, sections.objective, sections.execution
     refuse_unfit_step(config, execution, mesh, device)
     # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
     corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
-    model_config = fit_to_corpus(build(ModelConfig, settings["model"], "model"), corpus, config.sequence_length)
-    if objective.segments and model_config.token_types < 2:
-        raise UserError(f"objective.segments=true needs model.token_types=2, not {model_config.token_types}")
+    model_config = fit_to_corpus(sections.model, corpus)
     source = batch_source(corpus, "train", config, objective, settings["seed"])
     held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
     described = devices.describe(device)
@@ -127,7 +154,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         refuse_changed_corpus(folder, corpus.describe())
         forced = forced_tricks(folder, gates)
         write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running", "forced": forced})
-    clock = BudgetClock(budget, folder / "budget.jsonl") if mesh.is_main else None
+    clock = BudgetClock(sections.budget, folder / "budget.jsonl") if mesh.is_main else None
 
     runtime.prepare(execution.runtime, device, folder)
     devices.seed_everything(settings["seed"])
@@ -136,7 +163,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     work = checkpoint.load_newest(folder / "checkpoints", *state)
     if work is None:
         work = Work()
-        start_model(engine.model, start, corpus, settings["seed"], mesh)
+        start_model(engine.model, sections.start, corpus, settings["seed"], mesh)
     if clock:
         clock.attach(work)
     if config.micro_batch == "auto":
@@ -151,9 +178,9 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     return Parts(
         folder=folder,
         train=config,
-        schedule=schedule,
-        start=start,
-        saving=saving,
+        schedule=sections.schedule,
+        start=sections.start,
+        saving=sections.saving,
         peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
         corpus=corpus,
         model_config=model_config,
@@ -250,8 +277,8 @@ def micro_batches_of(config: TrainConfig, world_size: int) -> int:
     return config.batch_size // per_pass
 
 
-def fit_to_corpus(model: ModelConfig, corpus: Corpus, sequence_length: int) -> ModelConfig:
-    """Fill in the vocabulary size (padded to a multiple of 64: whole tiles for matrix kernels) and check both sizes."""
+def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
+    """Fill in the vocabulary size (padded to a multiple of 64: whole tiles for matrix kernels), or check it."""
     padded = (corpus.vocab_size + 63) // 64 * 64
     model = replace(model, vocab_size=model.vocab_size or padded)
     assert model.vocab_size
@@ -260,8 +287,6 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus, sequence_length: int) -> M
             f"model.vocab_size={model.vocab_size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries;"
             " leave model.vocab_size=null"
         )
-    if sequence_length > model.max_length:
-        raise UserError(f"train.sequence_length={sequence_length} is above model.max_length={model.max_length}")
     return model
 
 

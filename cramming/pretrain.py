@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
-from cramming.account import announce, finish, log_step, validate
+from cramming.account import Judge, announce, finish, log_step, validate, warn
 from cramming.budget import EndReason
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, TrainConfig, build_parts
+from cramming.parts import Parts, Sections, TrainConfig, build_parts, refuse_unfit_step
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
@@ -64,8 +64,8 @@ class Pace:
         return max(0.1, 2.0 * max(self._updates, default=0.0))
 
 
-def main(settings: dict[str, Any]) -> None:
-    """The verb `pretrain`."""
+def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
+    """The verb `pretrain`. `judge`: the rules that a run's record breaks before it begins."""
     folder = run_folder(settings)
     device = devices.select(settings["device"])
     mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
@@ -73,19 +73,30 @@ def main(settings: dict[str, Any]) -> None:
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
             if mesh.is_main and settings["resume"] and not is_run(folder):
                 say(nothing_to_resume(folder))
-            run(settings, folder, mesh, mesh.device)
+            run(settings, folder, mesh, mesh.device, judge)
         elif mesh.is_main:
             say(f"{folder}: already finished, nothing to do")
     mesh.close()
 
 
-def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> None:
+def check(settings: dict[str, Any]) -> None:
+    """UserError for what can be known to be wrong before there is a corpus; nothing is written."""
+    run_folder(settings)
+    device = devices.select(settings["device"])
+    build(ParallelConfig, settings["parallel"], "parallel")
+    sections = Sections.of(settings)
+    refuse_unfit_step(sections.train, sections.execution, Mesh.solo(device), device)
+
+
+def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
     """One process's whole life."""
     stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [".lock"]
     parts: Parts | None = None
     try:
         parts = build_parts(settings, folder, mesh, device)
         announce(parts)
+        if settings["division"] == "closed":
+            warn(parts, judge)
         train_and_finish(parts, stop)
     except UserError:
         if is_new and (parts is None or parts.work.steps == 0):

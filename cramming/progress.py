@@ -40,7 +40,7 @@ def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def format_count(value: float, unit: str) -> str:
-    """`12.3 MB` for unit B, `45%` for unit %, `12.3k steps` else."""
+    """For running lines, always one decimal: `12.3 MB` for unit B, `45%` for unit %, `12.3k steps` else."""
     if unit == "%":
         return f"{value:.0f}%"
     for factor, prefix in ((1e12, "T"), (1e9, "G" if unit == "B" else "B"), (1e6, "M"), (1e3, "k")):
@@ -48,6 +48,14 @@ def format_count(value: float, unit: str) -> str:
             number = f"{value / factor:.1f}{'' if unit == 'B' else prefix}"
             return f"{number} {prefix}B" if unit == "B" else f"{number} {unit}".strip()
     return f"{value:.0f} {unit}".strip()
+
+
+def compact(value: float) -> str:
+    """For tables and plots, three significant digits: 12345678 -> 12.3M."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.4g}"
 
 
 class _RateColumn(ProgressColumn):

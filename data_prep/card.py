@@ -13,6 +13,7 @@ import numpy as np
 
 from cramming.config import write_atomically
 from cramming.data.manifest import Manifest
+from cramming.progress import compact
 
 CARD = "corpus_card.md"
 PLOTS = "card"
@@ -87,20 +88,11 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], logarithmic:
         parts += [
             f'<rect fill="#4477aa" x="{x + step * 0.1:.1f}" y="{floor - tall:.1f}" width="{step * 0.8:.1f}"'
             f' height="{tall:.1f}"/>',
-            f'<text x="{middle:.1f}" y="{floor - tall - 3:.1f}" text-anchor="middle">{_short(value)}</text>',
+            f'<text x="{middle:.1f}" y="{floor - tall - 3:.1f}" text-anchor="middle">{compact(value)}</text>',
             f'<text x="{middle:.1f}" y="{floor + 10}" text-anchor="end"'
             f' transform="rotate(-35 {middle:.1f} {floor + 10})">{escape(name[-28:])}</text>',
         ]
     return "\n".join([*parts, "</svg>", ""])
-
-
-def _short(value: float) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
-        if value >= factor:
-            return f"{value / (1000 if unit == 'k' else factor):.3g}{unit}"
-    return str(value)
 
 
 def _card(manifest: Manifest, plots: list[str]) -> str:

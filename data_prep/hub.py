@@ -5,9 +5,6 @@ as the cramming paper's ready-made corpus does. Without network this says so at 
 for half a minute.
 """
 
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cramming.config import UserError
+from cramming.hub import one_line, why_unreachable
 from data_prep.files import missing_field, text_value
 from data_prep.sources import DataConfig, Document, Source
 from data_prep.streaming import WAIT_SECONDS, is_network_error, resumed
-
-PROBE_SECONDS = 5
 
 
 class ConnectionLostError(UserError):
@@ -112,7 +108,7 @@ class HubSource(Source):
                 raise
             raise ConnectionLostError(
                 f"data.dataset={self.dataset}: reading broke off after {self.position:.0f} documents"
-                f" ({_one_line(error)}); run the same command again to go on"
+                f" ({one_line(error)}); run the same command again to go on"
             ) from None
 
     def _open(self) -> Any:
@@ -130,7 +126,7 @@ class HubSource(Source):
                 streaming=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"data.dataset={self.dataset}: cannot be opened: {_one_line(error)}") from None
+            raise UserError(f"data.dataset={self.dataset}: cannot be opened: {one_line(error)}") from None
 
     def tokenizer_file(self) -> Path | None:
         config = self.config
@@ -149,36 +145,15 @@ class HubSource(Source):
                 revision=config.revision,
             )
         except (OSError, ValueError) as error:
-            raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {_one_line(error)}") from None
+            raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {one_line(error)}") from None
         return Path(found)
 
     def _require_network(self) -> None:
         if self.local:
             return
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in (
-            "1",
-            "ON",
-            "YES",
-            "TRUE",
-        )
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-        reason = "HF_HUB_OFFLINE is set" if offline else _why_unreachable(endpoint)
+        reason = why_unreachable()
         if reason:
             raise UserError(
                 f"data.dataset={self.dataset}: the Hugging Face hub cannot be reached ({reason});"
                 " use local files: cramming prepare data=text data.paths='[your.txt]', or data=embedded"
             )
-
-
-def _why_unreachable(endpoint: str) -> str | None:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS):
-            return None
-    except urllib.error.HTTPError:  # an answer, whatever it says
-        return None
-    except OSError as error:
-        return _one_line(getattr(error, "reason", error))
-
-
-def _one_line(error: object) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

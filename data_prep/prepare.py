@@ -60,6 +60,11 @@ def main(config: Mapping[str, Any]) -> None:
             raise UserError(f"{job.folder}: the disk is full; make room and run the same command again") from None
 
 
+def check(config: Mapping[str, Any]) -> None:
+    """UserError for settings or a source that `main` would refuse before it writes anything."""
+    parse(config)
+
+
 def confirm(job: Job) -> None:
     """The corpus is there: check that it is the one asked for and that its sources have not changed; write nothing."""
     manifest = Corpus.open(job.folder, verify=True).manifest

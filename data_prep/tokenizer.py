@@ -1,11 +1,10 @@
-"""Loading, describing and measuring the tokenizer: always one `tokenizer.json` with a BERT-style template.
+"""Loading and describing the tokenizer: always one `tokenizer.json` with a BERT-style template.
 
 Whatever its origin (data_prep/vocabulary.py trains one), it ends up with five special tokens, `[CLS] a [SEP]` and
 `[CLS] a [SEP] b [SEP]` templates, and without truncation or padding, so that pretraining, fine-tuning and stock
 `transformers` all read text the same way.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,40 +92,3 @@ def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:
         special=special_tokens(tokenizer),
         special_ids=special_ids(tokenizer)._asdict(),
     )
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How well a tokenizer suits a text: what went in and what came out. Words are runs without white space."""
-
-    characters: int
-    bytes: int
-    words: int
-    tokens: int
-    unknown: int
-
-    @property
-    def tokens_per_word(self) -> float:
-        """Also called fertility; 1.2 to 1.5 for English with 32,768 entries."""
-        return self.tokens / max(1, self.words)
-
-    @property
-    def tokens_per_byte(self) -> float:
-        """Of UTF-8."""
-        return self.tokens / max(1, self.bytes)
-
-    @property
-    def unknown_rate(self) -> float:
-        """Share of the tokens that stand for what the vocabulary cannot spell."""
-        return self.unknown / max(1, self.tokens)
-
-
-def measure_fit(tokenizer: Tokenizer, sample: Iterable[str]) -> Fit:
-    """Encode a sample of normalised text, without [CLS] and [SEP], and count."""
-    unknown = special_ids(tokenizer).unk
-    characters = size = words = tokens = unknowns = 0
-    for text in sample:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        characters, size, words = characters + len(text), size + len(text.encode()), words + len(text.split())
-        tokens, unknowns = tokens + len(ids), unknowns + ids.count(unknown)
-    return Fit(characters, size, words, tokens, unknowns)

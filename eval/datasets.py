@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError
-from eval.hub import prepare_hub
+from cramming.hub import prepare_hub
 from eval.tasks import TASKS, Source, Task, find_tasks
 
 HUB_DATASET = "nyu-mll/glue"

@@ -16,6 +16,7 @@ import torch
 from cramming.config import UserError, build, settings_hash
 from cramming.device import describe, select
 from cramming.environment import environment
+from cramming.model.config import ModelConfig
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
 from cramming.record import create_run_folder, load_record, run_folder, run_lock, write_record_section
@@ -26,12 +27,12 @@ from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.floor import score_floor
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.minimal_pairs import score_pairs
-from eval.models import ModelSource, open_model
+from eval.models import ModelSource, open_model, position_limit
 from eval.reading import at
 from eval.results import Pieces, summarise, write_json
 from eval.suites import SourceName, Suite, find_suite
 from eval.superglue import ALL_TASKS
-from eval.tasks import Task
+from eval.tasks import Task, find_tasks
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def main(config: dict[str, Any]) -> None:
     device = select(config["device"])
     folder = run_folder(config)
     source = find_model(config, folder)
-    check_length(source, settings.hyperparameters.max_length)
+    refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     data = [suite.read(task) for task in suite.tasks]
     if not settings.predict_test:
@@ -115,6 +116,20 @@ def without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict
     return {"floor": floor} if suite.section == "glue" else {suite.section: {"floor": floor}}
 
 
+def check(config: dict[str, Any]) -> None:
+    """UserError for what can be known to be wrong before there is a model; real tasks are read, to the last line."""
+    settings = build(EvalConfig, config["eval"], "eval")
+    select(config["device"])
+    limit = position_limit(build(ModelConfig, config["model"], "model"))
+    refuse_length(settings.hyperparameters.max_length, f"{config['name']}'s model", limit)
+    if settings.source == "embedded":  # they come with the corpus
+        find_tasks(list(settings.tasks or ()))
+        return
+    suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
+    for task in suite.tasks:
+        suite.read(task)
+
+
 def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
     """The model to score."""
     if config["model_path"]:
@@ -134,12 +149,11 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
     return source
 
 
-def check_length(source: ModelSource, max_length: int) -> None:
+def refuse_length(max_length: int, label: str, limit: int | None) -> None:
     """UserError where sequences would be longer than the model has positions for."""
-    if source.max_length is not None and max_length > source.max_length:
+    if limit is not None and max_length > limit:
         raise UserError(
-            f"eval.hyperparameters.max_length={max_length}: {source.label} has {source.max_length} positions; "
-            f"set it to {source.max_length} or less"
+            f"eval.hyperparameters.max_length={max_length}: {label} has {limit} positions; set it to {limit} or less"
         )
 
 

@@ -18,10 +18,10 @@ from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.sharedctypes import Synchronized
 
-import psutil
 import torch
 
 from cramming.config import UserError
+from cramming.device import available_bytes
 from cramming.precision import Mode
 from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
@@ -55,7 +55,7 @@ class Job:
 def choose_workers(wanted: int | None, threads: int, jobs: int, device: torch.device, weight_bytes: int) -> int:
     """Processes to use: as wanted, else as many as cores and memory allow on a CPU, and one on a GPU."""
     if wanted is None:
-        room = 0.7 * psutil.virtual_memory().available / (PROCESS_BYTES + WEIGHT_COPIES * weight_bytes)
+        room = 0.7 * available_bytes() / (PROCESS_BYTES + WEIGHT_COPIES * weight_bytes)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         wanted = min(cores // threads, int(room)) if device.type == "cpu" else 1
     return max(1, min(wanted, jobs))

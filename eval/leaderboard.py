@@ -1,14 +1,15 @@
 """From records to ranked tables: what the leaderboard says, before anybody thinks of Markdown or HTML.
 
-One row per run and initialisation. Rows on the full official data are ranked by the suite's first average; rows on
-marked subsets, or with an average that cannot be printed, stand in a group of their own and have no rank; invalid
-records come after them. Published rows of the same protocol hang beneath the GLUE table. A number that is missing stays
-a dash, and the reason stands below the table.
+One row per run and initialisation. Rows of the closed division on the full official data are ranked by the suite's
+first average. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
+invalid records stand in groups of their own and have no rank. Published rows of the same protocol hang beneath the GLUE
+table. A number that is missing stays a dash, and the reason stands below the table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cramming.progress import compact
 from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
@@ -25,16 +26,18 @@ def table(rows: Sequence[Entrant], suite: str) -> Table:
     """The suite's leaderboard."""
     mine = [row for row in rows if row.suite == suite]
     full = [r for r in mine if r.verdict.division != "invalid" and r.main is not None and not r.subset]
+    closed = [r for r in full if r.verdict.division == "closed"]
+    others = [r for r in full if r not in closed]
     invalid = [r for r in mine if r.verdict.division == "invalid"]
     partial = [r for r in mine if r not in full and r not in invalid]
-    best = {c: max((r.scores[c].value or 0.0 for r in full if c in r.scores), default=None) for c in columns_of(suite)}
-    values = [r.main for r in full if r.ranked]
-    ranks = {id(r): str(values.index(r.main) + 1) for r in full if r.ranked}  # equal averages share a place
+    best = {
+        c: max((r.scores[c].value or 0.0 for r in closed if c in r.scores), default=None) for c in columns_of(suite)
+    }
+    values = [r.main for r in closed if r.ranked]
+    ranks = {id(r): str(values.index(r.main) + 1) for r in closed if r.ranked}  # equal averages share a place
     groups = [
-        Group(
-            [_row(r, ranks.get(id(r), ""), best) for r in full],
-            "All tasks, all of their official data" if partial else "",
-        ),
+        Group([_row(r, ranks.get(id(r), ""), best) for r in closed], "Closed division" if others or partial else ""),
+        Group([_row(r, "", {}) for r in others], "Open division, not ranked"),
         Group(
             [_row(r, "", {}) for r in partial], f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
         ),
@@ -162,14 +165,6 @@ def budget_words(record: Mapping[str, Any]) -> str:
     else:
         amount = f"{compact(limit)} {unit}"
     return f"{amount} on {device}" if device else amount
-
-
-def compact(value: float) -> str:
-    """12345678 -> 12.3M."""
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.4g}"
 
 
 def anchor(run: Run) -> str:

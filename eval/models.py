@@ -18,12 +18,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from cramming.config import UserError, file_sha256, settings_hash
+from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
-from eval.hub import prepare_hub
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -64,12 +64,16 @@ def open_model(path: str | Path) -> ModelSource:
     own = _own_config(folder, config.get("model_type"))
     if own is not None:
         assert own.vocab_size is not None, folder
-        unlimited = own.positions in ("rope", "none")
-        return ModelSource(folder, str(path), True, own.vocab_size, None if unlimited else own.max_length, sha256)
+        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256)
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
     return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256)
+
+
+def position_limit(config: ModelConfig) -> int | None:
+    """The longest sequence that a model of the suite can read; None where there is no limit."""
+    return None if config.positions in ("rope", "none") else config.max_length
 
 
 def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:

@@ -44,10 +44,7 @@ class ReportConfig:
 def main(config: dict[str, Any]) -> None:
     """Write the leaderboard of `config["runs"]`, and each run's own report; print the table and the page's path."""
     settings = build(ReportConfig, config["report"], "report")
-    folder = Path(config["runs"]).expanduser()
-    out = settings.out or folder / "report"
-    if out.exists() and not out.is_dir():
-        raise UserError(f"report.out={out}: is a file; give a folder")
+    folder, out = Path(config["runs"]).expanduser(), check(config)
     runs = load_runs(folder)
     rows = entrants(runs)
     stories = []
@@ -61,6 +58,14 @@ def main(config: dict[str, Any]) -> None:
     _write_file(out / "leaderboard.csv", _utf8(comma_separated(rows)))
     _print(rows, runs)
     say(f"report: {out / 'leaderboard.html'}")
+
+
+def check(config: dict[str, Any]) -> Path:
+    """The folder that the report goes to; UserError for a wrong setting."""
+    out = build(ReportConfig, config["report"], "report").out or Path(config["runs"]).expanduser() / "report"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"report.out={out}: is a file; give a folder")
+    return out
 
 
 @dataclass(frozen=True)

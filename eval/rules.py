@@ -15,7 +15,7 @@ from eval.closed import MIN_SEEDS, names_of
 from eval.reading import Outcome, Record, at
 from eval.validity import COMPARABLE
 
-__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "judge", "names_of"]
+__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge", "names_of"]
 
 Check = Callable[[Record], Outcome]
 
@@ -67,6 +67,19 @@ def judge(record: Record) -> Verdict:
         return Verdict("invalid", findings)
     holds = not broken and at(record, "division_requested") != "open"
     return Verdict("closed" if holds else "open", findings)
+
+
+# The rules that a run can already break when its training begins.
+FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24")
+
+
+def foreseen(record: Record) -> list[str]:
+    """One line for each rule of the closed division that a run breaks before its first step.
+
+    `record`: what is known then, in a finished record's form; its seconds are those that the budget allows.
+    """
+    findings = [(rule, rule(record)) for rule in RULES if rule.number in FORESEEABLE]
+    return [f"{rule.number}: {finding.evidence}" for rule, finding in findings if not finding.ok]
 
 
 _BOTH: dict[str, Check] = {

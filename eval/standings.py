@@ -1,7 +1,8 @@
 """Standings: the scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of.
 
-One row (`Entrant`) per run and initialisation. Only a valid record of a trained model with every task of the suite on
-its full official data competes for a rank. A number that is missing stays None all the way.
+One row (`Entrant`) per run and initialisation. Only a trained model of the closed division, with every task of the
+suite on its full official data, competes for a rank: what the open division allows, a downloaded model for one, has no
+limit. A number that is missing stays None all the way.
 """
 
 import csv
@@ -53,12 +54,12 @@ class Entrant:
 
     @property
     def ranked(self) -> bool:
-        """Whether the row competes: a valid record of a trained model, all tasks, all data."""
+        """Whether the row competes: a trained model of the closed division, all tasks, all data."""
         return (
             self.init == "pretrained"
             and self.main is not None
             and not self.subset
-            and self.verdict.division != "invalid"
+            and self.verdict.division == "closed"
         )
 
 

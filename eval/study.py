@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cramming.cli import CHECK
 from cramming.config import UserError, build, folder_name, overwrite_atomically, write_atomically
+from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from cramming.progress import say
 from eval import plots
 from eval.reading import Run, at, load_run, number, sections
@@ -25,6 +27,7 @@ from eval.standings import columns_of, score_of
 from eval.tasks import AVERAGES, ENTRIES
 
 STUDIES = ("vocab", "data")
+DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,14 @@ class StudyConfig:
 
 
 class Result(NamedTuple):
-    """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`."""
+    """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`.
+
+    `vocabulary` is the number of entries that the tokenizer really has.
+    """
 
     variant: str
     seeds: int
+    vocabulary: float | None
     entries: tuple[str, ...]
     score: float | None
     spread: float | None
@@ -72,12 +79,15 @@ def main(settings: dict[str, Any]) -> None:
     runs = Path(settings["runs"]).expanduser()
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
+    planned = {variant: [runs / f"{settings['name']}-{variant}-{seed}" for seed in config.seeds]
+               for variant in config.variants}  # fmt: skip
+    _check(config, settings, shared, planned)
     folders: dict[str, list[Path]] = {name: [] for name in config.variants}
-    for seed in config.seeds:  # all variants of one seed first: an early stop still compares like with like
+    for turn, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
         for variant, changes in config.variants.items():
-            name = f"{settings['name']}-{variant}-{seed}"
-            _run(runs / name, [*shared, *changes, f"name={name}", f"seed={seed}"], config.glue)
-            folders[variant].append(runs / name)
+            folder = planned[variant][turn]
+            _run(folder, [*shared, *changes, f"name={folder.name}", f"seed={seed}"], config.glue)
+            folders[variant].append(folder)
             write(out, config.what, [result(v, list(map(load_run, found))) for v, found in folders.items() if found])
     say(f"{out / 'study.md'}: {len(config.variants)} variants with {len(config.seeds)} seeds")
 
@@ -89,14 +99,51 @@ def _given_overrides() -> Sequence[str]:
     return list(HydraConfig.get().overrides.task)
 
 
+def _check(
+    config: StudyConfig, settings: Mapping[str, Any], shared: list[str], planned: Mapping[str, list[Path]]
+) -> None:
+    """UserError for a mistake in any verb of any variant, and for variants that would be the same: now, not later."""
+    missing = {v: {verb for folder in found for verb in _missing(folder, config.glue)} for v, found in planned.items()}
+    for variant, changes in config.variants.items():
+        for verb in sorted(missing[variant]):
+            _verb(verb, [*shared, *changes, CHECK])
+    if config.what == "vocab":
+        for variant, changes in config.variants.items():
+            if "prepare" in missing[variant]:
+                _verb("prepare", [*shared, *changes])
+        refuse_equal_vocabularies(settings, config.vocab_sizes)
+
+
+def refuse_equal_vocabularies(settings: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """UserError where the prepared corpora of two sizes have one and the same tokenizer: the text offers no more."""
+    seen: dict[str, int] = {}
+    for size in sizes:
+        folder = corpus_folder({**settings, "tokenizer": {**settings["tokenizer"], "vocab_size": size}})
+        if not (folder / MANIFEST).is_file():  # of a finished run, since deleted
+            continue
+        info = Corpus.open(folder).manifest.tokenizer
+        if info.sha256 in seen:
+            raise UserError(
+                f"study.vocab_sizes={list(sizes)}: {seen[info.sha256]} and {size} give the same tokenizer, of"
+                f" {info.vocab_size} entries, which is all that the text supports; take smaller sizes or more text"
+            )
+        seen[info.sha256] = size
+
+
+def _missing(folder: Path, glue: bool) -> list[str]:
+    """The verbs that a run still needs. One that diverged has no score, and needs none."""
+    status = _status(folder)
+    verbs = [] if status in ("finished", "diverged") else ["prepare", "pretrain"]
+    scored = not glue or status == "diverged" or sections(load_run(folder).record)
+    return verbs if scored else [*verbs, "glue"]
+
+
 def _run(folder: Path, overrides: list[str], glue: bool) -> None:
     """Do what is still missing of one run. One that diverges has no score, and the study goes on."""
-    if _status(folder) not in ("finished", "diverged"):
-        _verb("prepare", overrides)
-        resume = ["resume=true"] if (folder / "record.json").exists() else []
-        _verb("pretrain", [*overrides, *resume], lambda: _status(folder) == "diverged")
-    if glue and _status(folder) == "finished" and not sections(load_run(folder).record):
-        _verb("glue", overrides)
+    for verb in _missing(folder, glue):
+        if verb in _missing(folder, glue):  # still: it may have diverged
+            resume = ["resume=true"] if verb == "pretrain" and (folder / "record.json").exists() else []
+            _verb(verb, [*overrides, *resume], lambda: _status(folder) == "diverged")
 
 
 def _status(folder: Path) -> Any:
@@ -123,6 +170,7 @@ def result(variant: str, runs: Sequence[Run]) -> Result:
     return Result(
         variant,
         len(runs),
+        next((n for run in runs if (n := number(run.record, "corpus.vocab_size")) is not None), None),
         common,
         statistics.fmean(means) if means else None,
         statistics.stdev(means) if len(means) > 1 else None,
@@ -143,10 +191,10 @@ def _scores(section: Mapping[str, Any]) -> dict[str, float]:
 def write(out: Path, what: str, results: Sequence[Result]) -> None:
     """`study.md`, and `study.png` when there are scores."""
     rows = [
-        [r.variant, str(r.seeds), *map(_cell, (r.score, r.spread, r.validation_loss), (1, 2, 3)), _cell(r.tokens, 0)]
+        [r.variant, str(r.seeds), *map(_cell, (r.vocabulary, r.score, r.spread, r.validation_loss, r.tokens), DIGITS)]
         for r in results
     ]
-    header = ["variant", "seeds", "score", "std over seeds", "validation loss (own text)", "tokens seen"]
+    header = ["variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss (own text)", "tokens seen"]
     lines = [f"# Study: {what}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)), ""]
     entries = {", ".join(ENTRIES[entry][1].title for entry in r.entries) for r in results if r.entries}
     scored = "; or ".join(sorted(entries)) or "nothing"

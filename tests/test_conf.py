@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 
 from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
@@ -96,6 +98,17 @@ def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, A
     if settings["data"]["source"] == "text":  # where a user's files lie is the user's to say
         settings["data"]["paths"] = ["a.txt"]
     build_all(settings)
+
+
+@pytest.mark.parametrize("option", [option for option in GROUPS["experiment"] if option.endswith("-day")])
+def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
+    compose: Callable[..., dict[str, Any]], option: str
+) -> None:
+    """Contract of the closed division; the folder is the one that is scored."""
+    assert compose(f"experiment={option}")["data"]["decontaminate"]["tasks"] is None
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        given = compose_hydra("config", [f"experiment={option}", "eval.data_dir=/glue"])
+    assert given.data.decontaminate.tasks == "/glue"
 
 
 def test_every_file_is_an_option_of_a_group_of_the_root() -> None:

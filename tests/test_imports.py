@@ -20,6 +20,7 @@ PACKAGES = ("cramming", "data_prep", "eval")
 LEVELS = {
     "cramming": 0,
     "cramming.config": 0,
+    "cramming.hub": 0,
     "cramming.progress": 0,
     "cramming.budget": 0,
     "cramming.schedule": 0,
@@ -67,6 +68,7 @@ TORCH_FREE = [
     "cramming.environment",
     "cramming.budget",
     "cramming.schedule",
+    "cramming.hub",
     "cramming.progress",
     "cramming.cli",
     "cramming.data.manifest",
@@ -159,7 +161,7 @@ def test_the_model_is_mathematics_only(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
 def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
     allowed = {"cramming", "cramming.config", "cramming.data", "cramming.data.manifest", "cramming.data.shards"}
-    allowed |= {"cramming.data.stream", "cramming.progress"}
+    allowed |= {"cramming.data.stream", "cramming.progress", "cramming.hub"}
     for name in own(module):
         assert name in allowed or is_within(name, "data_prep"), f"{module} imports {name}"
     for name in imports_of(module):

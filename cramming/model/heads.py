@@ -20,7 +20,6 @@ from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
-IGNORE = -100
 # Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps
 # fresh pages for every block); on a GPU it should be large enough that launches cost nothing.
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
@@ -43,7 +42,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h, target = hidden[first : first + rows], targets_M[first : first + rows]
             logits = F.linear(h, weight, bias)
             probabilities = logits.softmax(-1, dtype=torch.float32)
-            counted, index = target != IGNORE, target.clamp(min=0)[:, None]
+            counted, index = target >= 0, target.clamp(min=0)[:, None]
             best = logits.argmax(-1, keepdim=True)
             # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
             lse = logits.gather(1, best).float() - probabilities.gather(1, best).log()
@@ -107,7 +106,7 @@ class _Gradients:
 def linear_cross_entropy(
     hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Sum over targets other than -100 of the cross entropy of `hidden @ weight.T + bias`, and the hits.
+    """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
     Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar (targets whose logit
     is the largest). Only a chunk of logits exists at a time. The backward pass can run once.

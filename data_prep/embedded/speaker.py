@@ -18,12 +18,6 @@ ALL_KINDS = tuple(KINDS)
 
 
 @cache
-def kinds_for(action: str, kinds: tuple[str, ...] = ALL_KINDS) -> tuple[str, ...]:
-    """Those of `kinds` that the action can be done to."""
-    return tuple(kind for kind in kinds if KINDS[kind].group in ACTIONS[action].objects)
-
-
-@cache
 def actions_for(patient_kind: str) -> tuple[str, ...]:
     """The actions that can be done to a person or a kind of thing."""
     group = "person" if patient_kind == "person" else KINDS[patient_kind].group

@@ -201,14 +201,15 @@ class TestChildren:
 
     def test_run_is_the_pipeline_with_the_same_overrides(self, run: Run, commands: list[list[str]]) -> None:
         assert run("run", "name=a", "seed=3").code == 0
-        assert commands == [[verb, "name=a", "seed=3"] for verb in ("prepare", "pretrain", "glue", "report")]
+        verbs = [[verb, "name=a", "seed=3"] for verb in ("prepare", "pretrain", "glue", "report")]
+        assert commands == [["run", "name=a", "seed=3", "--check"], *verbs]
 
     @pytest.mark.parametrize(("name", "code"), [("bad", 3), ("killed", 143)])
     def test_a_verb_that_fails_ends_the_pipeline(
         self, run: Run, commands: list[list[str]], name: str, code: int
     ) -> None:
         assert run("run", f"name={name}").code == code
-        assert [c[0] for c in commands] == ["prepare"]
+        assert [c[0] for c in commands] == ["run"]
 
     @pytest.mark.parametrize("verb", ["run", "pretrain"])
     def test_multirun_starts_one_process_per_job(self, run: Run, commands: list[list[str]], verb: str) -> None:
@@ -218,6 +219,41 @@ class TestChildren:
     def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
         assert run("pretrain", "-m", "name=bad,b").code == 3
         assert commands == [["pretrain", "name=bad"]]
+
+
+class TestCheck:
+    """`--check`: a mistake that a verb would find in its turn, at once and with nothing written."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "names"),
+        [
+            (["eval=glue_sane"], ["eval.data_dir is not set"]),
+            (["eval=glue_sane", "eval.data_dir=/nowhere/GLUE"], ["eval.data_dir=/nowhere/GLUE: no such folder"]),
+            (["report.each_run=perhaps"], ["report.each_run='perhaps'"]),
+            (["eval.tasks=[kola]"], ["eval.tasks", "kola", "cola"]),
+            (["model=bert-base", "eval.hyperparameters.max_length=4096"], ["max_length=4096", "512 positions"]),
+            (["optim.lr=-1"], ["optim"]),
+            (["name=a/b"], ["name='a/b'"]),
+            (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
+            (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),
+        ],
+    )
+    def test_of_a_run_finds_the_mistake_of_any_verb(
+        self, compose: Callable[..., dict[str, Any]], arguments: list[str], names: list[str]
+    ) -> None:
+        with pytest.raises(UserError) as caught:
+            cli.check("run", compose(*arguments))
+        assert all(name in str(caught.value) for name in names), caught.value
+
+    def test_on_the_command_line(self, run: Run, tmp_path: Path) -> None:
+        assert run("run", "--check") == (0, "", "")
+        ended = run("run", "experiment=crammed-bert-day", "data=embedded", "--check")
+        assert ended.code == 2 and is_one_line(ended.err) and "eval.data_dir is not set" in ended.err
+        assert list(tmp_path.iterdir()) == []
+        assert "--check: is for the verbs run, prepare" in run("plan", "--check").err
+
+    def test_a_model_from_elsewhere_is_for_glue_alone(self, run: Run) -> None:
+        assert "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
 
 
 def parent_of(code: str) -> subprocess.Popen[str]:

@@ -92,6 +92,38 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
     assert losses(other)[0] != losses(unbroken)[0]
 
 
+def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = []
+
+    def judge(record: Any) -> list[str]:
+        seen.append(record)
+        return ["R23: dirty", "R15: no license"]
+
+    overrides = [*tiny_overrides, f"runs={tmp_path}", "budget.steps=1"]
+    pretrain.main(compose(*overrides, "name=a"), judge)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 2 and lines[0].endswith("R23: dirty") and "division=open" in lines[0]
+    (record,) = seen
+    assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"]["devices"] == 1
+    pretrain.main(compose(*overrides, "name=b", "division=open"), judge)
+    assert "warning" not in capsys.readouterr().out and len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("types", "words"), [(0, "format: transformers' ModernBertForMaskedLM"), (2, "format: this suite's own")]
+)
+def test_the_end_says_which_format_was_written(
+    start: Start, capsys: pytest.CaptureFixture[str], types: int, words: str
+) -> None:
+    start("name=a", f"model.token_types={types}", "budget.steps=1")
+    assert words in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not finite after 12 steps.*lower optim.lr"):
         start("name=a", "optim.lr=1e30", "train.validations=0")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
 from data_prep.sources import Document
-from data_prep.tokenizer import SPECIAL_TOKENS, TokenizerConfig, describe, load, measure_fit, special_ids
+from data_prep.tokenizer import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
 from data_prep.vocabulary import TRAINERS, most_frequent_characters, sample_text, train
 
 PRINT_VOCABULARY = """
@@ -164,18 +164,6 @@ def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> 
     tokenizer = train(text, TokenizerConfig(kind=kind, vocab_size=size))
     assert tokenizer.get_vocab_size() <= size and (size > 4096 or tokenizer.get_vocab_size() == size)
     assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(range(tokenizer.get_vocab_size()))
-
-
-@pytest.mark.parametrize("kind", TRAINERS)
-def test_fit_counts_what_goes_in_and_comes_out(kind: Any, made_up: Callable[..., list[str]]) -> None:
-    require(kind)
-    sample = made_up(100)
-    tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
-    fit = measure_fit(tokenizer, [*sample[:20], "\u4e00"])
-    assert fit.words == sum(len(text.split()) for text in sample[:20]) + 1
-    assert fit.tokens == sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in [*sample[:20], "一"])
-    assert fit.unknown == (kind != "bpe") and fit.bytes == fit.characters + 2
-    assert fit.tokens_per_word == fit.tokens / fit.words and 0 <= fit.unknown_rate < 0.01 < fit.tokens_per_byte < 1
 
 
 def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(made_up: Callable[..., list[str]]) -> None:

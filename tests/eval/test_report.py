@@ -202,6 +202,24 @@ def test_subset_averages_carry_the_mark(runs: Path) -> None:
     assert leaderboard.number_cells(row)[0].text.endswith("†")
 
 
+@pytest.mark.parametrize("why", ["claims the open division", "was not pretrained here", "breaks a rule"])
+def test_the_open_division_takes_no_rank_from_the_closed_one(runs: Path, why: str) -> None:
+    """Not even with the best average, as a downloaded model has it."""
+    path = runs / "high" / "record.json"
+    record = json.loads(path.read_text())
+    if why == "claims the open division":
+        record["division_requested"] = "open"
+    elif why == "was not pretrained here":
+        del record["pretrain"]
+    else:
+        record["environment"]["git"]["dirty"] = True
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    closed, low, open_, high = map(text.index, ("Closed division", "| 1 | low<br>", "Open division", "|  | high<br>"))
+    assert closed < low < open_ < high and ", 1 ranked" in text
+    assert not [line for line in text.splitlines() if line.startswith("| 2 |")]
+
+
 def test_invalid_records_stand_apart(runs: Path) -> None:
     path = runs / "high" / "record.json"
     record = json.loads(path.read_text())

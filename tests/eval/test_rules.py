@@ -11,7 +11,7 @@ import pytest
 
 from cramming.record import RULES_VERSION
 from eval.reading import load_run
-from eval.rules import COMPARABLE, RULES, judge
+from eval.rules import COMPARABLE, RULES, foreseen, judge
 
 Record = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
@@ -29,6 +29,19 @@ def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
     verdict = judge(good)
     assert verdict.broken == ()
     assert verdict.division == "closed"
+
+
+def test_what_is_broken_before_the_first_step_is_foreseen(good: Record) -> None:
+    """By the same checks, on a record without steps and scores."""
+    known = {key: good["pretrain"][key] for key in ("init", "devices", "objective", "forced")}
+    begun = {**good, "pretrain": {**known, "budget": {"spent_seconds": 86400.0}}}
+    del begun["glue"]
+    assert foreseen(begun) == []
+    begun["environment"] = {**begun["environment"], "git": {"commit": None}}
+    begun["corpus"] = {**begun["corpus"], "sources": [{"name": "a.txt", "license": None}]}
+    begun["pretrain"] |= {"devices": 2, "budget": {"spent_seconds": 90000.0}}
+    assert [line.split(":")[0] for line in foreseen(begun)] == ["R10", "R11", "R15", "R23"]
+    assert foreseen(begun)[2] == "R15: source 'a.txt' has no license"
 
 
 @pytest.mark.parametrize("version", COMPARABLE)

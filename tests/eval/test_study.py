@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
+from cramming.data.shards import corpus_folder
 from eval import study
 from eval.reading import Run
 from eval.study import StudyConfig, main, result, write
 
 Calls = list[tuple[str, list[str]]]
+Settings = Callable[..., dict[str, Any]]
+
+
+def ran(calls: Calls) -> Calls:
+    """Those of the calls that belong to one run."""
+    return [call for call in calls if any(override.startswith("name=") for override in call[1])]
 
 
 @pytest.fixture
@@ -22,12 +29,15 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 
     def verb(name: str, overrides: list[str], excused: Any = None) -> None:
         made.append((name, overrides))
+        if not any(override.startswith("name=") for override in overrides):
+            return
         run = dict(override.split("=", 1) for override in overrides if "=" in override)["name"]
         path = tmp_path / run / "record.json"
         path.parent.mkdir(exist_ok=True)
         record = json.loads(path.read_text()) if path.exists() else {"format": 1, "name": run}
         if name == "pretrain":
             record["pretrain"] = {"status": "finished", "validation": {"loss": 2.5}, "tokens": 1000}
+            record["corpus"] = {"vocab_size": 500}
         elif name == "glue":
             record["glue"] = {"pretrained": {"suite": "embedded", "tasks": {}, "averages": {}}}
         path.write_text(json.dumps(record))
@@ -37,54 +47,88 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     return made
 
 
-def settings(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    return {"runs": str(tmp_path), "name": "x", "study": {"vocab_sizes": [512, 1024], "seeds": [0, 1], **changes}}
+@pytest.fixture
+def settings(compose: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def make(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+        places = {"runs": str(tmp_path), "corpora": str(tmp_path / "corpora"), "name": "x"}
+        return {**compose(), **places, "study": {"vocab_sizes": [512, 1024], "seeds": [0, 1], **changes}}
+
+    return make
 
 
-def test_every_variant_and_seed_runs_with_the_users_settings(calls: Calls, tmp_path: Path) -> None:
+def test_everything_is_checked_and_all_corpora_are_made_before_anything_trains(
+    calls: Calls, settings: Settings, tmp_path: Path
+) -> None:
     main(settings(tmp_path))
-    assert [verb for verb, _ in calls] == ["prepare", "pretrain", "glue"] * 4
-    assert calls[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-0", "seed=0"]
+    checks, first = calls[:6], calls.index(("pretrain", calls[9][1]))
+    assert [(verb, overrides[-1]) for verb, overrides in checks] == [
+        (verb, "--check") for verb in ("glue", "prepare", "pretrain") * 2
+    ]
+    assert checks[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "--check"]
+    prepared = [o[1] for verb, o in calls[:first] if verb == "prepare" and o[-1] != "--check"]
+    assert prepared[:2] == ["tokenizer.vocab_size=512", "tokenizer.vocab_size=1024"]
+
+
+def test_every_variant_and_seed_runs_with_the_users_settings(calls: Calls, settings: Settings, tmp_path: Path) -> None:
+    main(settings(tmp_path))
+    runs = ran(calls)
+    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] * 4
+    assert runs[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-0", "seed=0"]
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert "| vocab512 | 2 | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
+    assert "| vocab512 | 2 | 500 | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
 
 
-def test_the_same_command_again_does_only_what_is_missing(calls: Calls, tmp_path: Path) -> None:
+def test_sizes_that_give_one_tokenizer_are_refused(
+    settings: Settings, make_corpus: Callable[..., Path], tmp_path: Path
+) -> None:
+    made, sizes = settings(tmp_path), (300, 4096, 8192)
+    for size, spelling in zip(sizes, ("<pad>", "[PAD]", "[PAD]")):
+        folder = corpus_folder({**made, "tokenizer": {**made["tokenizer"], "vocab_size": size}})
+        make_corpus(folder, documents=20, spelling=spelling)
+    study.refuse_equal_vocabularies(made, sizes[:2])
+    with pytest.raises(UserError, match=r"=\[300, 4096, 8192\]: 4096 and 8192 give the same tokenizer, of 300 entries"):
+        study.refuse_equal_vocabularies(made, sizes)
+
+
+def test_the_same_command_again_does_only_what_is_missing(calls: Calls, settings: Settings, tmp_path: Path) -> None:
     main(settings(tmp_path, glue=False))
     assert {verb for verb, _ in calls} == {"prepare", "pretrain"}
     calls.clear()
     main(settings(tmp_path))
-    assert [verb for verb, _ in calls] == ["glue"] * 4
+    assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
+    assert {verb for verb, _ in calls} == {"glue"}
     calls.clear()
     path = tmp_path / "x-vocab512-1" / "record.json"
     path.write_text(json.dumps({"format": 1, "pretrain": {"status": "interrupted"}}))
     main(settings(tmp_path))
-    assert [verb for verb, _ in calls] == ["prepare", "pretrain", "glue"] and "resume=true" in calls[1][1]
+    runs = ran(calls)
+    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and "resume=true" in runs[1][1]
 
 
-def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, tmp_path: Path) -> None:
+def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings: Settings, tmp_path: Path) -> None:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": "diverged"}}))
     main(settings(tmp_path, what="data", data={"a": ["data/filters=none"], "b": []}, seeds=[0]))
     assert not calls
-    assert "| a | 1 | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
+    assert "| a | 1 | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 
 
 def scored(name: str, **scores: float | None) -> Run:
     tasks = {entry: {"score": value} for entry, value in scores.items()}
     section = {"suite": "embedded", "tasks": tasks, "averages": {}}
     record = {"name": name, "glue": {"pretrained": section}, "pretrain": {"validation": {"loss": 3.0}, "tokens": 10}}
+    record["corpus"] = {"vocab_size": 700}
     return Run(Path(name), name, record)
 
 
 def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
     found = result("v", [scored("a", cola=50.0, sst2=70.0, rte=60.0), scored("b", cola=58.0, sst2=70.0, rte=None)])
-    assert found == ("v", 2, ("sst2", "cola"), 62.0, pytest.approx(8**0.5), 3.0, 10.0)
-    assert result("v", [scored("a", cola=None)])[2:5] == ((), None, None)
+    assert found == ("v", 2, 700, ("sst2", "cola"), 62.0, pytest.approx(8**0.5), 3.0, 10.0)
+    assert result("v", [scored("a", cola=None)])[3:6] == ((), None, None)
     write(tmp_path, "data", [found])
     text = (tmp_path / "study.md").read_text()
-    assert "| v | 2 | 62.0 | 2.83 | 3.000 | 10 |" in text and "means in percent of: SST-2, CoLA." in text
+    assert "| v | 2 | 700 | 62.0 | 2.83 | 3.000 | 10 |" in text and "means in percent of: SST-2, CoLA." in text
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -97,7 +141,7 @@ def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
     config = build(StudyConfig, compose()["study"], "study")
-    assert config.variants["vocab4096"] == ["tokenizer.vocab_size=4096"]
+    assert config.variants["vocab1024"] == ["tokenizer.vocab_size=1024"]
     assert {"unfiltered", "filtered"} < config.data.keys()
     with pytest.raises(UserError, match=r"study: what=all: choose one of vocab, data"):
         build(StudyConfig, {"what": "all"}, "study")

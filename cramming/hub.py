@@ -1,0 +1,48 @@
+"""Whether the Hugging Face hub can be reached, found out at once.
+
+Without a network the hub's clients retry for half a minute before they give up, and they do so per file. Here one short
+request decides, by way of the user's proxies and endpoint.
+"""
+
+import os
+import urllib.error
+import urllib.request
+from functools import cache
+
+TIMEOUT_SECONDS = 5
+
+
+def why_unreachable() -> str | None:
+    """What stands between us and the hub, in one line; None where it answers."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_SECONDS):
+            return None
+    except urllib.error.HTTPError:  # an answer, whatever it says
+        return None
+    except OSError as error:
+        return one_line(getattr(error, "reason", error))
+
+
+@cache
+def prepare_hub() -> bool:
+    """Whether the hub can be reached, asked once. If not, its clients are switched to their offline mode.
+
+    In that mode what is already in the cache still loads, and anything else fails immediately.
+    """
+    import huggingface_hub.constants as constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if why_unreachable() is None:
+        return True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants.HF_HUB_OFFLINE = True
+    return False
+
+
+def one_line(error: object) -> str:
+    """The first line of what an error says, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
