@@ -23,9 +23,9 @@ from cramming.bench import sides
 from cramming.bench.curves import REFERENCE, gate_settings, job_of
 from cramming.config import config_folder
 from cramming.engine import Engine
+from cramming.environment import cpu_name
 from cramming.gate import Floor
 from cramming.model import attention, layers
-from cramming.record import cpu_name
 from cramming.tricks import COARSE, SAME, Trick
 
 CPU = torch.device("cpu")
