@@ -147,16 +147,15 @@ TRICKS: tuple[Trick, ...] = (
 
 
 def best(device_type: str, mode: str) -> Trick:
-    """The stack of what pays on a device. `mode` is the number format that `precision.mode=auto` means there."""
-    settings: dict[str, Any] = {
-        "attention.kernel": "auto",
-        "attention.last_layer": "targets",
-        "runtime.compile": "model",
-    }
+    """The stack of what pays on a device. `mode` is the number format that `precision.mode=auto` means there.
+
+    On a CPU compiled steps are no faster than eager ones, and the first takes most of a minute (docs/log.md).
+    """
+    settings: dict[str, Any] = {"attention.kernel": "auto", "attention.last_layer": "targets"}
     if device_type == "cpu":
         settings["runtime.keep_heap"] = True
     else:
-        settings["precision.tf32"] = True
+        settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":
         settings["precision.mode"] = mode
     about = ", ".join(f"{k}={v}" for k, v in settings.items())

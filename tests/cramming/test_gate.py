@@ -245,11 +245,11 @@ def test_the_best_stack_has_a_verdict_of_its_own(
     settings = compose(f"gates={tmp_path / 'g.json'}", *stack)
     assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
     gate.save(tmp_path / "g.json", "here", [Verdict(tricks.BEST, False, None, 0.02, 10, 200, 1.0)])
-    with pytest.raises(UserError, match=r"runtime.compile=model.*'best stack' failed .*leave one of these off"):
+    with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave one of these off"):
         gate.check(settings, "here", "cpu", mode)
     assert gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST] == "forced"
-    assert tricks.BEST not in gate.check({**settings, "runtime": {**settings["runtime"], "compile": "off"}}, "here",
-                                         "cpu", mode)  # fmt: skip
+    without = {**settings, "attention": {**settings["attention"], "last_layer": "all"}}
+    assert tricks.BEST not in gate.check(without, "here", "cpu", mode)
 
 
 def test_the_best_stack_computes_in_what_auto_means() -> None:
