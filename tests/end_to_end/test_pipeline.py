@@ -25,7 +25,8 @@ def test_from_text_to_the_leaderboard(
     write_rte(tmp_path / "GLUE")
     no_corpus_yet = [o for o in tiny_overrides if not o.startswith("data.corpus=")]
     settings = compose(
-        *no_corpus_yet, "data=text", f"data.paths=[{tmp_path / 'a.txt'}]", "tokenizer.vocab_size=200", "budget.steps=3",
+        *no_corpus_yet, "data=text", f"data.paths=[{tmp_path / 'a.txt'}]", "data.validation_fraction=0.2",
+        "tokenizer.vocab_size=200", "budget.steps=3",
         "eval=glue_small", f"eval.data_dir={tmp_path / 'GLUE'}", "eval.seeds=[0]", "eval.workers=1",
         "eval.hyperparameters.max_length=24", f"runs={tmp_path / 'runs'}", f"corpora={tmp_path / 'corpora'}", "name=a",
     )  # fmt: skip
