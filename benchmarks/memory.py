@@ -30,11 +30,11 @@ import torch
 from cramming.config import config_folder
 from cramming.data.batches import Batch
 from cramming.device import available_bytes, select
+from cramming.environment import cpu_name, system
 from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
-from cramming.record import cpu_name
 from cramming.runtime import keep_freed_memory
 from cramming.simulate import CATEGORIES, Recipe, Simulation
 
@@ -170,7 +170,7 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace, device: torch.d
         f"`python benchmarks/memory.py --modes {' '.join(args.modes)} --malloc {args.malloc}`: BERT of two shapes,"
         f" vocabulary {VOCABULARY}, sequences of {LENGTH} with {TARGETS} targets, AdamW unless said, fresh process per"
         " row; what is measured and how is said at the top of the script. Sizes in MiB.", "",
-        f"{name}, {torch.get_num_threads()} threads, {platform.platform()}, Python {platform.python_version()},"
+        f"{name}, {torch.get_num_threads()} threads, {system()}, Python {platform.python_version()},"
         f" torch {torch.__version__}. Largest deviation: {worst:.1%}.", "",
         f"| configuration | mode | {' | '.join(CATEGORIES)} | predicted | measured | deviation |",
         "|---|---|" + "---:|" * (len(CATEGORIES) + 3),

@@ -16,6 +16,7 @@ from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
 from cramming.record import load_metrics, load_record, write_record_section
+from cramming.start import FROM_SCRATCH
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -95,7 +96,7 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     work, budget = parts.work, parts.clock.summary()
     section = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
-        "init": "scratch",
+        "init": "scratch" if parts.start.embeddings in FROM_SCRATCH else parts.start.embeddings,
         **setup_of(parts),
         **work_of(parts, budget),
         "validation": validation,

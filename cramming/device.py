@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from cramming.config import UserError
-from cramming.record import cpu_name
+from cramming.environment import cpu_name
 
 # Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s, from the makers' data sheets. The longest entry that
 # stands in the device's name as whole words counts ("L4" is not in "L40"). Model FLOP utilisation is only reported for
@@ -90,6 +90,13 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def cap_memory(device: torch.device, gigabytes: float) -> None:
+    """Let this process allocate as much as a smaller GPU has, in GiB; torch's share only. Nothing on a CPU."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 2**30 / total), device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

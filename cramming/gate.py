@@ -2,48 +2,88 @@
 
 A trick for speed that silently stops converging is worse than none (the fastest compile mode of the predecessor did
 that: pytorch/pytorch#96693). So the loss of each step, on the same batches from the same weights, is compared with the
-fp32 eager reference. Single steps may differ by rounding that grows, so the curves are compared as means of ten steps.
+fp32 eager reference: the mean distance of every ten steps.
 
-Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration); `pretrain` refuses a
-trick that failed there, unless it is named in `forced`.
+How far may it stray? Another order of sums changes a number by one unit in its last place, and training carries that
+on: the distance grows tenfold in about ten steps until the two runs differ as two runs do. One number for all steps is
+then either narrower than that end or blind to what a fault does at the start. So the floor is measured in the same run,
+by twins of the reference whose starting weights were moved by that much, and holds step by step: allowed is MULTIPLE of
+the farthest twin so far, looking AHEAD (rounding that is thirty times a twin's is some twenty steps ahead of it), and
+never less than LEAST. At the default size (docs/log.md, 2026-11-21) compiled code, accumulation and further twins came
+to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults tried to 4 times or more.
+
+There are two floors, as a number format with fewer bits starts where fp32's twins end: `Trick.rounding` says which
+unit the twins' weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8 and 8- or 4-bit state).
+
+Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the floors;
+`pretrain` refuses a trick that failed there, unless it is named in `forced`.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, write_atomically
 from cramming.tricks import BEST, TRICKS, Trick, in_force
 
+FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand
 WINDOW = 10  # steps
 MIN_FALL = 0.3  # nats that the reference must learn, or the gate proves nothing
+TWINS = 3
+MULTIPLE, LEAST = 3.0, 1e-3  # of the farthest twin; in nats
+AHEAD = 2  # windows
+
+
+@dataclass(frozen=True)
+class Floor:
+    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats."""
+
+    rounding: float
+    strays: list[list[float]]
+
+    def allowed(self) -> list[float]:
+        """The tolerance of each window, in nats."""
+        farthest = list(accumulate(map(max, zip(*self.strays, strict=True)), max))
+        ahead = farthest[AHEAD:] + farthest[-1:] * min(AHEAD, len(farthest))
+        return [max(LEAST, MULTIPLE * stray) for stray in ahead]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`distance`: the largest between both curves, in nats (null: not finite); `fall`: what the reference learned."""
+    """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most beside what
+    was allowed (distance null: not finite); `fall`: what the reference learned."""
 
     trick: str
     passed: bool
     distance: float | None
     tolerance: float
+    at_step: int
     steps: int
     fall: float
 
 
-def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float]) -> Verdict:
+def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: Floor) -> Verdict:
     """Compare two loss curves of equal length; ValueError if the reference itself learned nothing."""
-    assert trick.tolerance is not None and len(reference) == len(losses)
-    expected, found = _means(reference), _means(losses)
+    assert trick.rounding == floor.rounding and len(reference) == len(losses)
     learned = fall(reference)
     if not learned >= MIN_FALL:
         raise ValueError(f"the reference's loss fell by {learned:.3f} in {len(reference)} steps, less than {MIN_FALL}")
-    distance = max(abs(a - b) for a, b in zip(expected, found)) if all(map(math.isfinite, losses)) else None
-    passed = distance is not None and distance <= trick.tolerance
-    return Verdict(trick.name, passed, distance, trick.tolerance, len(losses), learned)
+    found, allowed = strays(reference, losses), floor.allowed()
+    if not all(map(math.isfinite, found)):
+        worst = next(i for i, stray in enumerate(found) if not math.isfinite(stray))
+        return Verdict(trick.name, False, None, allowed[worst], (worst + 1) * WINDOW, len(losses), learned)
+    worst = max(range(len(found)), key=lambda i: found[i] / allowed[i])
+    passed = found[worst] <= allowed[worst]
+    return Verdict(trick.name, passed, found[worst], allowed[worst], (worst + 1) * WINDOW, len(losses), learned)
+
+
+def strays(reference: Sequence[float], losses: Sequence[float]) -> list[float]:
+    """The mean distance between two loss curves over every ten steps, in nats."""
+    return _means([abs(a - b) for a, b in zip(reference, losses, strict=True)])
 
 
 def fall(losses: Sequence[float]) -> float:
@@ -61,34 +101,51 @@ def place(device_name: str, torch_version: str) -> str:
     return f"{device_name} | torch {torch_version}"
 
 
-def save(file: Path, where: str, verdicts: Sequence[Verdict]) -> None:
-    """Add verdicts to the file; newer ones replace older."""
+def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[Floor] = ()) -> None:
+    """Add verdicts and floors to the file; newer ones replace older."""
     known = load(file)
-    known.setdefault(where, {}).update({v.trick: asdict(v) for v in verdicts})
-    write_atomically(file, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    here = known.setdefault(where, {"verdicts": {}, "floors": {}})
+    here["verdicts"].update({v.trick: asdict(v) for v in verdicts})
+    here["floors"].update({f"{f.rounding:.3g}": asdict(f) | {"allowed": f.allowed()} for f in floors})
+    write_atomically(file, json.dumps({"format": FORMAT, "places": known}, indent=1, sort_keys=True) + "\n")
 
 
 def load(file: Path) -> dict[str, dict[str, Any]]:
-    """All verdicts: place -> trick -> verdict; empty if there is no file. UserError if it is not ours."""
+    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file. UserError if not ours."""
     if not file.exists():
         return {}
+    anew = "remove it, and `cramming bench tricks` writes it anew"
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"gates={file}: not JSON ({error}); `cramming bench tricks` writes it anew") from None
-    if not isinstance(known, dict) or not all(map(_are_verdicts, known.values())):
-        raise UserError(f"gates={file}: not a table of verdicts; `cramming bench tricks` writes it anew")
-    return known
+        raise UserError(f"gates={file}: not JSON ({error}); {anew}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"gates={file}: not a table of verdicts; {anew}")
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"gates={file}: verdicts in format {content.get('format', 1)}, not {FORMAT}: their tolerance was not"
+            f" measured as it is now; {anew}"
+        )
+    places = content.get("places")
+    if not isinstance(places, dict) or not all(map(_is_place, places.values())):
+        raise UserError(f"gates={file}: not a table of verdicts; {anew}")
+    return places
 
 
-def _are_verdicts(tricks: Any) -> bool:
-    """Whether this is a mapping of verdicts as `save` writes them."""
-    return isinstance(tricks, dict) and all(
-        isinstance(verdict, dict)
-        and isinstance(verdict.get("passed"), bool)
-        and isinstance(verdict.get("tolerance"), int | float)
-        and isinstance(verdict.get("distance"), int | float | None)
-        for verdict in tricks.values()
+def _is_place(place: Any) -> bool:
+    """Whether this holds verdicts and floors as `save` writes them."""
+    return (
+        isinstance(place, dict)
+        and isinstance(place.get("floors"), dict)
+        and isinstance(place.get("verdicts"), dict)
+        and all(
+            isinstance(verdict, dict)
+            and isinstance(verdict.get("passed"), bool)
+            and isinstance(verdict.get("tolerance"), int | float)
+            and isinstance(verdict.get("distance"), int | float | None)
+            and isinstance(verdict.get("at_step"), int)
+            for verdict in place["verdicts"].values()
+        )
     )
 
 
@@ -97,22 +154,23 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    known, forced, states = load(Path(settings["gates"])).get(where, {}), settings["forced"], dict[str, str]()
+    known = load(Path(settings["gates"])).get(where, {}).get("verdicts", {})
+    forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     if unknown := set(forced) - set(names):
         raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(names)}")
     for trick in in_force(settings, device_type, mode):
-        if trick.tolerance is None:
+        if trick.rounding is None:
             continue
         verdict = known.get(trick.name, {})
         states[trick.name] = {None: "untested", True: "passed", False: "forced"}[verdict.get("passed")]
         if states[trick.name] == "forced" and trick.name not in forced:
             setting = ", ".join(f"{key}={value}" for key, value in trick.settings.items())
             choice = "it" if len(trick.settings) == 1 else "one of these"
-            distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.3f}"
+            distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
             raise UserError(
                 f"{setting}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-                f" (allowed {verdict['tolerance']}; {settings['gates']}); leave {choice} off, or force it with"
-                f" forced=['{trick.name}'] and the record will say so"
+                f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']}); leave"
+                f" {choice} off, or force it with forced=['{trick.name}'] and the record will say so"
             )
     return states

@@ -15,6 +15,7 @@ from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import ORDERS, Corpus, corpus_folder
 from cramming.engine import Engine
+from cramming.environment import environment
 from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
@@ -26,7 +27,6 @@ from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import (
     MetricsLog,
     create_run_folder,
-    environment,
     load_record,
     refuse_changed_corpus,
     write_record_section,

@@ -18,17 +18,12 @@ finite is stored as null: JSON has no NaN, and nobody downstream may mistake a s
 """
 
 import difflib
-import hashlib
 import json
 import math
 import os
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +31,7 @@ from omegaconf import OmegaConf
 
 from cramming import __version__
 from cramming.config import UserError, folder_name, write_atomically
+from cramming.environment import git
 
 FORMAT_VERSION = 1
 RULES_VERSION = "2"
@@ -239,68 +235,12 @@ def create_run_folder(
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     write_atomically(folder / "config.yaml", text)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    diff = _git("diff", "HEAD")
+    diff = git("diff", "HEAD")
     if diff:
         write_atomically(folder / "git.diff", diff + "\n")
     write_record_section(
         folder, config=dict(settings), environment=environment, division_requested=settings["division"]
     )
-
-
-def environment(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
-    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
-    versions: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "python": platform.python_version(),
-        **versions,
-        "platform": platform.platform(),
-        "cpu": cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "device": dict(device),
-        "git": git_state(),
-    }
-
-
-def git_state() -> dict[str, Any]:
-    """Commit of the checkout the code runs from and the hash of its uncommitted diff; nulls in an installed wheel."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": None, "dirty": None, "diff_sha256": None}
-    diff = _git("diff", "HEAD") or ""
-    dirty = bool(_git("status", "--porcelain"))
-    return {
-        "commit": commit,
-        "dirty": dirty,
-        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
-    source = Path(__file__).resolve().parent.parent
-    if not (source / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def cpu_name() -> str:
-    """The processor's name as the operating system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or sys.platform
 
 
 @contextmanager

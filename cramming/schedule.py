@@ -10,6 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+# What a shape does not look at, and the value that this must then have: a setting that does nothing is a mistake.
+UNUSED: dict[str, dict[str, float | str]] = {
+    "constant": {"decay": 0.0, "decay_shape": "linear", "final": 0.0},
+    "linear": {"decay": 0.0, "decay_shape": "linear"},
+    "cosine": {"decay": 0.0, "decay_shape": "linear"},
+    "triangle": {"warmup": 0.0, "decay_shape": "linear"},
+    "wsd": {},
+}
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -33,6 +42,11 @@ class ScheduleConfig:
         for field in ("warmup", "decay", "start", "final", "batch_ramp"):
             if not 0 <= getattr(self, field) <= 1:
                 raise ValueError(f"{field}={getattr(self, field)} is not between 0 and 1")
+        for field, neutral in UNUSED[self.name].items():
+            if getattr(self, field) != neutral:
+                raise ValueError(
+                    f"{field}={getattr(self, field)} does nothing with name={self.name}; set it to {neutral}"
+                )
         if not 0 < self.batch_start <= 1:
             raise ValueError(f"batch_start={self.batch_start} is not a share above 0 and at most 1")
         if self.name == "wsd" and self.warmup + self.decay > 1:

@@ -17,6 +17,8 @@ from torch import Tensor
 from cramming.data.stream import TokenStream
 from cramming.model.heads import MaskedLM
 
+FROM_SCRATCH = frozenset({"random", "cooccurrence"})  # ways to start that use no weights trained elsewhere
+
 
 @dataclass(frozen=True)
 class StartConfig:
@@ -24,6 +26,7 @@ class StartConfig:
 
     Tokens within `window` of each other count as neighbours, nearer ones more. At most `max_tokens` tokens, evenly from
     the whole training split, are read. `embedding_std` and `decoder_std`: root mean squares of the vectors' entries.
+    All four are 0 where `embeddings` is random.
     """
 
     embeddings: Literal["random", "cooccurrence"]
@@ -33,6 +36,11 @@ class StartConfig:
     decoder_std: float
 
     def __post_init__(self) -> None:
+        for name in ("window", "max_tokens", "embedding_std", "decoder_std"):
+            if self.embeddings == "random" and getattr(self, name) != 0:
+                raise ValueError(f"{name}={getattr(self, name)} does nothing with embeddings=random; set it to 0")
+        if self.embeddings == "random":
+            return
         for name in ("window", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is below 1")

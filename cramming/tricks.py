@@ -1,4 +1,4 @@
-"""The table of tricks: the settings that turn each on, and how far its loss may stray from the reference.
+"""The table of tricks: the settings that turn each on, and how coarse a rounding each may bring.
 
 The reference is fp32, eager, everything computed and kept. A trick is those settings and its own, so that each stands
 alone; `best` stacks what pays. `in_force` reads a run's settings backwards: which tricks does it use?
@@ -26,20 +26,21 @@ REFERENCE: Settings = {
     "memory.update_in_backward": False,
 }
 
-SAME, ROUNDED, COARSE = 0.02, 0.05, 0.15  # nats between means of ten steps: other summation order; 16 bit; 8 bit
+SAME, COARSE = 2.0**-23, 2.0**-8  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
 
 
 @dataclass(frozen=True)
 class Trick:
     """One row of the table.
 
-    `tolerance` in nats is for the largest distance between the loss curves (gate.py); None: another algorithm, whose
-    curve is not supposed to be the reference's. `micro_batches` cuts the step into so many. `device`: where it trains.
+    `rounding`, relative, is what the trick may do to a number: the gate (gate.py) measures how far it carries the loss.
+    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches` cuts the step into so
+    many. `device`: where it trains.
     """
 
     name: str
     settings: Settings
-    tolerance: float | None
+    rounding: float | None
     about: str
     device: Literal["any", "cpu", "cuda"] = "any"
     micro_batches: int = 1
@@ -59,6 +60,11 @@ class Trick:
 BEST = "best stack"
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick on the other kind of device
 
+LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
+    ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
+    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None}),
+)
+
 TRICKS: tuple[Trick, ...] = (
     Trick(
         "last layer at targets", {"attention.last_layer": "targets"}, SAME, "last block only where the loss needs it"
@@ -66,7 +72,7 @@ TRICKS: tuple[Trick, ...] = (
     Trick(
         "attention varlen",
         {"attention.kernel": "varlen", "precision.mode": "bf16"},
-        ROUNDED,
+        COARSE,
         "FlashAttention on bounds, in bf16",
         "cuda",
         decisive=("attention.kernel",),
@@ -81,9 +87,9 @@ TRICKS: tuple[Trick, ...] = (
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
     Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
-    Trick("tf32", {"precision.tf32": True}, ROUNDED, "fp32 products with 10 bits of mantissa", "cuda"),
-    Trick("bf16", {"precision.mode": "bf16"}, ROUNDED, "products in bf16, weights and sums in fp32"),
-    Trick("fp16", {"precision.mode": "fp16"}, ROUNDED, "products in fp16, loss scaled, fp32 master weights"),
+    Trick("tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"),
+    Trick("bf16", {"precision.mode": "bf16"}, COARSE, "products in bf16, weights and sums in fp32"),
+    Trick("fp16", {"precision.mode": "fp16"}, COARSE, "products in fp16, loss scaled, fp32 master weights"),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
     Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again", any_value=True),
     Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
@@ -127,8 +133,16 @@ TRICKS: tuple[Trick, ...] = (
         "moments in 4 bits (torchao)",
         decisive=("optim.name",),
     ),
-    Trick("LAMB", {"optim.name": "lamb", "optim.eps": 1e-6}, None, "layer-wise Adam for large batches"),
-    Trick("LARS", {"optim.name": "lars"}, None, "layer-wise SGD for large batches"),
+    *(
+        Trick(
+            f"{name}, {word} rule",
+            {"optim.name": name.lower(), "optim.scale_rule": rule, "optim.base_batch": 4, **settings},
+            None,
+            f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule",
+        )
+        for name, kind, settings in LAYERWISE
+        for rule, word in (("linear", "linear"), ("sqrt", "square-root"))
+    ),
 )
 
 
@@ -146,7 +160,7 @@ def best(device_type: str, mode: str) -> Trick:
     if mode != "fp32":
         settings["precision.mode"] = mode
     about = ", ".join(f"{k}={v}" for k, v in settings.items())
-    return Trick(BEST, settings, SAME if mode == "fp32" else ROUNDED, about)
+    return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, about)
 
 
 def in_force(settings: Mapping[str, Any], device_type: str, mode: str) -> list[Trick]:

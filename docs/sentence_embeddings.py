@@ -1,6 +1,6 @@
 """Sentence embeddings from an exported model, with sentence-transformers.
 
-    pip install 'sentence-transformers[train]'
+    pip install 'sentence-transformers[train]>=6'
     cramming export name=first
     python docs/sentence_embeddings.py runs/first/export --pairs pairs.tsv --out embedder
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 EXAMPLES = [
     ("The cat sleeps on the sofa.", "A cat is lying on the couch."),

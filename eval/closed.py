@@ -15,6 +15,7 @@ from eval.validity import NO_PRETRAINING
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
 MAX_HOURS = 24.0
+FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
 
 
 def one_device(record: Record) -> Outcome:
@@ -55,9 +56,14 @@ def from_scratch(record: Record) -> Outcome:
     are used anywhere."""
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
-    init = at(record, "pretrain.init")
-    start = at(record, "pretrain.start")
-    return init == "scratch", f"initial weights: {init or 'not on record'}{f', embeddings {start}' if start else ''}"
+    init, start = at(record, "pretrain.init"), at(record, "pretrain.start")
+    if start is None and at(record, "rules_version") == "1":
+        start = "random"  # then there was no other
+    known = isinstance(start, str) and start in FROM_SCRATCH
+    return (
+        init == "scratch" and known,
+        f"initial weights: {init or 'not on record'}, embeddings {start or 'not on record'}",
+    )
 
 
 def own_weights_scored(record: Record) -> Outcome:

@@ -15,10 +15,11 @@ import torch
 
 from cramming.config import UserError, build, settings_hash
 from cramming.device import describe, select
+from cramming.environment import environment
 from cramming.model.config import ModelConfig
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
-from cramming.record import create_run_folder, environment, load_record, run_folder, run_lock, write_record_section
+from cramming.record import create_run_folder, load_record, run_folder, run_lock, write_record_section
 from eval import sweep
 from eval.datasets import TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder

@@ -25,6 +25,7 @@ LEVELS = {
     "cramming.budget": 0,
     "cramming.schedule": 0,
     "cramming.record": 0,
+    "cramming.environment": 0,
     "cramming.device": 0,
     "cramming.data": 0,
     "cramming.data.manifest": 0,
@@ -64,6 +65,7 @@ LEVELS = {
 TORCH_FREE = [
     "cramming.config",
     "cramming.record",
+    "cramming.environment",
     "cramming.budget",
     "cramming.schedule",
     "cramming.hub",

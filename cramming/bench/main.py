@@ -6,7 +6,7 @@ name; other devices' tables in that file stay.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ import torch
 from cramming import device as devices
 from cramming import gate, tricks
 from cramming.bench import report
+from cramming.bench.curves import REFERENCE, Curves, gate_settings, job_of
 from cramming.bench.data import SPECIAL
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
@@ -70,67 +71,58 @@ def main(settings: dict[str, Any]) -> None:
     BENCHES[config.what](settings, config, devices.select(settings["device"]))
 
 
-def job_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: torch.device) -> dict[str, Any]:
-    """What a worker must know to run the reference with one trick."""
-    changed = tricks.changed(tricks.changed(settings, tricks.REFERENCE), trick.settings)
-    job = {"side": "ours", "settings": changed, "micro_batches": trick.micro_batches, "device": device.type}
-    return {**job, "vocab_size": vocab_size, "name": trick.name}
-
-
 def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
-    rows, curve = chosen(config, device), reference_curve(settings, config, device)
-    described, results = devices.describe(device), []
-    ceilings: dict[str, float] = {}
+    rows, gates = chosen(config, device), Path(settings["gates"])
+    gate.load(gates)  # a file that cannot be added to is found now, not after the first row
+    small = gate_settings(settings, config.gate)
+    curves = Curves(small, config.gate_steps, config.gate_vocab_size, device)
+    described, results = devices.describe(device), list[dict[str, Any]]()
     with Progress("bench tricks", total=len(rows), unit="tricks") as bar, ExitStack() as running:
-        bases: dict[bool, Worker] = {}
+        pairs = Pairs({"full": settings, "small": small}, config, device, running)
         for trick in rows:
             bar.note(trick.name)
-            row: dict[str, Any] = {"name": trick.name, "about": trick.about}
-            if trick.device not in ("any", device.type):
-                row["error"] = tricks.ELSEWHERE[trick.device]
-            else:
-                small = is_too_slow_here(trick, device)
-                timed = gate_settings(settings, config) if small else settings
-                if small not in bases:
-                    bases[small] = running.enter_context(Worker(job_of(timed, REFERENCE, config.vocab_size, device)))
-                    warm_up(bases[small])
-                row |= measure(bases[small], job_of(timed, trick, config.vocab_size, device), config)
-                row["shape"] = "small" if small else "full"
-            if "error" not in row:
-                dtype = row["precision"]
-                if dtype not in ceilings:
-                    ceilings[dtype] = matmul_flops(device, DTYPES[dtype])
-                row["ceiling_flops"] = ceilings[dtype]
-                row |= judged(settings, config, trick, curve, device, described.name)
+            row = {"name": trick.name, "about": trick.about, **pairs.row(trick)}
+            if "error" not in row and trick.rounding is None:
+                row |= curves.learned(trick)
+            elif "error" not in row:
+                verdict = curves.verdict(trick)
+                gate.save(gates, gate.place(described.name, torch.__version__), [verdict], curves.floors)
+                row["gate"] = asdict(verdict)
             results.append(row)
-            report.write(config.out, config.raw, "tricks", results, described, settings)  # a crash later loses no row
-            bar.advance(1)
+            raw = report.write(config.out, config.raw, "tricks", results, described, settings, curves.floors)
+            bar.advance(1)  # what is written is not lost by a crash later
             say(report.line(row))
-    finish(config, settings, described, results, "tricks")
+    say(f"{config.out}: {len(results)} rows; raw numbers in {raw}")
 
 
-def reference_curve(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> list[float]:
-    """The loss curve that tricks are compared with; UserError if it falls too little to prove anything."""
-    curve = loss_curve(settings, config, REFERENCE, device)
-    if (fall := gate.fall(curve)) < gate.MIN_FALL:
-        raise UserError(
-            f"bench.gate_steps={config.gate_steps}: the reference's loss fell by {fall:.2f} nats, less than"
-            f" {gate.MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
-        )
-    return curve
+class Pairs:
+    """Timed pairs: the reference's processes, one per shape, live as long as `running`, each trick's for its row."""
 
+    def __init__(
+        self, shapes: dict[str, dict[str, Any]], config: BenchConfig, device: torch.device, running: ExitStack
+    ) -> None:
+        self.shapes, self.config, self.device, self.running = shapes, config, device, running
+        self.bases: dict[str, Worker] = {}
+        self.ceilings: dict[str, float] = {}
 
-def judged(
-    settings: dict[str, Any], config: BenchConfig, trick: Trick, reference: list[float], device: torch.device,
-    device_name: str,
-) -> dict[str, Any]:  # fmt: skip
-    """The gate's verdict on a trick, which is also written to `gates`; nothing where the gate does not apply."""
-    if trick.tolerance is None:
-        return {}
-    verdict = gate.judge(trick, reference, loss_curve_or_nan(settings, config, trick, device))
-    gate.save(Path(settings["gates"]), gate.place(device_name, torch.__version__), [verdict])
-    return {"gate": asdict(verdict)}
+    def row(self, trick: Trick) -> dict[str, Any]:
+        """What a trick costs, or the reason why it was not run."""
+        if trick.device not in ("any", self.device.type):
+            return {"error": tricks.ELSEWHERE[trick.device]}
+        shape = "small" if is_too_slow_here(trick, self.device) else "full"
+        settings, vocab_size = self.shapes[shape], self.config.vocab_size
+        if shape not in self.bases:
+            job = job_of(settings, REFERENCE, vocab_size, self.device)
+            self.bases[shape] = self.running.enter_context(Worker(job))
+            warm_up(self.bases[shape])
+        row = measure(self.bases[shape], job_of(settings, trick, vocab_size, self.device), self.config)
+        if "error" in row:
+            return row
+        dtype = row["precision"]
+        if dtype not in self.ceilings:
+            self.ceilings[dtype] = matmul_flops(self.device, DTYPES[dtype])
+        return {**row, "shape": shape, "ceiling_flops": self.ceilings[dtype]}
 
 
 def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
@@ -150,14 +142,14 @@ def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.dev
                     continue
                 bar.note(f"{peer['side']} {hidden}x{layers}")
                 results += pair(settings, config, device, shape, peer, f"{hidden}x{layers}")
-                report.write(config.out, config.raw, "peers", results, described, settings)  # a crash later loses none
-                bar.advance(1)
-    finish(config, settings, described, results, "peers")
+                raw = report.write(config.out, config.raw, "peers", results, described, settings)
+                bar.advance(1)  # what is written is not lost by a crash later
+    say(f"{config.out}: {len(results)} rows; raw numbers in {raw}")
 
 
 def pair(
     settings: dict[str, Any], config: BenchConfig, device: torch.device, shape: dict[str, Any], peer: dict[str, Any],
-    label: str,
+    label: str, modes: Sequence[str] = ("off", "model"),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One peer beside ours, eager and compiled, on one shape: two rows; one that says why if the peer cannot run."""
     family = {**peer["model"], **shape, "model.intermediate_size": int(peer["inner"] * shape["model.hidden_size"])}
@@ -177,7 +169,8 @@ def pair(
             results.append({**about, "name": "ours", "error": str(error)})
             say(report.line(results[-1]))
             return results
-        for name, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
+        for compiled in modes:
+            name = "ours, eager" if compiled == "off" else "ours, compiled"
             changed = tricks.changed(tricks.changed(settings, ours), {**family, "runtime.compile": compiled})
             row = measure(base, {**common, "side": "ours", "settings": changed, "name": name}, config)
             row |= {**about, "name": name}
@@ -223,32 +216,6 @@ def measure(base: Worker, job: dict[str, Any], config: BenchConfig) -> dict[str,
     }
 
 
-def loss_curve(settings: dict[str, Any], config: BenchConfig, trick: Trick, device: torch.device) -> list[float]:
-    """The loss of every step of the gate's run with one trick."""
-    with Worker(job_of(gate_settings(settings, config), trick, config.gate_vocab_size, device)) as worker:
-        return worker.run(0, config.gate_steps).losses
-
-
-def loss_curve_or_nan(settings: dict[str, Any], config: BenchConfig, trick: Trick, device: torch.device) -> list[float]:
-    """The same; a trick that cannot run has learned nothing."""
-    try:
-        return loss_curve(settings, config, trick, device)
-    except UserError as error:
-        say(f"gate: {error}")
-        return [float("nan")] * config.gate_steps
-
-
-def gate_settings(settings: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
-    """The settings with `bench.gate` in force; UserError where it changes what is no setting."""
-    for section, keys in config.gate.items():
-        for key in keys:
-            known = settings.get(section)
-            if not isinstance(known, Mapping) or key not in known:
-                raise UserError(f"bench.gate.{section}.{key}: unknown setting; `--cfg job` prints all that there are")
-    smaller = {f"{section}.{key}": value for section, keys in config.gate.items() for key, value in keys.items()}
-    return tricks.changed(settings, smaller)
-
-
 def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
     """16-bit products take 50 times as long on a CPU without an instruction for them: timed on the small shape."""
     mode = trick.settings.get("precision.mode", "fp32")
@@ -266,15 +233,6 @@ def chosen(config: BenchConfig, device: torch.device) -> list[Trick]:
     return [t for t in every if t.name in config.only]
 
 
-def finish(
-    config: BenchConfig, settings: dict[str, Any], device: devices.DeviceInfo, rows: list[dict[str, Any]], title: str
-) -> None:
-    """Write the table, and the raw numbers beside it."""
-    raw = report.write(config.out, config.raw, title, rows, device, settings)
-    say(f"{config.out}: {len(rows)} rows; raw numbers in {raw}")
-
-
-REFERENCE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 BERT = {"model.norm_order": "post", "model.mlp": "plain", "model.positions": "learned", "model.norm_bias": True,
         "model.embedding_norm": True, "model.final_norm": False, "model.first_attn_norm": True, "model.token_types": 2,

@@ -3,6 +3,8 @@
 import json
 import platform
 import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 from cramming.config import write_atomically
 from cramming.device import DeviceInfo
+from cramming.gate import WINDOW, Floor
 
 FORMULA = (
     "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
@@ -31,12 +34,27 @@ def line(row: dict[str, Any]) -> str:
 
 
 def gate_cell(row: dict[str, Any]) -> str:
-    """`passed (0.003 of 0.02)`, `FAILED (0.4 of 0.05)`, or a dash where no gate applies."""
+    """`passed (0.013 of 0.098 at step 180)`, `FAILED (...)`, or what another algorithm has learned."""
+    if "learned" in row:
+        return f"– (learned {row['learned']['fall']:.2f}, the reference {row['learned']['reference']:.2f})"
     if "gate" not in row:
         return "–"
     verdict = row["gate"]
-    distance = "not finite" if verdict["distance"] is None else f"{verdict['distance']:.4f}"
-    return f"{'passed' if verdict['passed'] else 'FAILED'} ({distance} of {verdict['tolerance']})"
+    distance = "not finite" if verdict["distance"] is None else f"{verdict['distance']:.1g}"
+    result = "passed" if verdict["passed"] else "FAILED"
+    return f"{result} ({distance} of {verdict['tolerance']:.2g} at step {verdict['at_step']})"
+
+
+def floor_line(floor: Floor) -> str:
+    """What the tolerance was made of."""
+    windows = [max(twins) for twins in zip(*floor.strays, strict=True)]
+    allowed = floor.allowed()
+    steps = [round(share * (len(windows) - 1)) for share in (0.2, 0.4, 0.6, 0.8, 1)]
+    found = ", ".join(f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps)
+    return (
+        f"Gate: {len(floor.strays)} twins of the reference with weights moved by {floor.rounding:.2g} strayed by up to,"
+        f" in nats (allowed): {found}."
+    )
 
 
 def tricks_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -80,7 +98,13 @@ TABLES = {"tricks": tricks_table, "peers": peers_table}
 
 
 def write(
-    out: Path, raw: Path, title: str, rows: list[dict[str, Any]], device: DeviceInfo, settings: dict[str, Any]
+    out: Path,
+    raw: Path,
+    title: str,
+    rows: list[dict[str, Any]],
+    device: DeviceInfo,
+    settings: dict[str, Any],
+    floors: Sequence[Floor] = (),
 ) -> Path:
     """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
@@ -95,13 +119,16 @@ def write(
     if title == "tricks":
         about += f"; model {model['hidden_size']}x{model['num_layers']}, {train['batch_size']} sequences per step"
     section = [f"## {title}: {device.name}", "", f"`cramming bench {title}`: {about}.", "", *TABLES[title](rows), ""]
+    for floor in floors:
+        section += [floor_line(floor), ""]
     old = out.read_text(encoding="utf-8") if out.exists() else "# Measured\n\n"
     pattern = re.compile(rf"^## {title}: {re.escape(device.name)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     text = "\n".join(section) + "\n"
     new = pattern.sub(lambda _: text, old) if pattern.search(old) else old.rstrip("\n") + "\n\n" + text
     write_atomically(out, new.rstrip("\n") + "\n")
     file = raw / f"{title}_{name}_{datetime.now(UTC):%Y-%m-%d}.json"
-    write_atomically(file, json.dumps({"about": about, "settings": settings, "rows": rows}, indent=1) + "\n")
+    content = {"about": about, "settings": settings, "floors": [asdict(floor) for floor in floors], "rows": rows}
+    write_atomically(file, json.dumps(content, indent=1) + "\n")
     return file
 
 

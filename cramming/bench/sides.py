@@ -14,8 +14,8 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from cramming import device as devices
 from cramming import runtime
 from cramming.bench.data import SPECIAL, topic_batches
 from cramming.config import UserError, build
-from cramming.data.batches import BatchSource
+from cramming.data.batches import Batch, BatchSource, prefetch
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import AttentionConfig
@@ -35,6 +35,8 @@ from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import TrainConfig
 from cramming.precision import Precision, PrecisionConfig
+from cramming.probe import find_micro_batch
+from cramming.simulate import Recipe
 
 WARMUP_STEPS = 20  # of the learning rate
 
@@ -56,8 +58,21 @@ class Common:
             self.objective, job["vocab_size"], length, self.train.packing, self.train.batch_size
         )
 
+    def batches(self, first: int, count: int, per_step: int = 1) -> Iterator[Batch]:
+        """The micro-batches of `count` steps, `per_step` each. A GPU's are made ahead by a thread, as in a run."""
+        rows = self.train.batch_size // per_step
+
+        def make(index: int) -> Batch:
+            return self.source.batch(first * self.train.batch_size + index * rows, rows)
+
+        if self.device.type == "cpu":  # the cores have enough to do
+            yield from map(make, range(count * per_step))
+            return
+        with closing(prefetch(make)) as ahead:
+            yield from itertools.islice(ahead, count * per_step)
+
     def learning_rate(self, step: int) -> float:
-        return self.optim.lr * min(1.0, (step + 1) / WARMUP_STEPS)
+        return self.optim.peak_learning_rate(self.train.batch_size) * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
 class Ours(Common):
@@ -69,17 +84,28 @@ class Ours(Common):
         runtime.prepare_heap(build(runtime.RuntimeConfig, settings["runtime"], "runtime"), device)
         devices.seed_everything(0)
         mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
-        self.micro_batches = job.get("micro_batches", 1)
-        self.engine = build_engine(EngineConfig.of(settings), self.model_config, mesh, device)
+        execution = EngineConfig.of(settings)
+        self.engine = build_engine(execution, self.model_config, mesh, device)
         self.precision = self.engine.precision.mode
+        self.micro_batches = job.get("micro_batches") or self.train.batch_size // self.rows_that_fit(execution)
+        if "moved" in job:
+            move(self.engine.parameters, *job["moved"])
+
+    def rows_that_fit(self, execution: EngineConfig) -> int:
+        """`train.micro_batch`, or what `auto` means here."""
+        if self.train.micro_batch != "auto":
+            return self.train.micro_batch
+        length = self.train.sequence_length
+        form = (length, self.objective.targets_per_row(length), self.train.packing)
+        recipe = Recipe(self.model_config, execution, self.precision, self.device.type, *form)
+        return find_micro_batch(self.engine, self.source.batch, recipe, self.train.batch_size).rows
 
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
-        rows = self.train.batch_size // self.micro_batches
         seconds, losses, before = [], [], time.perf_counter()
+        micro_batches = self.batches(first, count, self.micro_batches)
         for step in range(first, first + count):
-            start = step * self.train.batch_size
-            batches = [self.source.batch(start + k * rows, rows) for k in range(self.micro_batches)]
-            stats = self.engine.step(batches, self.learning_rate(step))
+            step_batches = list(itertools.islice(micro_batches, self.micro_batches))
+            stats = self.engine.step(step_batches, self.learning_rate(step))
             assert stats is not None
             devices.synchronize(self.device)
             now = time.perf_counter()
@@ -87,6 +113,15 @@ class Ours(Common):
             losses.append(stats.loss)
             before = now
         return seconds, losses
+
+
+@torch.no_grad()
+def move(weights: Iterable[Tensor], size: float, seed: int) -> None:
+    """Every weight up or down by the relative `size`, by chance; zeros stay."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+        weight.mul_((1 + size * signs).to(weight))
 
 
 class CompiledLoop(Common):
@@ -113,8 +148,7 @@ class CompiledLoop(Common):
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
         rows, length = self.train.batch_size, self.train.sequence_length
         seconds, losses, before = [], [], time.perf_counter()
-        for step in range(first, first + count):
-            batch = self.source.batch(step * rows, rows)
+        for step, batch in enumerate(self.batches(first, count), first):
             labels = torch.full_like(batch.ids_T, -100).scatter_(0, batch.target_positions_M, batch.target_ids_M)
             ids, labels = (x.view(rows, length).to(self.device, non_blocking=True) for x in (batch.ids_T, labels))
             for group in self.optimizer.param_groups:

@@ -1,10 +1,12 @@
 """One side of a comparison, in a process of its own: it builds once, then runs steps when told to.
 
 Sides must not share a process: compiled code, kept memory and peak memory belong to processes. The parent writes one
-JSON object per line (first the job, then `{"first": i, "count": n}`), the worker answers each with one. What the
+JSON object per line (a job, then `{"first": i, "count": n}`), the worker answers each with one. What the
 libraries print goes to stderr.
 
     {"side": "ours", "settings": {...}, "micro_batches": 1, "vocab_size": 512, "device": "cpu"}
+
+`memory_gb` in a job is a limit of the device's memory; `moved` changes the starting weights (cramming.bench.curves).
 """
 
 import json
@@ -49,8 +51,7 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **own},
         )  # fmt: skip
         try:
-            self._tell(job)
-            self.facts = self._hear()
+            self.rebuild(job)
         except BaseException:
             self._end()
             raise
@@ -59,6 +60,12 @@ class Worker:
         """Steps first .. first + count - 1."""
         self._tell({"first": first, "count": count})
         return Steps(**self._hear())
+
+    def rebuild(self, job: Mapping[str, Any]) -> None:
+        """Another side in the same process, where neither time nor memory is measured: a start takes seconds."""
+        self.job = job
+        self._tell(job)
+        self.facts = self._hear()
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin
@@ -102,14 +109,25 @@ class Worker:
 def serve(commands: IO[str], answers: IO[str]) -> None:
     """The worker's life: build the side, then answer until the parent closes the pipe."""
     from cramming.bench.sides import SIDES
-    from cramming.device import peak_memory_bytes, select
+    from cramming.device import cap_memory, peak_memory_bytes, select
 
     job = json.loads(commands.readline())
     device = select(job["device"])
-    side = SIDES[job["side"]](job, device)
-    _answer(answers, {"flops_per_token": side.flops_per_token, "precision": side.precision})
+    if "memory_gb" in job:
+        cap_memory(device, job["memory_gb"])
+
+    def build() -> Any:
+        side = SIDES[job["side"]](job, device)
+        _answer(answers, {"flops_per_token": side.flops_per_token, "precision": side.precision})
+        return side
+
+    side = build()
     for line in commands:
         command = json.loads(line)
+        if "side" in command:
+            job = command
+            side = build()
+            continue
         seconds, losses = side.run(command["first"], command["count"])
         _answer(answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak_memory_bytes(device)})
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cramming import record
 from cramming.config import UserError
 from cramming.record import (
     MetricsLog,
@@ -237,8 +236,3 @@ with run_lock(Path({str(tmp_path / "a")!r})):
             (tmp_path / "a" / "record.json").write_text("{}")
             raise UserError("later")
         assert (tmp_path / "a" / "record.json").exists()
-
-
-def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(record, "__file__", str(tmp_path / "site-packages" / "cramming" / "record.py"))
-    assert record.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}

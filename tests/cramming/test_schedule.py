@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cramming.schedule import SHAPES, ScheduleConfig, learning_rate_factor, micro_batches_per_step
+from cramming.schedule import SHAPES, UNUSED, ScheduleConfig, learning_rate_factor, micro_batches_per_step
 
 BASE = ScheduleConfig(
     "wsd", warmup=0.05, decay=0.4, decay_shape="linear", start=0.0, final=0.0, batch_start=1.0, batch_ramp=0.0
@@ -20,13 +20,32 @@ def config(**changes: Any) -> ScheduleConfig:
 
 
 VARIANTS = [
-    config(name=name, warmup=warmup, decay=decay, decay_shape=shape, start=start, final=final)
+    config(
+        **{
+            "name": name,
+            "warmup": warmup,
+            "decay": decay,
+            "decay_shape": shape,
+            "start": start,
+            "final": final,
+            **UNUSED[name],
+        }
+    )
     for name in SHAPES
     for warmup in (0.0, 0.05, 0.3)
     for decay in (0.1, 0.3, 0.7)
     for shape in ("linear", "sqrt")
     for start, final in ((0.0, 0.0), (0.25, 0.1), (1.0, 1.0))
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(name, setting) for name, unused in UNUSED.items() for setting in unused]
+)
+def test_a_setting_that_a_shape_does_not_look_at_is_refused(name: str, setting: str) -> None:
+    value = "sqrt" if setting == "decay_shape" else 0.3
+    with pytest.raises(ValueError, match=f"{setting}={value} does nothing with name={name}; set it to"):
+        config(name=name, **{**UNUSED[name], setting: value})
 
 
 @pytest.mark.parametrize("name", list(SHAPES))

@@ -1,6 +1,7 @@
 """Starts that do not come from chance alone: word vectors from counts, attention that finds its like."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,3 +122,11 @@ def test_values_and_output_undo_each_other() -> None:
 def test_bad_values_are_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         replace(CONFIG, **{field: 0})
+
+
+@pytest.mark.parametrize("setting", ["window", "max_tokens", "embedding_std", "decoder_std"])
+def test_a_setting_of_the_counted_start_is_refused_for_a_random_one(setting: str) -> None:
+    zeros: dict[str, Any] = {"window": 0, "max_tokens": 0, "embedding_std": 0.0, "decoder_std": 0.0}
+    StartConfig("random", **zeros)
+    with pytest.raises(ValueError, match=f"{setting}=1 does nothing with embeddings=random"):
+        StartConfig("random", **{**zeros, setting: 1})

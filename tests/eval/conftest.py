@@ -163,6 +163,7 @@ def _record(suite: str) -> dict[str, Any]:
             "final_sha256": "ab" * 32,
             "seed": 0,
             "forced": [],
+            "start": "random",
         },
         "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }

@@ -49,6 +49,13 @@ def test_records_of_every_comparable_version_are_ranked(good: Record, version: s
     assert judge({**good, "rules_version": version}).division == "closed"
 
 
+@pytest.mark.parametrize(("version", "division"), [("1", "closed"), ("2", "open")])
+def test_only_the_first_rules_knew_no_other_start_than_chance(good: Record, version: str, division: str) -> None:
+    good = {**good, "rules_version": version, "pretrain": {**good["pretrain"]}}
+    del good["pretrain"]["start"]
+    assert judge(good).division == division
+
+
 def test_the_own_records_of_this_project_hold_the_rules_for_both_divisions() -> None:
     for folder in (DOCS.parents[1] / "eval" / "records").iterdir():
         if (folder / "record.json").exists():
@@ -127,7 +134,13 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R11": [lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0)],
     "R12": [lambda r: r["pretrain"].update(objective="causal")],
-    "R13": [lambda r: r["pretrain"].update(init="bert-base-uncased"), lambda r: r["pretrain"].pop("init")],
+    "R13": [
+        lambda r: r["pretrain"].update(init="bert-base-uncased"),
+        lambda r: r["pretrain"].pop("init"),
+        lambda r: r["pretrain"].update(start="bert-base-uncased"),
+        lambda r: r["pretrain"].update(start=["random"]),
+        lambda r: r["pretrain"].pop("start"),
+    ],
     "R14": [
         lambda r: r["glue"]["pretrained"].update(model_sha256="0" * 64),
         lambda r: r["glue"]["pretrained"].pop("model_sha256"),

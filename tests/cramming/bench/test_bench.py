@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cramming import tricks
+from cramming import gate, tricks
 from cramming.bench import main as bench
 from cramming.bench import report
 from cramming.bench.data import topic_batches
@@ -43,8 +43,30 @@ def test_tricks_are_measured_judged_and_written(compose: Callable[..., dict[str,
     (row,) = json.loads(raw.read_text())["rows"]
     assert len(row["raw_seconds"]["base"]) == len(row["raw_seconds"]["other"]) == 2
     assert row["tokens_per_second"] > 0 and row["peak_bytes"] > 0
-    (verdicts,) = json.loads((tmp_path / "gates.json").read_text()).values()
-    assert verdicts["checkpoint all"]["passed"] and verdicts["checkpoint all"]["steps"] == 40
+    (here,) = gate.load(tmp_path / "gates.json").values()
+    assert here["verdicts"]["checkpoint all"]["passed"] and here["verdicts"]["checkpoint all"]["steps"] == 40
+    (floor,) = json.loads(raw.read_text())["floors"]
+    assert len(floor["strays"]) == gate.TWINS and here["floors"]["1.19e-07"]["strays"] == floor["strays"]
+    assert "Gate: 3 twins of the reference with weights moved by 1.2e-07 strayed by up to" in table
+
+
+@pytest.mark.slow
+def test_another_algorithm_says_what_it_learned(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+    bench.main(compose(*TINY, *files, "bench.only=[update in backward]"))
+    (raw,) = tmp_path.glob("tricks_*.json")
+    (row,) = json.loads(raw.read_text())["rows"]
+    assert row["learned"]["fall"] > 0.3 and row["learned"]["reference"] > 0.3
+    assert "(learned " in (tmp_path / "tricks.md").read_text() and not (tmp_path / "gates.json").exists()
+
+
+def test_verdicts_of_an_older_gate_are_refused_before_anything_runs(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "gates.json").write_text('{"here": {"bf16": {"passed": true, "distance": 0.01, "tolerance": 0.05}}}')
+    with pytest.raises(UserError, match=r"verdicts in format 1, not 2: .*remove it"):
+        bench.main(compose(*TINY, f"gates={tmp_path}/gates.json", f"bench.out={tmp_path}/t.md"))
+    assert not (tmp_path / "t.md").exists()
 
 
 def test_an_unknown_trick_lists_the_known(compose: Callable[..., dict[str, Any]]) -> None:
@@ -96,8 +118,8 @@ def test_the_best_stack_is_judged_and_leaves_nothing_compiled_behind(
     stack = tricks.best("cpu", "fp32")  # whatever this machine has: the test is quick in fp32 only
     monkeypatch.setattr(tricks, "best", lambda *_: stack)
     bench.main(compose(*TINY, *files, f"bench.only=[{tricks.BEST}]"))
-    (verdicts,) = json.loads(gates.read_text()).values()
-    assert verdicts[tricks.BEST]["passed"]
+    (here,) = gate.load(gates).values()
+    assert here["verdicts"][tricks.BEST]["passed"]
     assert not list(temporary.iterdir())
 
 

@@ -1,0 +1,74 @@
+"""What the machine and the code are, as a record tells it: versions, device, commit; nothing that names a machine."""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def environment(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
+    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
+    versions: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "platform": system(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "device": dict(device),
+        "git": git_state(),
+    }
+
+
+def git_state() -> dict[str, Any]:
+    """Commit of the checkout the code runs from and the hash of its uncommitted diff; nulls in an installed wheel."""
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "dirty": None, "diff_sha256": None}
+    diff = git("diff", "HEAD") or ""
+    dirty = bool(git("status", "--porcelain"))
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+    }
+
+
+def git(*arguments: str) -> str | None:
+    """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
+    source = Path(__file__).resolve().parent.parent
+    if not (source / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def system() -> str:
+    """The operating system and its release number; what follows the number may name the machine or its builder."""
+    number = re.match(r"[\d.]+", platform.release())
+    return f"{platform.system()} {number[0] if number else ''}".strip()
+
+
+def cpu_name() -> str:
+    """The processor's name as the operating system gives it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or sys.platform

@@ -1,0 +1,28 @@
+"""What a record says of the machine and the code."""
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from cramming import environment
+
+
+def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "site-packages" / "cramming" / "environment.py"))
+    assert environment.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}
+
+
+@pytest.mark.parametrize(
+    ("release", "shown"),
+    [("6.8.0-45-generic", "Linux 6.8.0"), ("5.15.0-1034-host42", "Linux 5.15.0"), ("", "Linux")],
+)
+def test_of_the_system_the_name_and_the_number_are_told(
+    monkeypatch: pytest.MonkeyPatch, release: str, shown: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(platform, "node", lambda: "host42")
+    told = environment.environment({"kind": "cpu"})
+    assert told["platform"] == shown
+    assert "host42" not in str(told)
