@@ -52,7 +52,7 @@ def warn(parts: Parts, judge: Judge) -> None:
     budget = parts.clock.config
     seconds = 3600 * budget.hours if budget.hours else parts.clock.elapsed_seconds()
     record = load_record(parts.folder)
-    known = {**record["pretrain"], "init": "scratch", **setup_of(parts), "budget": {"spent_seconds": seconds}}
+    known = {**record["pretrain"], **setup_of(parts), "budget": {"spent_seconds": seconds}}
     for broken in judge({**record, "pretrain": known}):
         say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
 
@@ -96,7 +96,6 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
     work, budget = parts.work, parts.clock.summary()
     section = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
-        "init": "scratch" if parts.start.embeddings in FROM_SCRATCH else parts.start.embeddings,
         **setup_of(parts),
         **work_of(parts, budget),
         "validation": validation,
@@ -133,6 +132,7 @@ def setup_of(parts: Parts) -> dict[str, Any]:
     """Of the record's section `pretrain`, how the model was trained."""
     count = count_parameters(parts.model_config)
     return {
+        "init": "scratch" if parts.start.embeddings in FROM_SCRATCH else parts.start.embeddings,
         "start": parts.start.embeddings,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,

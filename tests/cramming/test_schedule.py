@@ -102,7 +102,7 @@ def test_known_points() -> None:
     assert learning_rate_factor(triangle, 0.375) == pytest.approx(0.625)
     assert learning_rate_factor(triangle, 0.75) == pytest.approx(1.0)
     assert learning_rate_factor(triangle, 0.875) == pytest.approx(0.5)
-    assert learning_rate_factor(config(name="cosine", warmup=0.0), 0.5) == pytest.approx(0.5)
+    assert learning_rate_factor(config(name="cosine", warmup=0.0, decay=0.0), 0.5) == pytest.approx(0.5)
     assert learning_rate_factor(config(decay_shape="sqrt"), 0.7) == pytest.approx(0.5)
 
 

@@ -33,7 +33,7 @@ def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
 
 def test_what_is_broken_before_the_first_step_is_foreseen(good: Record) -> None:
     """By the same checks, on a record without steps and scores."""
-    known = {key: good["pretrain"][key] for key in ("init", "devices", "objective", "forced")}
+    known = {key: good["pretrain"][key] for key in ("init", "start", "devices", "objective", "forced")}
     begun = {**good, "pretrain": {**known, "budget": {"spent_seconds": 86400.0}}}
     del begun["glue"]
     assert foreseen(begun) == []

@@ -16,12 +16,16 @@ from cramming.model.heads import MaskedLM
 FILES = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
 
 
-def read(name: str) -> ModelConfig:
-    node: dict[str, Any] = yaml.safe_load((config_folder() / "model" / f"{name}.yaml").read_text())
-    for base in node.pop("defaults", []):
+def node(name: str) -> dict[str, Any]:
+    own: dict[str, Any] = yaml.safe_load((config_folder() / "model" / f"{name}.yaml").read_text())
+    for base in own.pop("defaults", []):
         if base != "_self_":
-            node = yaml.safe_load((config_folder() / "model" / f"{base}.yaml").read_text()) | node
-    return build(ModelConfig, {**node, "vocab_size": 512}, "model")
+            own = node(base) | own
+    return own
+
+
+def read(name: str) -> ModelConfig:
+    return build(ModelConfig, {**node(name), "vocab_size": 512}, "model")
 
 
 SMALL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=24, max_length=32)
