@@ -1,8 +1,9 @@
-"""Attention over packed tokens: the one place that knows whether rows are equal or ragged.
+"""Attention over packed tokens: with its kernels the one place that knows whether rows are equal or ragged.
 
 Everything above works on `[T, D]`: the tokens of all sequences, end to end. Which token may see which is told by a
 `Packing`, and computed once per forward into one `Layout` per kind of layer (global, local), which all layers of that
-kind share. A kernel is a pair of functions: `prepare` makes the layout, `attend` runs one layer.
+kind share (cramming/model/packing.py). A kernel (cramming/model/kernels.py) is a pair of functions: `prepare` makes the
+layout, `attend` runs one layer.
 
 Fewer tokens may ask than are seen: the last layer of a masked language model is needed at the targets only. Then
 queries are [M, H, K] beside keys and values of all T tokens, and the layout says which tokens they belong to.
@@ -15,20 +16,20 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
     flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
              be compiled, so `auto` leaves it to whoever measures it to be faster
 
-Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M tokens that ask.
+Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, M tokens that ask.
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
+from cramming.model.kernels import KERNELS
+from cramming.model.packing import Layout, Packing, sequence_ids
+
+__all__ = ["KERNELS", "AttentionConfig", "Layout", "Packing", "asked_by", "attend", "choose", "prepare", "sequence_ids"]
 
 
 @dataclass(frozen=True)
@@ -45,48 +46,6 @@ class AttentionConfig:
 
 def _unknown(kernel: str) -> str:
     return f"kernel={kernel}: choose one of auto, {', '.join(KERNELS)}"
-
-
-class Packing(NamedTuple):
-    """Which tokens belong together.
-
-    `bounds_S` (int32, one more than sequences) holds 0, the end of each sequence, and T; it may end in repeats of T
-    (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
-    2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
-    sequences never cross a multiple of it: documents packed into rows.
-    """
-
-    bounds_S: Tensor
-    row_length: int | None
-    max_length: int
-    aligned_length: int | None = None
-
-
-class Layout(NamedTuple):
-    """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks that SDPA sees."""
-
-    kernel: str
-    bounds_S: Tensor
-    max_length: int
-    half_window: int | None
-    groups: tuple[tuple[int, int], ...] = ()
-    masks: tuple[Tensor | None, ...] = ()
-    gather_P: Tensor | None = None  # token of each padded place
-    scatter_T: Tensor | None = None  # padded place of each token
-    asking_M: Tensor | None = None  # tokens whose output is wanted, ascending, as many in each row; None: all
-    asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
-    asking_gather_M: Tensor | None = None  # asking token of each row of the groups, where every sequence asks once
-    block_mask: Any = None  # of FlexAttention
-
-    def at_asking(self, x_TX: Tensor) -> Tensor:
-        """The rows of `x_TX` that belong to the tokens that ask."""
-        return x_TX if self.asking_M is None else x_TX.index_select(0, self.asking_M)
-
-
-def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
-    """For each token the index of its sequence, int64 [T]."""
-    tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
-    return torch.searchsorted(bounds_S, tokens_T, right=True) - 1
 
 
 def prepare(
@@ -123,217 +82,3 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
 def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
     """Attention of every asking token to the tokens it may see, scaled by K^-0.5: [T or M, H, K]."""
     return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)
-
-
-def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
-    """Boolean [L, L], true where |i - j| <= half_window; None where that is everywhere."""
-    if half_window is None or half_window >= length - 1:
-        return None
-    place = torch.arange(length, device=device)
-    return (place[:, None] - place[None, :]).abs() <= half_window
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b
-
-
-def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    ids_T = sequence_ids(packing.bounds_S, num_tokens)
-    mask = _both(ids_T[:, None] == ids_T[None, :], _band(num_tokens, half_window, ids_T.device))
-    return Layout("dense", packing.bounds_S, packing.max_length, half_window, masks=(mask,))
-
-
-def _dense_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
-    (mask_TT,) = layout.masks
-    assert mask_TT is not None
-    return layout._replace(masks=(mask_TT.index_select(0, asking_M),))
-
-
-def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    (mask_MT,) = layout.masks
-    assert mask_MT is not None
-    scores_HMT = torch.einsum("mhk,thk->hmt", q_THK, k_THK) * q_THK.shape[-1] ** -0.5
-    weights_HMT = scores_HMT.float().masked_fill(~mask_MT, -torch.inf).softmax(-1)
-    return torch.einsum("hmt,thk->mhk", F.dropout(weights_HMT, dropout).to(v_THK.dtype), v_THK)
-
-
-def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    length = packing.row_length or packing.aligned_length
-    if length is None:
-        raise UserError(
-            "attention.kernel=sdpa: needs rows of equal length; set it to auto, padded or varlen for ragged ones"
-        )
-    assert num_tokens % length == 0, f"{num_tokens} tokens are not rows of {length}"
-    mask = _band(length, half_window, packing.bounds_S.device)
-    if packing.row_length is None:
-        ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
-        mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
-    groups = ((num_tokens // length, length),)
-    return Layout("sdpa", packing.bounds_S, packing.max_length, half_window, groups, (mask,))
-
-
-def _sdpa_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
-    ((rows, length),), (mask,) = layout.groups, layout.masks
-    assert asking_M.shape[0] % rows == 0, f"{asking_M.shape[0]} asking tokens are not as many in each of {rows} rows"
-    if mask is None:
-        return layout
-    mask_BLL = mask.expand(rows, length, length) if mask.ndim == 2 else mask[:, 0]
-    mask_BCL = mask_BLL.reshape(num_tokens, length).index_select(0, asking_M).view(rows, -1, length)
-    return layout._replace(masks=(mask_BCL[:, None],))
-
-
-def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    device = packing.bounds_S.device
-    starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
-    groups, masks, gather = [], [], []
-    scatter_T = torch.empty(num_tokens, dtype=torch.long, device=device)
-    first = 0
-    for members in _group_by_length(lengths.tolist(), num_tokens):
-        chosen = torch.tensor(members, device=device)
-        longest = int(lengths[chosen].max())
-        place = torch.arange(longest, device=device)
-        tokens = starts[chosen, None] + place
-        valid = place < lengths[chosen, None]
-        scatter_T[tokens[valid]] = first + valid.flatten().nonzero().squeeze(1)
-        gather.append(torch.where(valid, tokens, starts[chosen, None]).flatten())
-        keys = None if bool(valid.all()) else valid[:, None, None, :]
-        masks.append(_both(keys, _band(longest, half_window, device)))
-        groups.append((len(members), longest))
-        first += len(members) * longest
-    gather_P = torch.cat(gather)
-    layout = (packing.bounds_S, packing.max_length, half_window, tuple(groups), tuple(masks))
-    return Layout("padded", *layout, gather_P, scatter_T)
-
-
-def _group_by_length(lengths: list[int], num_tokens: int) -> list[list[int]]:
-    """Non-empty sequences, all in one group if padding then at most doubles the tokens, else by powers of two."""
-    full = [i for i, length in enumerate(lengths) if length > 0]
-    if len(full) * max(lengths) <= 2 * num_tokens:
-        return [full]
-    buckets: dict[int, list[int]] = {}
-    for i in full:
-        buckets.setdefault((lengths[i] - 1).bit_length(), []).append(i)
-    return [buckets[size] for size in sorted(buckets)]
-
-
-def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    """Where every sequence asks by one token, as a classifier does, and no window hides keys from it."""
-    if any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
-        return None
-    assert layout.gather_P is not None
-    rows = torch.tensor([rows for rows, _ in layout.groups], device=asking_M.device)
-    lengths = torch.tensor([length for _, length in layout.groups], device=asking_M.device)
-    steps_R = lengths.repeat_interleave(rows)
-    begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
-    bounds_S = layout.bounds_S.long()
-    sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, asking_M))
-    asking_R = torch.searchsorted(sequence_M, sequence_R)
-    if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
-        return None
-    return layout._replace(asking_gather_M=asking_R, scatter_T=asking_R.argsort())
-
-
-def _grouped_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    heads, size = q_THK.shape[1:]
-    once = layout.asking_gather_M is not None
-    if layout.gather_P is not None:
-        q_THK = q_THK.index_select(0, layout.gather_P if layout.asking_gather_M is None else layout.asking_gather_M)
-        k_THK, v_THK = (x.index_select(0, layout.gather_P) for x in (k_THK, v_THK))
-    outputs, first, first_row = [], 0, 0
-    for (rows, length), mask in zip(layout.groups, layout.masks):
-        last = first + rows * length
-        # Queries may be fewer than keys: one a row, or where there is one group, which is then everything.
-        asking = q_THK[first_row : first_row + rows] if once else q_THK[first:last]
-        q, k, v = (
-            x.view(rows, -1, heads, size).transpose(1, 2) for x in (asking, k_THK[first:last], v_THK[first:last])
-        )
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
-        first, first_row = last, first_row + rows
-    out_PHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return out_PHK if layout.scatter_T is None else out_PHK.index_select(0, layout.scatter_T)
-
-
-def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    if not packing.bounds_S.is_cuda:
-        raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
-    return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
-
-
-def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    if layout.half_window is not None and layout.half_window < layout.max_length - 1:
-        return None  # FlashAttention counts a window from the place among the queries, not among the keys
-    return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.bounds_S.long()).int())
-
-
-def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
-
-    assert dropout == 0.0, "the varlen kernel has no dropout; `auto` does not choose it when there is any"
-    side = -1 if layout.half_window is None else layout.half_window
-    bounds, longest = layout.bounds_S, layout.max_length
-    if layout.asking_bounds_S is None:
-        out = varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
-    else:
-        out = varlen_attn(q_THK, k_THK, v_THK, layout.asking_bounds_S, bounds, longest, longest)
-    assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
-    return out
-
-
-def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    if not packing.bounds_S.is_cuda and torch.is_grad_enabled():
-        raise UserError("attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded")
-    layout = Layout("flex", packing.bounds_S, packing.max_length, half_window)
-    everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
-    return _flex_restrict(layout, everyone_T, num_tokens)
-
-
-def _flex_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
-    from torch.nn.attention.flex_attention import create_block_mask  # imported late: brings the compiler along
-
-    ids_T, reach = sequence_ids(layout.bounds_S, num_tokens), layout.half_window
-
-    def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = asking_M[query]
-        together = ids_T[place] == ids_T[key]
-        return together if reach is None else together & ((place - key).abs() <= reach)
-
-    shape = (None, None, len(asking_M), num_tokens)
-    return layout._replace(block_mask=create_block_mask(may_see, *shape, device=str(ids_T.device)))
-
-
-def _flex_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    assert dropout == 0.0, "the flex kernel has no dropout"
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
-    attention = _compiled_flex_attention() if q.is_cuda else _flex_attention()
-    out = attention(q, k, v, block_mask=layout.block_mask)
-    return out[0].transpose(0, 1)
-
-
-def _flex_attention() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention
-
-
-@functools.cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
-    """Uncompiled it would build the whole [T, T] score matrix."""
-    return torch.compile(_flex_attention(), dynamic=False)
-
-
-class Kernel(NamedTuple):
-    """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask."""
-
-    prepare: Callable[[Packing, int, int | None], Layout]
-    attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
-    restrict: Callable[[Layout, Tensor, int], Layout | None] | None
-
-
-KERNELS: dict[str, Kernel] = {
-    "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
-    "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
-    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
-    "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict),
-    "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict),
-}

@@ -1,0 +1,48 @@
+"""Which tokens belong together, and what attention derives of it once per forward pass."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packing(NamedTuple):
+    """Which tokens belong together.
+
+    `bounds_S` (int32, one more than sequences) holds 0, the end of each sequence, and T; it may end in repeats of T
+    (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
+    2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
+    sequences never cross a multiple of it: documents packed into rows.
+    """
+
+    bounds_S: Tensor
+    row_length: int | None
+    max_length: int
+    aligned_length: int | None = None
+
+
+class Layout(NamedTuple):
+    """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks that SDPA sees."""
+
+    kernel: str
+    bounds_S: Tensor
+    max_length: int
+    half_window: int | None
+    groups: tuple[tuple[int, int], ...] = ()
+    masks: tuple[Tensor | None, ...] = ()
+    gather_P: Tensor | None = None  # token of each padded place
+    scatter_T: Tensor | None = None  # padded place of each token
+    asking_M: Tensor | None = None  # tokens whose output is wanted, ascending, as many in each row; None: all
+    asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
+    asking_gather_M: Tensor | None = None  # asking token of each row of the groups, where every sequence asks once
+    block_mask: Any = None  # of FlexAttention
+
+    def at_asking(self, x_TX: Tensor) -> Tensor:
+        """The rows of `x_TX` that belong to the tokens that ask."""
+        return x_TX if self.asking_M is None else x_TX.index_select(0, self.asking_M)
+
+
+def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
+    """For each token the index of its sequence, int64 [T]."""
+    tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
+    return torch.searchsorted(bounds_S, tokens_T, right=True) - 1
