@@ -57,7 +57,7 @@ class ModelConfig:
     attention_dropout: float = 0.0  # of attention probabilities
     init: Init = "normal"
     init_std: float = 0.02
-    attention_init: AttentionInit = "random"  # matching: every token attends to its like at first (encoder.py)
+    attention_init: AttentionInit = "random"  # matching: every token attends to its like at first (matching.py)
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):

@@ -24,9 +24,7 @@ from cramming.model.layers import (
     make_norm,
     rope_tables,
 )
-
-LIKE_LOGIT = 5.0  # of a token with itself after a "matching" start; unrelated tokens have logits around 0
-COPIED_SHARE = 0.3
+from cramming.model.matching import match_anywhere, match_between_segments
 
 
 class Embeddings(nn.Module):
@@ -79,22 +77,6 @@ class Attention(nn.Module):
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         return self.out(mixed_THK.flatten(1))
 
-    @torch.no_grad()
-    def match_like(self) -> None:
-        """Set the matrices so that a token attends to tokens like it and adds a share of their vectors to its own.
-
-        Queries and keys are one random rotation, values and output another and its inverse: the first two identities
-        that trained attention shows and a random start lacks (Trockman & Kolter 2023, "Mimetic initialization of
-        self-attention layers"), here with positive signs. Random matrices from torch's global generator.
-        """
-        width = self.qkv.weight.shape[1]
-        like = nn.init.orthogonal_(self.qkv.weight.new_empty(width, width))
-        value = nn.init.orthogonal_(self.qkv.weight.new_empty(width, width))
-        # A normalised input has length sqrt(D), a head's share of it sqrt(K): its product with itself, / sqrt(K).
-        like *= (LIKE_LOGIT / self.head_size**0.5) ** 0.5
-        self.qkv.weight.copy_(torch.cat((like, like, value)))
-        self.out.weight.copy_(COPIED_SHARE * value.t())
-
     def _project(self, x_TD: Tensor, layout: Layout) -> tuple[Tensor, ...]:
         """Queries of the tokens that ask, keys and values of all."""
         if layout.asking_M is None:
@@ -141,9 +123,7 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(config, config.final_norm)
         initialize(self, config)
         if config.attention_init == "matching":
-            for part in self.modules():
-                if isinstance(part, Attention):
-                    part.match_like()
+            self._start_matching()
 
     def forward(
         self,
@@ -169,6 +149,14 @@ class Encoder(nn.Module):
         if wanted_M is not None and layout.asking_M is None:
             hidden = hidden.index_select(0, wanted_M)
         return self.final_norm(hidden)
+
+    def _start_matching(self) -> None:
+        attentions = [part for part in self.modules() if isinstance(part, Attention)]
+        for part in attentions:
+            match_anywhere(part.qkv, part.out, part.head_size)
+        tokens, types = self.embeddings.tokens, self.embeddings.token_types
+        if types is not None and types.num_embeddings > 1:
+            match_between_segments(attentions[0].qkv, tokens.weight, types.weight, self.config)
 
     def _windows(self) -> list[int | None]:
         return list(dict.fromkeys(self.config.half_window(layer) for layer in range(self.config.num_layers)))

@@ -68,12 +68,13 @@ class ScaledSinusoid(nn.Module):
 
     def forward(self, positions_T: Tensor) -> Tensor:
         places = torch.arange(self.max_length, device=positions_T.device, dtype=torch.float32)
-        angles = places[:, None] * _frequencies(self.width, 10_000.0, places.device)
+        angles = places[:, None] * rotary_frequencies(self.width, 10_000.0, places.device)
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
         return (self.scale * table).index_select(0, positions_T)
 
 
-def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+def rotary_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    """Radians per token, fp32 [width / 2], of pairs of dimensions; falling."""
     return 1.0 / theta ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
 
 
@@ -82,7 +83,7 @@ def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
 
     Rotation of (x1, x2) halves is (x1 cos - x2 sin, x2 cos + x1 sin): the minus lives in the table.
     """
-    angles = positions_T.float()[:, None] * _frequencies(head_size, theta, positions_T.device)
+    angles = positions_T.float()[:, None] * rotary_frequencies(head_size, theta, positions_T.device)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 

@@ -219,7 +219,7 @@ def test_random_initialisation_starts_as_the_run_did(bert: Path, tmp_path: Path)
         save_pretrained(MaskedLM(replace(plain, attention_init=init)), tmp_path / init, bert / "tokenizer.json")
         torch.manual_seed(5)
         model = build_classifier(open_model(tmp_path / init), "random", 2, 0.1, 0.0, "mean", False)
-        queries, keys, _ = model.encoder.blocks[0].attn.qkv.weight.chunk(3)
+        queries, keys, _ = model.encoder.blocks[1].attn.qkv.weight.chunk(3)
         assert torch.equal(queries, keys) == (init == "matching")
 
 
