@@ -70,7 +70,7 @@ def load_run(folder: Path) -> Run:
         record = {**record, "journal": summarise_journal(journal)}
     try:
         metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
-    except (KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
+    except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
         metrics = []
     return Run(folder, str(record.get("name") or folder.name), record, metrics)
 
@@ -82,14 +82,16 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     is everything that was charged.
     """
     try:
-        events = read_journal(journal)
+        events, sha256 = read_journal(journal), file_sha256(journal)
     except UserError as error:
         return {"problem": str(error)}
+    except OSError as error:
+        return {"problem": f"{journal}: {error.strerror}"}
     if not events:
         return {"problem": f"{journal}: no event"}
     processes = processes_of(events)
     return {
-        "sha256": file_sha256(journal),
+        "sha256": sha256,
         "processes": processes,
         "steps": events[-1].get("steps"),
         "last_step_seconds": events[-1].get("last_step_seconds"),

@@ -108,11 +108,11 @@ def _tell(run: Run, rows: Sequence[Entrant], write: bool) -> Story:
 
 def _submission_lines(run: Run, write: bool) -> list[str]:
     """Write the run's submission.zip where all its test predictions are there, and say so; else say what is missing."""
-    seeds = entries(at(run.record, "glue.pretrained.seeds"))
-    predictions = run.folder / "glue" / "pretrained" / "predictions"
-    if at(run.record, "glue.pretrained.suite") != "glue" or not seeds or not predictions.is_dir():
+    section, results = at(run.record, "glue.pretrained"), run.folder / "glue" / "pretrained"
+    seeds = entries(at(section, "seeds"))
+    if at(section, "suite") != "glue" or not seeds or not (results / "predictions").is_dir():
         return []
-    found, missing = submission.collect(predictions, seeds[0])
+    found, missing = submission.collect(results, section, seeds[0])
     if missing:
         reasons = [
             f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"
