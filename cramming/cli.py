@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
-from cramming.children import run_or_exit
+from cramming.children import CHECK, run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder
 
 
@@ -46,7 +46,6 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")
-CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 
 
 class Terminated(KeyboardInterrupt):
