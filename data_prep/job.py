@@ -10,7 +10,7 @@ from cramming.config import UserError, build, file_sha256
 from cramming.data import shards
 from data_prep import language, tokenizer
 from data_prep.decontaminate import Decontaminator
-from data_prep.hub import HubConfig
+from data_prep.hub import HubConfig, HubSource
 from data_prep.mix import PARTS, MixSource
 from data_prep.sources import DataConfig, Source
 from data_prep.tokenizer import TokenizerConfig
@@ -63,9 +63,14 @@ class Job:
         source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
         if changed := self.source.changed(source):
             return changed
-        return None if inventory[len(source) :] == self._tokenizer_entry() else self.tokenizer.path
+        before, now = inventory[len(source) :], self._tokenizer_entry()
+        return None if before == now else ", ".join(entry["name"] for entry in now or before)
 
     def _tokenizer_entry(self) -> list[dict[str, Any]]:
+        """A ready-made tokenizer. The source's own has the source's revision, so it is not fetched to be known."""
+        if isinstance(self.source, HubSource) and (file := self.source.config.tokenizer_file):
+            source = self.source.inventory()[0]
+            return [{**source, "name": f"{self.source.dataset}/{file}", "kind": "tokenizer"}]
         if not self.tokenizer.path:
             return []
         sha256 = file_sha256(Path(self.tokenizer.path).expanduser())
