@@ -20,7 +20,7 @@ from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.heads import MaskedLM
-from cramming.optim import refuse_missing_package
+from cramming.optim import HostOptimizer, refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
@@ -163,7 +163,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     work = checkpoint.load_newest(folder / "checkpoints", *state)
     if work is None:
         work = Work()
-        start_model(engine.model, sections.start, corpus, settings["seed"], mesh)
+        start_model(engine, sections.start, corpus, settings["seed"], mesh)
     if clock:
         clock.attach(work)
     if config.micro_batch == "auto":
@@ -201,14 +201,16 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     )
 
 
-def start_model(model: torch.nn.Module, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
+def start_model(engine: Engine, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
     """Weights that do not come from chance alone; all processes get those of the first."""
     if config.embeddings == "random":
         return
-    assert isinstance(model, MaskedLM)
+    assert isinstance(engine.model, MaskedLM)
     if mesh.is_main:
-        start_from_text(model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
-    mesh.share(model.parameters())
+        start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
+    mesh.share(engine.model.parameters())
+    if isinstance(engine.optimizer, HostOptimizer):
+        engine.optimizer.take_weights()
 
 
 def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:

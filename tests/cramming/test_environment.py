@@ -13,6 +13,16 @@ def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch
     assert environment.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}
 
 
+@pytest.mark.parametrize(("status", "dirty"), [(" M README.md", True), ("", False), (None, None)])
+def test_a_status_that_git_does_not_tell_is_not_a_clean_one(
+    monkeypatch: pytest.MonkeyPatch, status: str | None, dirty: bool | None
+) -> None:
+    """git ends with an error or takes too long: rule 23 then does not hold."""
+    answers = {"rev-parse": "0123", "diff": "", "status": status}
+    monkeypatch.setattr(environment, "git", lambda verb, *_: answers[verb])
+    assert environment.git_state()["dirty"] is dirty
+
+
 @pytest.mark.parametrize(
     ("release", "shown"),
     [("6.8.0-45-generic", "Linux 6.8.0"), ("5.15.0-1034-host42", "Linux 5.15.0"), ("", "Linux")],

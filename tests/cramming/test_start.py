@@ -1,6 +1,8 @@
 """Starts that do not come from chance alone: word vectors from counts, attention that finds its like."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,15 @@ def test_a_start_from_text_knows_the_words(tied: bool) -> None:
     if not tied:
         assert model.decoder_bias is not None and model.decoder_bias.exp().sum().item() == pytest.approx(1.0)
         assert model.decoder_bias[10] > model.decoder_bias[39]
+
+
+@pytest.mark.parametrize("memory", ["offload-optimizer", "offload-all"])
+def test_weights_counted_from_the_text_outlive_a_step_with_offloading(
+    start: Callable[..., Path], result: Callable[[Path], dict[str, Any]], memory: str
+) -> None:
+    """The optimizer's copies in main memory were made before the start and follow it."""
+    runs = [start(f"name={m}", f"memory={m}", "start=cooccurrence", "budget.steps=1") for m in ("plain", memory)]
+    assert len({result(run)["final_sha256"] for run in runs}) == 1
 
 
 def test_an_empty_text_leaves_random_vectors() -> None:
