@@ -62,7 +62,7 @@ ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick
 
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
-    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None}),
+    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
 )
 
 TRICKS: tuple[Trick, ...] = (

@@ -16,6 +16,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.layers import apply_rope
+from cramming.model.matching import _slow_dimensions
 from cramming.start import StartConfig, start_from_text
 
 VOCAB, SPECIAL = 40, (0, 1, 2)
@@ -151,6 +152,15 @@ def test_the_first_layer_finds_a_token_in_the_other_segment(positions: str, dist
     assert (weights[0::2, there, there] > 0.5).all() and (weights[1::2, here, here] > 0.5).all()
     alone = [i for i in range(2 * distance) if i not in (here, there)]
     assert weights.diagonal(dim1=1, dim2=2)[:, alone].median() > 0.5
+
+
+@pytest.mark.parametrize("theta", [2.0, 1e4, 1e6])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_in_the_smallest_heads_the_segment_has_a_dimension_of_its_own(positions: str, theta: float) -> None:
+    config = replace(MODEL, attention_init="matching", positions=positions, rope_theta_global=theta)
+    compared, place = _slow_dimensions(config)
+    assert compared and place not in compared and len(set(compared)) == len(compared)
+    assert all(parameter.isfinite().all() for parameter in Encoder(config).parameters())
 
 
 def test_the_first_layer_tells_how_much_the_segments_share() -> None:
