@@ -162,7 +162,7 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    known = load(Path(settings["gates"])).get(where, {}).get("verdicts", {})
+    known = load(Path(settings["gates"]).expanduser()).get(where, {}).get("verdicts", {})
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     if unknown := set(forced) - set(names):

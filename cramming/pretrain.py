@@ -24,7 +24,7 @@ from cramming.config import UserError, build
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, Sections, TrainConfig, build_parts, refuse_unfit_step
+from cramming.parts import Parts, Sections, TrainConfig, build_parts, check_sections
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
@@ -84,8 +84,7 @@ def check(settings: dict[str, Any]) -> None:
     run_folder(settings)
     device = devices.select(settings["device"])
     build(ParallelConfig, settings["parallel"], "parallel")
-    sections = Sections.of(settings)
-    refuse_unfit_step(sections.train, sections.execution, Mesh.solo(device), device)
+    check_sections(settings, Sections.of(settings), Mesh.solo(device), device)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:

@@ -66,7 +66,7 @@ UNCLIPPED: Settings = {"optim.clip": None}  # what clipping needs is known only 
 
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
-    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None}),
+    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
 )
 
 TRICKS: tuple[Trick, ...] = (

@@ -73,6 +73,8 @@ class DataConfig:
         folder_name(self.name, "data.name", "corpora")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} is not between 0 and 2^63")
         for name in ("workers", "max_documents", "shard_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")

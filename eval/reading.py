@@ -35,7 +35,7 @@ def load_runs(runs: Path) -> list[Run]:
     """Every run folder directly inside `runs`, by name; UserError where there is none."""
     if not runs.is_dir():
         raise UserError(f"runs={runs}: no such folder; pretrain something first, or give runs=<folder of run folders>")
-    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if is_run(folder)]
+    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)]
     if not loaded:
         raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
     labels = [run.label for run in loaded]
@@ -52,7 +52,7 @@ def _rest(run: Run) -> tuple[Record, list[dict[str, Any]], str | None]:
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 
 
-def is_run(folder: Path) -> bool:
+def has_traces(folder: Path) -> bool:
     """Whether a folder holds anything of a run; a run that died early has no record yet but is still to be listed."""
     return folder.is_dir() and any((folder / name).exists() for name in RUN_FILES)
 

@@ -73,7 +73,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
-    rows, gates = chosen(config, device), Path(settings["gates"])
+    rows, gates = chosen(config, device), Path(settings["gates"]).expanduser()
     gate.load(gates)  # a file that cannot be added to is found now, not after the first row
     small = gate_settings(settings, config.gate)
     curves = Curves(small, config.gate_steps, config.gate_vocab_size, device)

@@ -64,6 +64,15 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
 
 
+def test_verdicts_in_the_home_folder_are_found(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(tmp_path / "gates.json", where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
+    assert "failed the correctness gate" in refused("memory=checkpoint", "gates=~/gates.json")
+
+
 def test_what_one_process_forced_stays_on_record(tmp_path: Path) -> None:
     """A resume on another device, or after a new verdict, does not take it back."""
     write_record_section(tmp_path, pretrain={"forced": ["checkpoint all"]})
@@ -123,6 +132,8 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
+        (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
+        (["precision.emulate_fp8=true"], "precision: emulate_fp8=true does nothing with mode=fp32; set it to false"),
         (["parallel.backend=mpi"], "parallel.backend='mpi'"),
         (["data.corpus=nowhere"], "nowhere: no corpus here"),
         (["name=a/b"], "name='a/b'"),
