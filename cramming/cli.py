@@ -11,11 +11,10 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
-from cramming.config import RootConfig, UserError, build, config_folder
+from cramming.config import ENVIRONMENT_ERRORS, RootConfig, UserError, build, config_folder, expand_home
 
 
 class Verb(NamedTuple):
@@ -96,9 +95,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in _ENVIRONMENT_ERRORS:
+        if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
+        _fail(f"{error.strerror}: {error.filename or 'a file in use'}; make room or give another place, then run again")
 
 
 def _print_completion(shell: str) -> None:
@@ -120,10 +119,6 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     while behind is not None and not isinstance(behind, KeyboardInterrupt):
         behind = behind.__cause__ or behind.__context__
     return behind
-
-
-# EACCES, EEXIST, ENOTDIR, EISDIR, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
-_ENVIRONMENT_ERRORS = (13, 17, 20, 21, 28, 30, 122)
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
@@ -275,7 +270,7 @@ def _pipeline(settings: dict[str, Any]) -> list[str]:
     from cramming.data.manifest import MANIFEST
 
     given_corpus = settings["data"]["corpus"]
-    there = given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists()
+    there = given_corpus and (expand_home(given_corpus, "data.corpus") / MANIFEST).exists()
     return [verb for verb in PIPELINE if not (there and verb == "prepare")]
 
 

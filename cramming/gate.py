@@ -28,7 +28,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, write_atomically
+from cramming.config import UserError, expand_home, write_atomically
 from cramming.tricks import BEST, TRICKS, Trick, in_force, spelled
 
 FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand
@@ -162,7 +162,7 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    known = load(Path(settings["gates"]).expanduser()).get(where, {}).get("verdicts", {})
+    known = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     if unknown := set(forced) - set(names):

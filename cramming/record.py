@@ -30,7 +30,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, folder_name, write_atomically
+from cramming.config import UserError, expand_home, folder_name, write_atomically
 from cramming.environment import git
 
 FORMAT_VERSION = 1
@@ -42,7 +42,7 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
     name = folder_name(str(settings["name"]), "name", settings["runs"])
     if name == "report":
         raise UserError(f"name=report: the leaderboard of {settings['runs']} has that name; give another")
-    return Path(settings["runs"]).expanduser() / name
+    return expand_home(settings["runs"], "runs") / name
 
 
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:

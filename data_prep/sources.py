@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, folder_name
+from cramming.config import UserError, expand_home, file_sha256, folder_name
 from cramming.data.shards import Curriculum
 from data_prep import dumps, files
 from data_prep.clean import CleanConfig
@@ -211,7 +211,7 @@ def _damage_of(text: str) -> Damage | None:
 
 
 def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = expand_home(pattern, "data.paths")
     if path.is_dir():
         raise UserError(f"data.paths: {pattern} is a folder; name its files, for example '{pattern}/*.txt'")
     if path.is_file():

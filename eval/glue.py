@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from cramming.config import UserError, build, settings_hash
+from cramming.config import UserError, build, expand_home, settings_hash
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.model.config import ModelConfig
@@ -73,6 +73,10 @@ class EvalConfig:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ValueError(f"{name}={list(values)} must name at least one, and each once")
+        if not all(0 <= seed < 2**63 for seed in self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)} must be between 0 and 2^63")
+        if self.tasks is not None and not self.tasks:
+            raise ValueError("tasks=[] names none; null means all that are there")
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError("threads and workers must be at least 1")
         if self.source == "embedded" and self.data_dir is not None:
@@ -184,7 +188,7 @@ def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> 
         if "pretrain" in record:
             raise UserError(f"name={config['name']}: {folder} is a pretraining run; give another name for model_path")
         before, now = at(record, "config.model_path"), config["model_path"]
-        if before and Path(before).expanduser().resolve() != Path(now).expanduser().resolve():
+        if before and Path(before).expanduser().resolve() != expand_home(now, "model_path").resolve():
             raise UserError(
                 f"model_path={now}: name={config['name']} has the scores of model_path={before}; give another name"
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cramming.children import CHECK, run_process
-from cramming.config import UserError, build, folder_name, overwrite_atomically, write_atomically
+from cramming.config import UserError, build, expand_home, folder_name, overwrite_atomically, write_atomically
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from cramming.progress import say
 from eval import plots
@@ -75,7 +75,7 @@ class Result(NamedTuple):
 def main(settings: dict[str, Any]) -> None:
     """The verb `study`."""
     config = build(StudyConfig, settings["study"], "study")
-    runs = Path(settings["runs"]).expanduser()
+    runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
     planned = {variant: [runs / f"{settings['name']}-{variant}-{seed}" for seed in config.seeds]

@@ -1,9 +1,12 @@
 """What `pretrain` refuses is told in one line, before anything is written; the name stays free."""
 
+import errno
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from cramming import device as devices
 from cramming import gate, parts, tricks
 from cramming.config import UserError
 from cramming.model import attention
-from cramming.record import load_record, write_record_section
+from cramming.record import MetricsLog, load_record, write_record_section
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -26,6 +29,35 @@ def test_a_mistake_found_before_the_first_step_leaves_the_name_free(start: Start
     with pytest.raises(UserError):
         start("name=a", setting)
     assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_full_disk_before_the_first_step_leaves_the_name_free(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a failed write says it: without a file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "MetricsLog", full)
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; make room, then run again"):
+            start("name=a")
+    assert not (tmp_path / "runs" / "a").exists()
+    start("name=a", "budget.steps=1")
+
+
+def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = MetricsLog.write
+
+    def full(self: MetricsLog, row: Mapping[str, Any]) -> None:
+        if row["step"] > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLog, "write", full)
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with resume=true"):
+            start("name=a")
+    start("name=a", "resume=true")
 
 
 def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path], tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
         graph.recompile()
         return graph.forward
 
+    torch._dynamo.reset()  # after eight compilations of one function torch leaves it as it is
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
 
 
