@@ -181,13 +181,13 @@ def _scale_of_moments_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that puts GELU's tanh form where the exact one was asked for."""
+    """A compiler that takes SiLU's kernel for GELU's. GELU's own tanh form is too close to show in sixty steps."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         found = [node for node in graph.graph.nodes if node.target is torch.nn.functional.gelu]
         assert found
         for node in found:
-            node.kwargs = {"approximate": "tanh"}
+            node.target, node.kwargs = torch.nn.functional.silu, {}
         graph.recompile()
         return graph.forward
 
