@@ -110,9 +110,9 @@ def _learning_rate_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides.Ours, "learning_rate", lambda self, step: 1.02 * rate(self, step))
 
 
-def _scale_kept_after_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss scale that is not halved when a gradient was not finite, so that no step is ever taken again."""
-    monkeypatch.setattr(torch.amp.GradScaler, "update", lambda self: None)
+def _clipped_before_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in fp16 that are clipped as they are, 65536 times too large; the update then takes the scale off."""
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", lambda self, optimizer: None)
 
 
 def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +171,14 @@ def _one_update_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UpdateInBackward, "_update", broken)
 
 
-def _scale_of_moments_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments in few bits that come back without the scale of their block."""
+def _scales_of_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments in few bits of which each block comes back with the scale of the block before."""
     from torchao.optim import subclass_8bit
 
     right = subclass_8bit.dequant_with_qmap
-    broken = lambda codes, qmap, scale: right(codes, qmap, torch.ones_like(scale))  # noqa: E731
-    monkeypatch.setattr(subclass_8bit, "dequant_with_qmap", broken)
+    monkeypatch.setattr(
+        subclass_8bit, "dequant_with_qmap", lambda codes, qmap, scale: right(codes, qmap, scale.roll(1))
+    )
 
 
 def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +229,9 @@ FAULTS: dict[str, Fault] = {
     "update in backward": Fault(_one_update_lost, the("update in backward")),
     "optimizer": Fault(_around_adamw(_state_lost), PLAIN),
     "optimizer in few bits": Fault(_around_adamw(_state_lost), FEW_BITS),
-    "moments in 8 bits": Fault(_scale_of_moments_lost, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
+    "moments in 8 bits": Fault(_scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
     "bias correction": Fault(_around_adamw(_second_step_for_the_first), PLAIN),
+    "loss scaling": Fault(_clipped_before_unscaled, the("fp16"), size="few"),
     "learning rate": Fault(_learning_rate_too_high, PLAIN),
 }  # fmt: skip
 
