@@ -22,12 +22,25 @@ def run_process(command: list[str]) -> int:
 
     On Linux it gets a SIGTERM as well when we are gone without having been able to pass anything on (`kill -9`).
     """
-    child = subprocess.Popen(command, preexec_fn=_end_with_parent(os.getpid()) if sys.platform == "linux" else None)
-    previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    children: list[subprocess.Popen[bytes]] = []
+    asked = False
+
+    def pass_on(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        for child in children:
+            child.terminate()
+
+    # The handler comes first: a signal that arrives while the child starts must not end us alone.
+    previous = signal.signal(signal.SIGTERM, pass_on)
     try:
+        ended_with_us = _end_with_parent(os.getpid()) if sys.platform == "linux" else None
+        children.append(subprocess.Popen(command, preexec_fn=ended_with_us))
+        if asked:
+            children[0].terminate()
         while True:
             try:
-                return child.wait()
+                return children[0].wait()
             except KeyboardInterrupt:
                 continue
     finally:
