@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
+
 
 def run_or_exit(arguments: Sequence[str]) -> None:
     """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0."""

@@ -11,11 +11,10 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
-from cramming.children import run_or_exit
-from cramming.config import RootConfig, UserError, build, config_folder
+from cramming.children import CHECK, run_or_exit
+from cramming.config import ENVIRONMENT_ERRORS, RootConfig, UserError, build, config_folder, expand_home
 
 
 class Verb(NamedTuple):
@@ -46,7 +45,6 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")
-CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 
 
 class Terminated(KeyboardInterrupt):
@@ -97,9 +95,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in _ENVIRONMENT_ERRORS:
+        if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        _fail(f"{error.strerror}: {error.filename or 'no file named'}; make room or give another place, then run again")
+        _fail(f"{error.strerror}: {error.filename or 'a file in use'}; make room or give another place, then run again")
 
 
 def _print_completion(shell: str) -> None:
@@ -123,10 +121,6 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return behind
 
 
-# EACCES, EEXIST, ENOTDIR, EISDIR, ENOSPC, EROFS, EDQUOT: the machine's state, not a defect
-_ENVIRONMENT_ERRORS = (13, 17, 20, 21, 28, 30, 122)
-
-
 def _fail(message: str, code: int = 2) -> NoReturn:
     print(f"cramming: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
@@ -143,34 +137,17 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from hydra.types import RunMode
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    mistakes: list[UserError | OSError] = []
+    mistakes: list[UserError | OSError | None] = []
 
     def job(config: DictConfig) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             # Each job in a process of its own: its budget clock counts from the start of its process.
             run_or_exit([verb, *HydraConfig.get().overrides.task, *flags])
-            return
-        try:
-            settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-            if flags:
-                check(verb, settings)
-            else:
-                _call_verb(verb, settings, overrides)
-        except (UserError, OSError) as error:  # past Hydra, which would add lines of its own
-            mistakes.append(error)
-        except OmegaConfBaseException as error:
-            mistakes.append(UserError(_one_line(error)))
-        except Exception as error:
-            if (interrupt := _interrupt_behind(error)) is None:
-                raise
-            # It came while a library was imported, which made an error of its own of it. What is half imported may
-            # crash when the interpreter takes itself down.
-            message, code = _ending(interrupt)
-            print(f"cramming: {message}", file=sys.stderr, flush=True)
-            os._exit(code)
+        else:
+            mistakes.append(_mistake_of(verb, config, overrides, checks_only=bool(flags)))
 
     refuse_unknown_flags(verb, overrides)
     job.__module__ = "cramming.cli"
@@ -182,13 +159,43 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     except ValueError as error:
         if "Config group override must be" not in str(error):
             raise
-        empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
-        raise UserError(
-            f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
-            " `--help` lists them"
-        ) from None
-    if mistakes:
+        raise _group_without_a_name(overrides) from None
+    if mistakes and mistakes[0]:
         raise mistakes[0]
+
+
+def _group_without_a_name(overrides: Sequence[str]) -> UserError:
+    empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
+    return UserError(
+        f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
+        " `--help` lists them"
+    )
+
+
+def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: bool) -> UserError | OSError | None:
+    """Do the verb's work; a mistake is returned, past Hydra, which would add lines of its own."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+        if checks_only:
+            check(verb, settings)
+        else:
+            _call_verb(verb, settings, overrides)
+    except (UserError, OSError) as error:
+        return error
+    except OmegaConfBaseException as error:
+        return UserError(_one_line(error))
+    except Exception as error:
+        if (interrupt := _interrupt_behind(error)) is None:
+            raise
+        # It came while a library was imported, which made an error of its own of it. What is half imported may
+        # crash when the interpreter takes itself down.
+        message, code = _ending(interrupt)
+        print(f"cramming: {message}", file=sys.stderr, flush=True)
+        os._exit(code)
+    return None
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -263,7 +270,7 @@ def _pipeline(settings: dict[str, Any]) -> list[str]:
     from cramming.data.manifest import MANIFEST
 
     given_corpus = settings["data"]["corpus"]
-    there = given_corpus and (Path(given_corpus).expanduser() / MANIFEST).exists()
+    there = given_corpus and (expand_home(given_corpus, "data.corpus") / MANIFEST).exists()
     return [verb for verb in PIPELINE if not (there and verb == "prepare")]
 
 

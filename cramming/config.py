@@ -7,12 +7,13 @@ accepted. Below the entry modules nobody sees a dictionary of settings or a Dict
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -20,6 +21,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
+# The machine's state, not a defect of the program.
+ENVIRONMENT_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EPERM", "EIO", "EACCES", "EEXIST", "ENOTDIR", "EISDIR", "ENFILE", "EMFILE", "EFBIG", "ENOSPC", "EROFS",
+        "ENAMETOOLONG", "ENOLCK", "ELOOP", "EDQUOT",
+    )
+)  # fmt: skip
 
 
 class UserError(ValueError):
@@ -52,7 +62,17 @@ def folder_name(name: str, setting: str, place: object) -> str:
         raise UserError(
             f"{setting}={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {place})"
         )
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"{setting}={name[:20]}...: {len(name)} characters are too many for the name of a folder")
     return name
+
+
+def expand_home(path: str | Path, setting: str) -> Path:
+    """`path` with `~` and `~user` replaced; UserError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{setting}={path}: there is no such home folder; write the path out") from None
 
 
 def config_folder() -> Path:
@@ -145,9 +165,9 @@ def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is int and number and float(value).is_integer():
+    if kind is int and number and (isinstance(value, int) or value.is_integer()):
         return int(value)
-    if kind is float and number and math.isfinite(value):
+    if kind is float and number and abs(value) <= sys.float_info.max:
         return float(value)
     if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         try:
@@ -159,7 +179,7 @@ def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is str and number:  # a name such as `name=42`
         return str(value)
     if kind is Path and isinstance(value, (str, Path)):
-        return Path(value).expanduser()
+        return expand_home(value, path)
     raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
 
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 # This process's memory limit and use, where a container sets one: (limit, use), version 2 and 1 of control groups.

@@ -38,10 +38,10 @@ def git_state() -> dict[str, Any]:
     if commit is None:
         return {"commit": None, "dirty": None, "diff_sha256": None}
     diff = git("diff", "HEAD") or ""
-    dirty = bool(git("status", "--porcelain"))
+    changes = git("status", "--porcelain")
     return {
         "commit": commit,
-        "dirty": dirty,
+        "dirty": None if changes is None else bool(changes),  # null: git did not tell
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
     }
 

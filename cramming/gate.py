@@ -14,6 +14,7 @@ to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults tri
 
 There are two floors, as a number format with fewer bits starts where fp32's twins end: `Trick.rounding` says which
 unit the twins' weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8 and 8- or 4-bit state).
+A trick that cannot do what the reference does (`Trick.basis`) is judged beside a reference, and twins, without that.
 
 Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the floors;
 `pretrain` refuses a trick that failed there, unless it is named in `forced`.
@@ -27,8 +28,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, write_atomically
-from cramming.tricks import BEST, TRICKS, Trick, in_force
+from cramming.config import UserError, expand_home, write_atomically
+from cramming.tricks import BEST, TRICKS, Trick, in_force, spelled
 
 FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand
 WINDOW = 10  # steps
@@ -40,10 +41,14 @@ AHEAD = 2  # windows
 
 @dataclass(frozen=True)
 class Floor:
-    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats."""
+    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats.
+
+    `basis`: what that reference, and its twins, were changed by (`Trick.basis`, spelled out; empty: nothing).
+    """
 
     rounding: float
     strays: list[list[float]]
+    basis: str = ""
 
     def allowed(self) -> list[float]:
         """The tolerance of each window, in nats."""
@@ -68,7 +73,8 @@ class Verdict:
 
 def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: Floor) -> Verdict:
     """Compare two loss curves of equal length; ValueError if the reference itself learned nothing."""
-    assert trick.rounding == floor.rounding and len(reference) == len(losses)
+    assert (trick.rounding, spelled(trick.basis)) == (floor.rounding, floor.basis)
+    assert len(reference) == len(losses)
     learned = fall(reference)
     if not learned >= MIN_FALL:
         raise ValueError(f"the reference's loss fell by {learned:.3f} in {len(reference)} steps, less than {MIN_FALL}")
@@ -106,7 +112,9 @@ def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[F
     known = load(file)
     here = known.setdefault(where, {"verdicts": {}, "floors": {}})
     here["verdicts"].update({v.trick: asdict(v) for v in verdicts})
-    here["floors"].update({f"{f.rounding:.3g}": asdict(f) | {"allowed": f.allowed()} for f in floors})
+    for floor in floors:
+        name = f"{floor.rounding:.3g} {floor.basis}".rstrip()
+        here["floors"][name] = asdict(floor) | {"allowed": floor.allowed()}
     write_atomically(file, json.dumps({"format": FORMAT, "places": known}, indent=1, sort_keys=True) + "\n")
 
 
@@ -154,7 +162,7 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    known = load(Path(settings["gates"])).get(where, {}).get("verdicts", {})
+    known = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     if unknown := set(forced) - set(names):
@@ -165,12 +173,12 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
         verdict = known.get(trick.name, {})
         states[trick.name] = {None: "untested", True: "passed", False: "forced"}[verdict.get("passed")]
         if states[trick.name] == "forced" and trick.name not in forced:
-            setting = ", ".join(f"{key}={value}" for key, value in trick.settings.items())
-            choice = "it" if len(trick.settings) == 1 else "one of these"
+            own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
+            choice = "it" if len(own) == 1 else "one of these"
             distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
             raise UserError(
-                f"{setting}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-                f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']}); leave"
-                f" {choice} off, or force it with forced=['{trick.name}'] and the record will say so"
+                f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss"
+                f" {distance} (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']});"
+                f" leave {choice} off, or force it with forced=['{trick.name}'] and the record will say so"
             )
     return states

@@ -17,12 +17,12 @@ import torch
 from cramming import device as devices
 from cramming import roofline
 from cramming.budget import BudgetConfig
-from cramming.config import UserError, build
+from cramming.config import UserError
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
-from cramming.parts import TrainConfig
+from cramming.parts import Sections, TrainConfig
 from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
@@ -36,7 +36,7 @@ ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
 
 # What is tried: changes to the memory section, fastest first.
 TRICKS: tuple[dict[str, Any], ...] = (
-    {"checkpoint_every": 0},
+    {"checkpoint_every": 0, "checkpoint": "full"},
     {"checkpoint_every": 1, "checkpoint": "selective"},
     {"checkpoint_every": 2, "checkpoint": "full"},
     {"checkpoint_every": 1, "checkpoint": "full"},
@@ -104,22 +104,17 @@ class Job:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "Job":
-        """Build every section; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
-        model = build(ModelConfig, settings["model"], "model")
-        vocabulary = model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
-        job = cls(
-            model=replace(model, vocab_size=vocabulary),
-            train=build(TrainConfig, settings["train"], "train"),
-            execution=EngineConfig.of(settings),
-            objective=build(ObjectiveConfig, settings["objective"], "objective"),
-            budget=build(BudgetConfig, settings["budget"], "budget"),
-            schedule=build(ScheduleConfig, settings["schedule"], "schedule"),
+        """As `pretrain` reads them; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
+        found = Sections.of(settings)
+        vocabulary = found.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
+        return cls(
+            model=replace(found.model, vocab_size=vocabulary),
+            train=found.train,
+            execution=found.execution,
+            objective=found.objective,
+            budget=found.budget,
+            schedule=found.schedule,
         )
-        if job.train.sequence_length > model.max_length:
-            raise UserError(
-                f"train.sequence_length={job.train.sequence_length} is above model.max_length={model.max_length}"
-            )
-        return job
 
     @property
     def targets_per_row(self) -> int:

@@ -20,7 +20,7 @@ from cramming.execution import EngineConfig, build_engine
 from cramming.model import attention
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.heads import MaskedLM
-from cramming.optim import refuse_missing_package
+from cramming.optim import HostOptimizer, refuse_missing_package
 from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
@@ -136,45 +136,42 @@ class Parts:
         checkpoint.save(self.folder / "checkpoints", engine.model, engine.optimizer, engine.precision.scaler, self.work)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a run reads and how it computes, once nothing of it can be refused any more."""
+
+    corpus: Corpus
+    model: ModelConfig
+    source: BatchSource
+    held_out: BatchSource
+    attention_kernels: list[str]
+    gates: dict[str, str]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device) -> "Checked":
+        """UserError for what is wrong with settings or corpus; nothing is written."""
+        kernels, gates = check_sections(settings, sections, mesh, device)
+        # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
+        corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
+        model = fit_to_corpus(sections.model, corpus)
+        config, objective = sections.train, sections.objective
+        source = batch_source(corpus, "train", config, objective, settings["seed"])
+        held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
+        return cls(corpus, model, source, held_out, kernels, gates)
+
+
 def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> Parts:
     """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
     sections = Sections.of(settings)
-    config, objective, execution = sections.train, sections.objective, sections.execution
-    refuse_unfit_step(config, execution, mesh, device)
-    # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
-    corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
-    model_config = fit_to_corpus(sections.model, corpus)
-    source = batch_source(corpus, "train", config, objective, settings["seed"])
-    held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
-    described = devices.describe(device)
-    kernels = attention_kernels(config, execution, model_config, device)
-    gates = check_gate(settings, execution, kernels, device, described.name)
-    if mesh.is_main:
-        create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
-        refuse_changed_corpus(folder, corpus.describe())
-        forced = forced_tricks(folder, gates)
-        write_record_section(folder, corpus=corpus.describe(), pretrain={"status": "running", "forced": forced})
-    clock = BudgetClock(sections.budget, folder / "budget.jsonl") if mesh.is_main else None
-
-    runtime.prepare(execution.runtime, device, folder)
-    devices.seed_everything(settings["seed"])
-    engine = build_engine(execution, model_config, mesh, device)
-    state = (engine.model, engine.optimizer, engine.precision.scaler)
-    work = checkpoint.load_newest(folder / "checkpoints", *state)
-    if work is None:
-        work = Work()
-        start_model(engine.model, sections.start, corpus, settings["seed"], mesh)
+    found = Checked.of(settings, sections, mesh, device)
+    clock = open_record(settings, sections, found, folder, device) if mesh.is_main else None
+    objective, execution = sections.objective, sections.execution
+    engine, work = start_engine(settings, sections, found, folder, mesh, device)
     if clock:
         clock.attach(work)
-    if config.micro_batch == "auto":
-        from cramming.probe import Recipe, micro_batch_of_run  # only here: what it needs takes time to import
-
-        form = (config.sequence_length, objective.targets_per_row(config.sequence_length), config.packing)
-        recipe = Recipe(model_config, execution, engine.precision.mode, device.type, *form)
-        rows = micro_batch_of_run(folder, engine, source.batch, recipe, config.batch_size)
-        config = replace(config, micro_batch=rows)
-        refuse_unfit_step(config, execution, mesh, device)
-    targets_per_token = objective.targets_per_row(config.sequence_length) / config.sequence_length
+    config = with_micro_batch(sections, found, engine, folder)
+    length = config.sequence_length
+    targets_per_token = objective.targets_per_row(length) / length
     return Parts(
         folder=folder,
         train=config,
@@ -182,33 +179,86 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         start=sections.start,
         saving=sections.saving,
         peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
-        corpus=corpus,
-        model_config=model_config,
-        flops_per_token=flops_per_token(
-            model_config, config.sequence_length, targets_per_token, execution.attention.last_layer
-        ),
+        corpus=found.corpus,
+        model_config=found.model,
+        flops_per_token=flops_per_token(found.model, length, targets_per_token, execution.attention.last_layer),
         micro_batches=micro_batches_of(config, mesh.world_size),
         engine=engine,
         mesh=mesh,
         runtime=execution.runtime,
-        source=source,
-        validation=validation_batches(held_out, config) if mesh.is_main else [],
+        source=found.source,
+        validation=validation_batches(found.held_out, config) if mesh.is_main else [],
         work=work,
-        attention_kernels=kernels,
-        gates=gates,
+        attention_kernels=found.attention_kernels,
+        gates=found.gates,
         clock=clock,
         metrics=MetricsLog(folder) if mesh.is_main else None,
     )
 
 
-def start_model(model: torch.nn.Module, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
+def check_sections(
+    settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device
+) -> tuple[list[str], dict[str, str]]:
+    """UserError for what can be known to be wrong before there is a corpus; else kernels, and `check_gate`'s states."""
+    refuse_unfit_step(sections.train, sections.execution, mesh, device)
+    kernels = attention_kernels(sections.train, sections.execution, sections.model, device)
+    name = devices.describe(device).name
+    return kernels, check_gate(settings, sections.execution, kernels, device, name)
+
+
+def open_record(
+    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, device: torch.device
+) -> BudgetClock:
+    """The run folder with what is known at the start, and the clock that has its journal there."""
+    described = devices.describe(device)
+    create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
+    refuse_changed_corpus(folder, found.corpus.describe())
+    forced = forced_tricks(folder, found.gates)
+    write_record_section(folder, corpus=found.corpus.describe(), pretrain={"status": "running", "forced": forced})
+    return BudgetClock(sections.budget, folder / "budget.jsonl")
+
+
+def start_engine(
+    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, mesh: Mesh, device: torch.device
+) -> tuple[Engine, Work]:
+    """The engine with the newest checkpoint's state, or at the start, and the work that is done."""
+    runtime.prepare(sections.execution.runtime, device, folder)
+    devices.seed_everything(settings["seed"])
+    engine = build_engine(sections.execution, found.model, mesh, device)
+    state = (engine.model, engine.optimizer, engine.precision.scaler)
+    work = checkpoint.load_newest(folder / "checkpoints", *state)
+    if work is None:
+        work = Work()
+        start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+    return engine, work
+
+
+def with_micro_batch(sections: Sections, found: Checked, engine: Engine, folder: Path) -> TrainConfig:
+    """The section `train` with a number for `micro_batch: auto`."""
+    config, execution = sections.train, sections.execution
+    if config.micro_batch != "auto":
+        return config
+    from cramming.probe import Recipe, micro_batch_of_run  # only here: what it needs takes time to import
+
+    length = config.sequence_length
+    form = (length, sections.objective.targets_per_row(length), config.packing)
+    recipe = Recipe(found.model, execution, engine.precision.mode, engine.device.type, *form)
+    rows = micro_batch_of_run(folder, engine, found.source.batch, recipe, config.batch_size)
+    config = replace(config, micro_batch=rows)
+    refuse_unfit_step(config, execution, engine.mesh, engine.device)
+    return config
+
+
+def start_model(engine: Engine, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
     """Weights that do not come from chance alone; all processes get those of the first."""
     if config.embeddings == "random":
         return
-    assert isinstance(model, MaskedLM)
+    assert isinstance(engine.model, MaskedLM)
     if mesh.is_main:
-        start_from_text(model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
-    mesh.share(model.parameters())
+        start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
+    mesh.share(engine.model.parameters())
+    if isinstance(engine.optimizer, HostOptimizer):
+        engine.optimizer.take_weights()
 
 
 def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:

@@ -34,6 +34,10 @@ class PrecisionConfig:
     tf32: bool
     emulate_fp8: bool = False
 
+    def __post_init__(self) -> None:
+        if self.emulate_fp8 and self.mode != "fp8":
+            raise ValueError(f"emulate_fp8=true does nothing with mode={self.mode}; set it to false")
+
 
 def resolve(mode: str, device: torch.device) -> Mode:
     """The mode in force on `device`."""

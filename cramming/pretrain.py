@@ -20,11 +20,11 @@ from torch import Tensor
 from cramming import device as devices
 from cramming.account import Judge, announce, finish, log_step, validate, warn
 from cramming.budget import EndReason
-from cramming.config import UserError, build
+from cramming.config import ENVIRONMENT_ERRORS, UserError, build
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, Sections, TrainConfig, build_parts, refuse_unfit_step
+from cramming.parts import Parts, Sections, TrainConfig, build_parts, check_sections
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
@@ -84,8 +84,7 @@ def check(settings: dict[str, Any]) -> None:
     run_folder(settings)
     device = devices.select(settings["device"])
     build(ParallelConfig, settings["parallel"], "parallel")
-    sections = Sections.of(settings)
-    refuse_unfit_step(sections.train, sections.execution, Mesh.solo(device), device)
+    check_sections(settings, Sections.of(settings), Mesh.solo(device), device)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
@@ -98,9 +97,13 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
         if settings["division"] == "closed":
             warn(parts, judge)
         train_and_finish(parts, stop)
-    except UserError:
-        if is_new and (parts is None or parts.work.steps == 0):
-            shutil.rmtree(folder)  # a mistake found before the first step leaves nothing to resume: the name stays free
+    except (UserError, OSError) as error:
+        started = not is_new or (parts is not None and parts.work.steps > 0)
+        if not started:  # nothing to resume: the name stays free
+            shutil.rmtree(folder)
+        if isinstance(error, OSError) and error.errno in ENVIRONMENT_ERRORS:
+            again = "with resume=true" if started else "again"
+            raise UserError(f"{error.filename or folder}: {error.strerror}; make room, then run {again}") from None
         raise
 
 

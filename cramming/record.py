@@ -21,7 +21,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, folder_name, write_atomically
+from cramming.config import UserError, expand_home, folder_name, write_atomically
 from cramming.environment import git
 
 FORMAT_VERSION = 1
@@ -42,7 +42,7 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
     name = folder_name(str(settings["name"]), "name", settings["runs"])
     if name == "report":
         raise UserError(f"name=report: the leaderboard of {settings['runs']} has that name; give another")
-    return Path(settings["runs"]).expanduser() / name
+    return expand_home(settings["runs"], "runs") / name
 
 
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
@@ -155,6 +155,19 @@ def write_record_section(folder: Path, **sections: Any) -> None:
     for key, value in sections.items():
         old = record.get(key)
         record[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+    _write(path, record)
+
+
+def drop_record_sections(folder: Path, names: Sequence[str]) -> None:
+    """Take sections, or parts of one (`glue.random`), out of the record, atomically; each must be there."""
+    record = load_record(folder)
+    for name in names:
+        section, _, part = name.rpartition(".")
+        del (record[section] if section else record)[part]
+    _write(folder / "record.json", record)
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
     text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False, default=str)
     write_atomically(path, text + "\n")
 

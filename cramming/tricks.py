@@ -5,7 +5,7 @@ alone; `best` stacks what pays. `in_force` reads a run's settings backwards: whi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Settings = Mapping[str, Any]  # dotted setting -> value
@@ -34,8 +34,9 @@ class Trick:
     """One row of the table.
 
     `rounding`, relative, is what the trick may do to a number: the gate (gate.py) measures how far it carries the loss.
-    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches` cuts the step into so
-    many. `device`: where it trains.
+    None: another algorithm, whose curve is not supposed to be the reference's. `basis`: what the reference is changed
+    by as well, where a trick cannot do what the reference does. `micro_batches` cuts the step into so many. `device`:
+    where it trains.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Trick:
     micro_batches: int = 1
     decisive: tuple[str, ...] | None = None  # the settings that make a run use the trick; null: all of them
     any_value: bool = False  # whether any other value of these than the reference's counts as well
+    basis: Settings = field(default_factory=dict)
 
     def is_in_force(self, settings: Mapping[str, Any]) -> bool:
         """Whether a resolved configuration (nested) uses the trick."""
@@ -60,9 +62,11 @@ class Trick:
 BEST = "best stack"
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick on the other kind of device
 
+UNCLIPPED: Settings = {"optim.clip": None}  # what clipping needs is known only when all gradients are there
+
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
-    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None}),
+    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
 )
 
 TRICKS: tuple[Trick, ...] = (
@@ -114,9 +118,11 @@ TRICKS: tuple[Trick, ...] = (
     Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
     Trick(
         "update in backward",
-        {"memory.update_in_backward": True, "optim.clip": None},
-        None,
+        {"memory.update_in_backward": True, **UNCLIPPED},
+        SAME,
         "gradients used and freed as they are made; without clipping",
+        decisive=("memory.update_in_backward",),
+        basis=UNCLIPPED,
     ),
     Trick("fp8", {"precision.mode": "fp8"}, COARSE, "blocks' linear layers in fp8, the rest bf16", "cuda"),
     Trick(
@@ -158,14 +164,19 @@ def best(device_type: str, mode: str) -> Trick:
         settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":
         settings["precision.mode"] = mode
-    about = ", ".join(f"{k}={v}" for k, v in settings.items())
-    return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, about)
+    return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, spelled(settings))
 
 
 def in_force(settings: Mapping[str, Any], device_type: str, mode: str) -> list[Trick]:
     """The tricks, and the best stack, that a resolved configuration (nested) uses on a device; `mode` as in `best`."""
     here = [trick for trick in TRICKS if trick.device in ("any", device_type)]
     return [trick for trick in [*here, best(device_type, mode)] if trick.is_in_force(settings)]
+
+
+def spelled(settings: Settings) -> str:
+    """As on the command line: `a.b=1, c.d=null`."""
+    words = {True: "true", False: "false", None: "null"}
+    return ", ".join(f"{k}={words[v] if v is None or isinstance(v, bool) else v}" for k, v in settings.items())
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:

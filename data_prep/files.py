@@ -97,7 +97,10 @@ class OpenFile:
 
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
-        """The file's content. A damaged or cut-off archive becomes a UserError that names the file."""
+        """The file's content. A damaged or cut-off archive becomes a UserError that names the file.
+
+        What the system says (an unreachable disk, no room for unpacking) is no damage, and stays an OSError.
+        """
         opener = COMPRESSIONS.get(self.path.suffix.lower(), lambda handle: handle)
         errors: tuple[type[BaseException], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
         if self.path.suffix.lower() == ".zst":
@@ -107,6 +110,8 @@ class OpenFile:
         try:
             yield opener(self.raw)
         except errors as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             raise UserError(f"{self.path}: cannot be read as {self.path.suffix or 'a file'}: {error}") from None
         finally:
             self.raw.close()

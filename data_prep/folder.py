@@ -43,7 +43,11 @@ class Unfinished:
         """The state that an interrupted run left; None if there is none. UserError: other things are in the folder."""
         path = folder / UNFINISHED
         if path.is_file():
-            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
+            return build(cls, found, str(path))
         if foreign := sorted(item.name for item in folder.iterdir()):
             some = ", ".join(foreign[:3])
             raise UserError(f"{folder}: not a corpus, and not empty ({some}); name another data.corpus")

@@ -63,8 +63,17 @@ class HubSource(Source):
                 "kind": "hub",
                 "license": config.license,
                 "revision": config.revision,
+                **self.place,
             }
         ]
+
+    @property
+    def place(self) -> dict[str, str]:
+        """The data set by its name on the hub, or the local folder, for the model card."""
+        return {"folder" if self.local else "dataset": self.dataset}
+
+    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        return super().changed([{**entry, **self.place} for entry in inventory])  # older corpora lack the place
 
     def documents(self) -> Iterator[Document]:
         return self._documents(self._open)

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, file_sha256
+from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import shards
 from data_prep import language, tokenizer
 from data_prep.decontaminate import Decontaminator
-from data_prep.hub import HubConfig
+from data_prep.hub import HubConfig, HubSource
 from data_prep.mix import PARTS, MixSource
 from data_prep.sources import DataConfig, Source
 from data_prep.tokenizer import TokenizerConfig
@@ -34,7 +34,7 @@ class Job:
         """An existing tokenizer to use instead of training one: the source's own, or the user's."""
         own = self.source.tokenizer_file()
         if own is None and self.tokenizer.path:
-            return Path(self.tokenizer.path).expanduser()
+            return expand_home(self.tokenizer.path, "tokenizer.path")
         return own
 
     def sources(self, inventory: list[dict[str, Any]]) -> list[str]:
@@ -49,7 +49,9 @@ class Job:
     def decontaminator(self) -> Decontaminator | None:
         """The search for downstream text, if it is asked for."""
         config = self.data.decontaminate
-        return Decontaminator.from_folder(Path(config.tasks).expanduser(), config) if config.tasks else None
+        if not config.tasks:
+            return None
+        return Decontaminator.from_folder(expand_home(config.tasks, "data.decontaminate.tasks"), config)
 
     @property
     def compared(self) -> list[dict[str, Any]]:
@@ -63,12 +65,17 @@ class Job:
         source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
         if changed := self.source.changed(source):
             return changed
-        return None if inventory[len(source) :] == self._tokenizer_entry() else self.tokenizer.path
+        before, now = inventory[len(source) :], self._tokenizer_entry()
+        return None if before == now else ", ".join(entry["name"] for entry in now or before)
 
     def _tokenizer_entry(self) -> list[dict[str, Any]]:
+        """A ready-made tokenizer. The source's own has the source's revision, so it is not fetched to be known."""
+        if isinstance(self.source, HubSource) and (file := self.source.config.tokenizer_file):
+            source = self.source.inventory()[0]
+            return [{**source, "name": f"{self.source.dataset}/{file}", "kind": "tokenizer"}]
         if not self.tokenizer.path:
             return []
-        sha256 = file_sha256(Path(self.tokenizer.path).expanduser())
+        sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))
         return [
             {
                 "name": self.tokenizer.path,
@@ -98,5 +105,5 @@ def parse(config: Mapping[str, Any]) -> Job:
     if job.tokenizer.path:
         if isinstance(data, HubConfig) and data.ids_field:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
-        tokenizer.load(Path(job.tokenizer.path).expanduser())
+        tokenizer.load(expand_home(job.tokenizer.path, "tokenizer.path"))
     return job

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, folder_name
+from cramming.config import UserError, expand_home, file_sha256, folder_name
 from cramming.data.shards import Curriculum
 from data_prep import dumps, files
 from data_prep.clean import CleanConfig
@@ -73,6 +73,8 @@ class DataConfig:
         folder_name(self.name, "data.name", "corpora")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} is not between 0 and 2^63")
         for name in ("workers", "max_documents", "shard_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
@@ -209,7 +211,7 @@ def _damage_of(text: str) -> Damage | None:
 
 
 def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = expand_home(pattern, "data.paths")
     if path.is_dir():
         raise UserError(f"data.paths: {pattern} is a folder; name its files, for example '{pattern}/*.txt'")
     if path.is_file():

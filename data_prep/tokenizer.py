@@ -33,6 +33,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.sample_mb <= 0 or self.min_frequency < 1:
             raise ValueError("sample_mb must be above 0 and min_frequency at least 1")
+        if self.vocab_size > 2**31:
+            raise ValueError(f"vocab_size={self.vocab_size} is above 2^31")
         if self.vocab_size <= len(SPECIAL_TOKENS):
             raise ValueError(f"vocab_size={self.vocab_size} has no room beside {len(SPECIAL_TOKENS)} special tokens")
 

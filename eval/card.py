@@ -5,6 +5,7 @@ score, what was spent, on which text, by which recipe, what the rules say, and w
 comes from the run's record; a model that came without one says so. Paths of the machine are left out.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ def write_card(model: Exported, run: Run | None) -> str:
 def _header(model: Exported, record: Record) -> str:
     from huggingface_hub import ModelCardData
 
-    hub = [str(at(source, "name")) for source in entries(at(record, "corpus.sources")) if at(source, "kind") == "hub"]
+    named = [str(at(source, "dataset")) for source in entries(at(record, "corpus.sources"))]
+    hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
     tags = ["cramming", "masked-lm", "pretrained-from-scratch", *(["custom_code"] if model.remote_code else [])]
     data = ModelCardData(
         language=model.language,
@@ -219,7 +221,10 @@ def _pairs(values: Any) -> str:
 def _paths(run: Run | None) -> dict[str, str]:
     """Paths on the machine that trained, and what the card calls them; the longest first."""
     record: Record = run.record if run else {}
-    sources = [at(s, "name") for s in entries(at(record, "corpus.sources")) if at(s, "kind") != "hub"]
+    sources = [
+        at(s, "folder") or (None if at(s, "kind") == "hub" or at(s, "dataset") else at(s, "name"))
+        for s in entries(at(record, "corpus.sources"))
+    ]
     scored = [at(record, f"glue.{init}.model") for init in ("pretrained", "random")]
     found = {path: Path(path).name for path in [*sources, at(record, "corpus.folder")] if path and "/" in str(path)}
     found |= {path: "/".join(Path(path).parts[-2:]) for path in scored if path and Path(path).is_absolute()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, file_sha256, overwrite_atomically
+from cramming.config import UserError, build, expand_home, file_sha256, overwrite_atomically
 from cramming.model.config import count_parameters
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
 from cramming.model.stock import stock_family
@@ -65,7 +65,7 @@ def main(config: dict[str, Any]) -> None:
 def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
     if config["model_path"]:
-        folder = Path(config["model_path"]).expanduser()
+        folder = expand_home(config["model_path"], "model_path")
         if not folder.is_dir():
             raise UserError(f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
         run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None

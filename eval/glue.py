@@ -13,22 +13,29 @@ from typing import Any, Literal
 
 import torch
 
-from cramming.config import UserError, build, settings_hash
+from cramming.config import UserError, build, expand_home, settings_hash
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.model.config import ModelConfig
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
-from cramming.record import create_run_folder, load_record, run_folder, run_lock, write_record_section
+from cramming.record import (
+    create_run_folder,
+    drop_record_sections,
+    load_record,
+    run_folder,
+    run_lock,
+    write_record_section,
+)
 from eval import sweep
 from eval.datasets import TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.floor import score_floor
 from eval.jobs import Job, choose_workers, run_jobs
-from eval.minimal_pairs import score_pairs
+from eval.minimal_pairs import read_pairs, score_pairs
 from eval.models import ModelSource, open_model, position_limit
-from eval.reading import at
+from eval.reading import at, floor, sections
 from eval.results import Pieces, summarise, write_json
 from eval.suites import SourceName, Suite, find_suite
 from eval.superglue import ALL_TASKS
@@ -66,6 +73,10 @@ class EvalConfig:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ValueError(f"{name}={list(values)} must name at least one, and each once")
+        if not all(0 <= seed < 2**63 for seed in self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)} must be between 0 and 2^63")
+        if self.tasks is not None and not self.tasks:
+            raise ValueError("tasks=[] names none; null means all that are there")
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError("threads and workers must be at least 1")
         if self.source == "embedded" and self.data_dir is not None:
@@ -88,7 +99,7 @@ def main(config: dict[str, Any]) -> None:
             start_record(folder, config, device)
         kind = suite.section
         if settings.floor:
-            write_record_section(folder, **without_encoder(folder / kind / "floor", suite, data))
+            write_scores(folder, suite, without_encoder(folder / kind / "floor", suite, data))
         if settings.minimal_pairs:
             length = settings.hyperparameters.max_length
             pairs = score_pairs(source, settings.minimal_pairs, device, length)
@@ -103,9 +114,20 @@ def main(config: dict[str, Any]) -> None:
             if settings.sweep:
                 write_json(point / "section.json", section)
             else:
-                write_record_section(folder, **{kind: {init: section}})
+                write_scores(folder, suite, {kind: {init: section}})
         if settings.sweep:
-            write_record_section(folder, **{kind: sweep.choose(folder / kind, settings.init)})
+            write_scores(folder, suite, {kind: sweep.choose(folder / kind, settings.init)})
+
+
+def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
+    """Put `scores` into the record. A record holds GLUE or the embedded tasks: what it has of the other goes."""
+    record = load_record(folder) if (folder / "record.json").exists() else {}
+    known = {f"glue.{init}": section for init, section in sections(record).items()} | {"floor": floor(record) or {}}
+    stale = [name for name, section in known.items() if section.get("suite") not in (None, suite.name)]
+    if suite.section == "glue" and stale:
+        say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
+        drop_record_sections(folder, stale)
+    write_record_section(folder, **scores)
 
 
 def without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
@@ -122,6 +144,8 @@ def check(config: dict[str, Any]) -> None:
     select(config["device"])
     limit = position_limit(build(ModelConfig, config["model"], "model"))
     refuse_length(settings.hyperparameters.max_length, f"{config['name']}'s model", limit)
+    if settings.minimal_pairs:
+        read_pairs(settings.minimal_pairs)
     if settings.source == "embedded":  # they come with the corpus
         find_tasks(list(settings.tasks or ()))
         return
@@ -158,10 +182,16 @@ def refuse_length(max_length: int, label: str, limit: int | None) -> None:
 
 
 def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
-    """A record for a model that this suite did not pretrain; UserError where the name belongs to one that it did."""
+    """A record for a model that this suite did not pretrain; UserError where the name belongs to another model."""
     if (folder / "record.json").exists():
-        if "pretrain" in load_record(folder):
+        record = load_record(folder)
+        if "pretrain" in record:
             raise UserError(f"name={config['name']}: {folder} is a pretraining run; give another name for model_path")
+        before, now = at(record, "config.model_path"), config["model_path"]
+        if before and Path(before).expanduser().resolve() != expand_home(now, "model_path").resolve():
+            raise UserError(
+                f"model_path={now}: name={config['name']} has the scores of model_path={before}; give another name"
+            )
         return
     create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from cramming.config import UserError, file_sha256, settings_hash
+from cramming.config import UserError, expand_home, file_sha256, settings_hash
 from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
@@ -46,7 +46,9 @@ class ModelSource:
 
 def open_model(path: str | Path) -> ModelSource:
     """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
-    folder = Path(path).expanduser()
+    folder = expand_home(path, "model_path")
+    if folder.is_file():
+        raise UserError(f"model_path={path}: is a file; give the folder it is in")
     if not folder.is_dir():
         folder = _download(str(path))
     settings = folder / "config.json"

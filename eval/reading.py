@@ -35,7 +35,7 @@ def load_runs(runs: Path) -> list[Run]:
     """Every run folder directly inside `runs`, by name; UserError where there is none."""
     if not runs.is_dir():
         raise UserError(f"runs={runs}: no such folder; pretrain something first, or give runs=<folder of run folders>")
-    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if is_run(folder)]
+    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)]
     if not loaded:
         raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
     labels = [run.label for run in loaded]
@@ -52,7 +52,7 @@ def _rest(run: Run) -> tuple[Record, list[dict[str, Any]], str | None]:
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 
 
-def is_run(folder: Path) -> bool:
+def has_traces(folder: Path) -> bool:
     """Whether a folder holds anything of a run; a run that died early has no record yet but is still to be listed."""
     return folder.is_dir() and any((folder / name).exists() for name in RUN_FILES)
 
@@ -70,7 +70,7 @@ def load_run(folder: Path) -> Run:
         record = {**record, "journal": summarise_journal(journal)}
     try:
         metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
-    except (KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
+    except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
         metrics = []
     return Run(folder, str(record.get("name") or folder.name), record, metrics)
 
@@ -82,14 +82,16 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     is everything that was charged.
     """
     try:
-        events = read_journal(journal)
+        events, sha256 = read_journal(journal), file_sha256(journal)
     except UserError as error:
         return {"problem": str(error)}
+    except OSError as error:
+        return {"problem": f"{journal}: {error.strerror}"}
     if not events:
         return {"problem": f"{journal}: no event"}
     processes = processes_of(events)
     return {
-        "sha256": file_sha256(journal),
+        "sha256": sha256,
         "processes": processes,
         "steps": events[-1].get("steps"),
         "last_step_seconds": events[-1].get("last_step_seconds"),

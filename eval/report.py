@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, overwrite_atomically
+from cramming.config import UserError, build, expand_home, overwrite_atomically
 from cramming.progress import say
 from cramming.record import RULES_VERSION
 from eval import leaderboard, plots, submission, summary
@@ -44,7 +44,7 @@ class ReportConfig:
 def main(config: dict[str, Any]) -> None:
     """Write the leaderboard of `config["runs"]`, and each run's own report; print the table and the page's path."""
     settings = build(ReportConfig, config["report"], "report")
-    folder, out = Path(config["runs"]).expanduser(), check(config)
+    folder, out = expand_home(config["runs"], "runs"), check(config)
     runs = load_runs(folder)
     rows = entrants(runs)
     stories = []
@@ -62,7 +62,7 @@ def main(config: dict[str, Any]) -> None:
 
 def check(config: dict[str, Any]) -> Path:
     """The folder that the report goes to; UserError for a wrong setting."""
-    out = build(ReportConfig, config["report"], "report").out or Path(config["runs"]).expanduser() / "report"
+    out = build(ReportConfig, config["report"], "report").out or expand_home(config["runs"], "runs") / "report"
     if out.exists() and not out.is_dir():
         raise UserError(f"report.out={out}: is a file; give a folder")
     return out
@@ -108,11 +108,11 @@ def _tell(run: Run, rows: Sequence[Entrant], write: bool) -> Story:
 
 def _submission_lines(run: Run, write: bool) -> list[str]:
     """Write the run's submission.zip where all its test predictions are there, and say so; else say what is missing."""
-    seeds = entries(at(run.record, "glue.pretrained.seeds"))
-    predictions = run.folder / "glue" / "pretrained" / "predictions"
-    if at(run.record, "glue.pretrained.suite") != "glue" or not seeds or not predictions.is_dir():
+    section, results = at(run.record, "glue.pretrained"), run.folder / "glue" / "pretrained"
+    seeds = entries(at(section, "seeds"))
+    if at(section, "suite") != "glue" or not seeds or not (results / "predictions").is_dir():
         return []
-    found, missing = submission.collect(predictions, seeds[0])
+    found, missing = submission.collect(results, section, seeds[0])
     if missing:
         reasons = [
             f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"

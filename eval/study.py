@@ -10,15 +10,14 @@ another preparation another validation text. The scores are what variants are co
 """
 
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cramming.cli import CHECK
-from cramming.config import UserError, build, folder_name, overwrite_atomically, write_atomically
+from cramming.children import CHECK, run_process
+from cramming.config import UserError, build, expand_home, folder_name, overwrite_atomically, write_atomically
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from cramming.progress import say
 from eval import plots
@@ -76,7 +75,7 @@ class Result(NamedTuple):
 def main(settings: dict[str, Any]) -> None:
     """The verb `study`."""
     config = build(StudyConfig, settings["study"], "study")
-    runs = Path(settings["runs"]).expanduser()
+    runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
     planned = {variant: [runs / f"{settings['name']}-{variant}-{seed}" for seed in config.seeds]
@@ -153,7 +152,7 @@ def _status(folder: Path) -> Any:
 def _verb(verb: str, overrides: list[str], excused: Callable[[], bool] = lambda: False) -> None:
     """Run a verb as a process; UserError when it fails, unless `excused`."""
     say(f"cramming {verb} {' '.join(overrides)}")
-    code = subprocess.run([sys.executable, "-m", "cramming", verb, *overrides], check=False).returncode
+    code = run_process([sys.executable, "-m", "cramming", verb, *overrides])
     if code and not excused():
         raise UserError(f"study: `cramming {verb}` ended with code {code}; the same command goes on from there")
 

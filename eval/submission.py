@@ -10,13 +10,16 @@ selection that the record does not show.
 """
 
 import io
+import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from eval.reading import at, entries
 from eval.tasks import TASKS, Source, Task
 
 # File name in the zip -> the task whose labels it uses, and the test set.
@@ -26,15 +29,19 @@ FILES: dict[str, tuple[Task, Source]] = {
 HEADER = "index\tprediction"
 
 
-def collect(predictions: Path, seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The test predictions of one seed from a run's `glue/<init>/predictions/`: by file, and why others are missing.
+def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The test predictions of one seed from a run's `glue/<init>/`: by file, and why others are missing.
 
-    A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...).
+    A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...), and only as part of the scores
+    in the record's `section`: the folder may hold tasks of earlier calls with other hyperparameters.
     """
     found: dict[str, np.ndarray] = {}
     missing: dict[str, str] = {}
     for file, (task, source) in FILES.items():
-        path = predictions / f"{task.name}-seed{seed}.npz"
+        if not _on_record(results / "pieces" / f"{task.name}-seed{seed}.json", section, task, seed):
+            missing[file] = "not of the scores on record"
+            continue
+        path = results / "predictions" / f"{task.name}-seed{seed}.npz"
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 values, ids = arrays.get(f"test.{source.entry}"), arrays.get(f"test_ids.{source.entry}")
@@ -50,6 +57,25 @@ def collect(predictions: Path, seed: int) -> tuple[dict[str, np.ndarray], dict[s
         else:
             found[file] = values
     return found, missing
+
+
+def _on_record(piece: Path, section: Mapping[str, Any], task: Task, seed: int) -> bool:
+    """Whether a stored result has just the metrics that the record's section has of this task and seed."""
+    try:
+        stored = json.loads(piece.read_text(encoding="utf-8"))
+        place = entries(section.get("seeds")).index(seed)
+    except (OSError, ValueError):
+        return False
+    found = {source.entry: at(section, f"tasks.{source.entry}.metrics") for source in task.scored}
+    return all(
+        isinstance(metrics, Mapping)
+        and at(stored, f"entries.{entry}.metrics") == {m: _of_seed(one, place) for m, one in metrics.items()}
+        for entry, metrics in found.items()
+    )
+
+
+def _of_seed(metric: Any, place: int) -> Any:
+    return dict(enumerate(entries(at(metric, "per_seed")))).get(place)
 
 
 def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:

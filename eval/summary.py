@@ -84,16 +84,21 @@ def _findings(verdict: Verdict) -> Table:
     return Table(["Rule", "Division", "Sentence", "Finding", "Evidence"], [Group(rows)], left=5)
 
 
+# Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
+COLUMNS = {"pretrained": "Pretrained", "random": "Random init", FLOOR: "Bag of words"}
+
+
 def _scores(rows: Sequence[Entrant]) -> Table:
     """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
-    trained = next((r for r in rows if r.init == "pretrained"), rows[0])
-    random, floor = (next((r for r in rows if r.init == i and r is not trained), None) for i in ("random", FLOOR))
+    trained = next((r for init in COLUMNS for r in rows if r.init == init), rows[0])
+    others = [r for r in rows if r.suite == trained.suite and r is not trained]
+    random, floor = (next((r for r in others if r.init == init), None) for init in ("random", FLOOR))
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
     body = [_score_row(name, trained, random, floor) for name in names if name in trained.scores]
     totals = [_average_row(name, trained, random, floor) for name in trained.averages]
-    columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", "Pretrained"]
-    columns += ["Random init", "Difference"] if random else []
-    columns += ["Bag of words"] if floor else []
+    columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", COLUMNS.get(trained.init, trained.init)]
+    columns += [COLUMNS["random"], "Difference"] if random else []
+    columns += [COLUMNS[FLOOR]] if floor else []
     groups = [Group(body), Group(totals, "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
     notes += [

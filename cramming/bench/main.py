@@ -22,7 +22,7 @@ from cramming.bench.curves import REFERENCE, Curves, gate_settings, job_of
 from cramming.bench.data import SPECIAL
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
-from cramming.config import UserError, build
+from cramming.config import UserError, build, expand_home
 from cramming.precision import resolve
 from cramming.progress import Progress, say
 from cramming.tricks import Trick
@@ -73,7 +73,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
-    rows, gates = chosen(config, device), Path(settings["gates"])
+    rows, gates = chosen(config, device), expand_home(settings["gates"], "gates")
     gate.load(gates)  # a file that cannot be added to is found now, not after the first row
     small = gate_settings(settings, config.gate)
     curves = Curves(small, config.gate_steps, config.gate_vocab_size, device)

@@ -19,8 +19,9 @@ from cramming.gate import WINDOW, Floor
 FORMULA = (
     "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
     " backward pass, a multiply-add as 2; recomputation not counted) per second, over the rate of large square matrix"
-    " products in the same number format measured in the same run. It exceeds 100 % where the model's own products"
-    " run faster than these, as on a CPU without units for the format."
+    " products in the same number format measured in the same run. A dash: it came to more than 100 %, which is no"
+    " utilisation. Those products were disturbed while they were measured, or the model's own run faster, as on a CPU"
+    " without units for the format."
 )
 
 
@@ -45,6 +46,12 @@ def gate_cell(row: dict[str, Any]) -> str:
     return f"{result} ({distance} of {verdict['tolerance']:.2g} at step {verdict['at_step']})"
 
 
+def utilisation_cell(row: dict[str, Any]) -> str:
+    """`62%`, or a dash where the ceiling it is measured by was none."""
+    share = row["flops_per_token"] * row["tokens_per_second"] / row["ceiling_flops"]
+    return f"{share:.0%}" if share <= 1 else "–"
+
+
 def floor_line(floor: Floor) -> str:
     """What the tolerance was made of."""
     windows = [max(twins) for twins in zip(*floor.strays, strict=True)]
@@ -52,8 +59,8 @@ def floor_line(floor: Floor) -> str:
     steps = [round(share * (len(windows) - 1)) for share in (0.2, 0.4, 0.6, 0.8, 1)]
     found = ", ".join(f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps)
     return (
-        f"Gate: {len(floor.strays)} twins of the reference with weights moved by {floor.rounding:.2g} strayed by up to,"
-        f" in nats (allowed): {found}."
+        f"Gate: {len(floor.strays)} twins of the reference{f' ({floor.basis})' * bool(floor.basis)} with weights moved"
+        f" by {floor.rounding:.2g} strayed by up to, in nats (allowed): {found}."
     )
 
 
@@ -68,11 +75,10 @@ def tricks_table(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(f"| {row['name']} | {row['about']} | not run here: {row['error']} | | | | | |")
             continue
         name = f"{row['name']} (small shape)" if row["shape"] == "small" else row["name"]
-        utilisation = row["flops_per_token"] * row["tokens_per_second"] / row["ceiling_flops"]
         lines.append(
             f"| {name} | {row['about']} | {row['tokens_per_second']:.0f} | {row['speedup']:.2f}x"
-            f" | {utilisation:.0%} | {row['peak_bytes'] / 1e6:.0f} | {row['peak_bytes'] / row['base_peak_bytes']:.2f}x"
-            f" | {gate_cell(row)} |"
+            f" | {utilisation_cell(row)} | {row['peak_bytes'] / 1e6:.0f}"
+            f" | {row['peak_bytes'] / row['base_peak_bytes']:.2f}x | {gate_cell(row)} |"
         )
     return [*lines, "", FORMULA]
 

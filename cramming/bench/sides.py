@@ -210,10 +210,10 @@ class HuggingFaceTrainer(Common):
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
                 output_dir=folder, per_device_train_batch_size=rows, max_steps=count + 1, optim="adamw_torch_fused",
-                max_grad_norm=o.clip or 0.0, learning_rate=o.lr, adam_beta1=o.betas[0], adam_beta2=o.betas[1],
-                weight_decay=o.weight_decay, bf16=self.precision == "bf16", fp16=self.precision == "fp16",
-                use_cpu=self.device.type == "cpu", report_to="none", save_strategy="no", logging_strategy="no",
-                disable_tqdm=True,
+                max_grad_norm=o.clip or 0.0, learning_rate=o.peak_learning_rate(rows), weight_decay=o.weight_decay,
+                adam_beta1=o.betas[0], adam_beta2=o.betas[1], adam_epsilon=o.eps, bf16=self.precision == "bf16",
+                fp16=self.precision == "fp16", use_cpu=self.device.type == "cpu", report_to="none", disable_tqdm=True,
+                save_strategy="no", logging_strategy="no",
             )  # fmt: skip
             collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.objective.rate)
             result = Trainer(self.model, arguments, collator, dataset, callbacks=[Ends()]).train()

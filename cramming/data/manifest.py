@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError, build, settings_hash
+from cramming.config import UserError, build, expand_home, settings_hash
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -195,6 +195,6 @@ def corpus_folder(config: Mapping[str, Any]) -> Path:
     """Where the corpus of these settings lies: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
     data, tokenizer = config["data"], config["tokenizer"]
     if data.get("corpus"):
-        return Path(data["corpus"]).expanduser()
+        return expand_home(data["corpus"], "data.corpus")
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return Path(config["corpora"]).expanduser() / f"{data['name']}-{kind}-{corpus_hash(config)}"
+    return expand_home(config["corpora"], "corpora") / f"{data['name']}-{kind}-{corpus_hash(config)}"

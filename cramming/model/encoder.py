@@ -47,8 +47,9 @@ class Embeddings(nn.Module):
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
         if self.token_types is not None:
-            types = self.token_types.weight[0] if token_types_T is None else self.token_types(token_types_T)
-            hidden_TD = hidden_TD + types
+            alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
+            none = alone or token_types_T is None
+            hidden_TD = hidden_TD + (self.token_types.weight[0] if none else self.token_types(token_types_T))
         if self.positions is not None:
             hidden_TD = hidden_TD + self.positions(positions_T)
         return self.dropout(self.norm(hidden_TD))

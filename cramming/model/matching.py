@@ -70,7 +70,7 @@ def _slow_dimensions(config: ModelConfig) -> tuple[list[int], int]:
         return list(range(min(size - 1, config.hidden_size - 2))), size - 1
     theta = config.rope_theta_global if config.half_window(0) is None else config.rope_theta_local
     turns = rotary_frequencies(size, theta, torch.device("cpu")).tolist()  # of the pairs (i, i + K/2), falling
-    slow = [i for i, turn in enumerate(turns[:-1]) if turn < SLOW] or [len(turns) - 1]
+    slow = [i for i, turn in enumerate(turns[:-1]) if turn < SLOW] or [len(turns) - 2]
     return [*slow, *(i + size // 2 for i in slow)], size // 2 - 1
 
 

@@ -2,8 +2,10 @@
 
 from cramming.optim.build import OptimConfig, build_host_optimizer, build_optimizer, refuse_missing_package
 from cramming.optim.groups import freeze, parameter_groups
+from cramming.optim.host import HostOptimizer
 
 __all__ = [
+    "HostOptimizer",
     "OptimConfig",
     "build_host_optimizer",
     "build_optimizer",

@@ -15,11 +15,17 @@ from cramming.optim.host import HostOptimizer
 from cramming.optim.layerwise import Lamb, Lars
 from cramming.parallel.lane import Lane
 
+# What an optimizer looks at: how many of `betas` where not both, and whether `eps`. The rest must be 0: a setting that
+# does nothing is a mistake.
+BETAS_USED = {"adagrad": 0, "sgd": 1, "lars": 1}
+WITHOUT_EPS = ("sgd", "lars")
+
 
 @dataclass(frozen=True)
 class OptimConfig:
     """`lr` is the peak learning rate for a batch of `base_batch` sequences; `scale_rule` carries it over to others.
 
+    Without a rule `base_batch` is 0, as is of `betas` and `eps` what the optimizer does not use.
     `clip` is the largest global gradient norm (null: no clipping). `frozen` lists regular expressions: parameters whose
     whole name one of them matches stay as the start made them. Fine-tuning trains them again.
     """
@@ -47,10 +53,21 @@ class OptimConfig:
         for name in ("weight_decay", "eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is below 0")
-        if self.base_batch < 1:
+        if self.scale_rule != "none" and self.base_batch < 1:
             raise ValueError(f"base_batch={self.base_batch} is below 1")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip={self.clip} is not above 0; null means no clipping")
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        if self.scale_rule == "none" and self.base_batch:
+            raise ValueError(f"base_batch={self.base_batch} does nothing with scale_rule=none; set it to 0")
+        if self.name in WITHOUT_EPS and self.eps:
+            raise ValueError(f"eps={self.eps} does nothing with name={self.name}; set it to 0")
+        used = BETAS_USED.get(self.name, 2)
+        if any(self.betas[used:]):
+            neutral = [*self.betas[:used], *[0.0] * (2 - used)]
+            raise ValueError(f"betas={list(self.betas)}: name={self.name} uses {used} of them; set it to {neutral}")
 
     def peak_learning_rate(self, batch_size: int) -> float:
         """The peak for a batch of `batch_size` sequences.
@@ -58,8 +75,10 @@ class OptimConfig:
         Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky
         2014, section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section 4.2).
         """
+        if self.scale_rule == "none":
+            return self.lr
         ratio = batch_size / self.base_batch
-        return self.lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[self.scale_rule]
+        return self.lr * {"linear": ratio, "sqrt": ratio**0.5}[self.scale_rule]
 
 
 def _adamw(groups: list[dict[str, Any]], c: OptimConfig) -> torch.optim.Optimizer:

@@ -75,11 +75,15 @@ class HostOptimizer(torch.optim.Optimizer):
         return self._inner.state_dict()
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state, and the weights that the model has now."""
+    def take_weights(self) -> None:
+        """The model's weights were set from outside: go on from those that it has now."""
         for p, master in self._masters.items():
             if master is not p:
                 master.copy_(p)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state, and the weights that the model has now."""
+        self.take_weights()
         self._inner.load_state_dict(state_dict)
         self.param_groups = self._outer_groups()
         self.state = self._inner.state

@@ -47,7 +47,7 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
         config = replace(
             plain,
             memory=replace(plain.memory, **memory),
-            optim=replace(plain.optim, eps=1e-8, **(optim or {})),
+            optim=replace(plain.optim, **{"eps": 1e-8, **(optim or {})}),
             precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8"),
         )
         return build_engine(config, model, Mesh(ParallelConfig("auto"), device), device)

@@ -233,6 +233,7 @@ class TestCheck:
             (["eval.tasks=[kola]"], ["eval.tasks", "kola", "cola"]),
             (["model=bert-base", "eval.hyperparameters.max_length=4096"], ["max_length=4096", "512 positions"]),
             (["optim.lr=-1"], ["optim"]),
+            (["forced=[gibberish]"], ["forced: no trick ['gibberish']; there are:"]),
             (["name=a/b"], ["name='a/b'"]),
             (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
             (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),

@@ -1,16 +1,29 @@
 """What a record says of the machine and the code."""
 
 import platform
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from cramming import environment
+from cramming import device, environment
 
 
 def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "site-packages" / "cramming" / "environment.py"))
     assert environment.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}
+
+
+@pytest.mark.parametrize(("status", "dirty"), [(" M README.md", True), ("", False), (None, None)])
+def test_a_status_that_git_does_not_tell_is_not_a_clean_one(
+    monkeypatch: pytest.MonkeyPatch, status: str | None, dirty: bool | None
+) -> None:
+    """git ends with an error or takes too long: rule 23 then does not hold."""
+    answers = {"rev-parse": "0123", "diff": "", "status": status}
+    monkeypatch.setattr(environment, "git", lambda verb, *_: answers[verb])
+    assert environment.git_state()["dirty"] is dirty
 
 
 @pytest.mark.parametrize(
@@ -26,3 +39,11 @@ def test_of_the_system_the_name_and_the_number_are_told(
     told = environment.environment({"kind": "cpu"})
     assert told["platform"] == shown
     assert "host42" not in str(told)
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_is_in_the_systems_unit(monkeypatch: pytest.MonkeyPatch, system: str, unit: int) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
+    assert device.peak_memory_bytes(torch.device("cpu")) == 7 * unit

@@ -132,12 +132,27 @@ def test_fetched_weights_are_lowered_as_autocast_lowers_them(
     assert equal(weights(ours), weights(plain))
 
 
-@pytest.mark.parametrize("optim", ["sgd", "nadamw", "adagrad", "lamb", "lars"])
+@pytest.mark.parametrize(
+    "optim",
+    [
+        {"name": "sgd", "betas": (0.9, 0.0), "eps": 0.0},
+        {"name": "nadamw"},
+        {"name": "adagrad", "betas": (0.0, 0.0)},
+        {"name": "lamb"},
+        {"name": "lars", "betas": (0.9, 0.0), "eps": 0.0},
+    ],
+    ids=lambda optim: optim["name"],
+)
 @pytest.mark.parametrize("trick", ["optimizer", "in backward"])
 def test_any_optimizer_goes_with_it(
-    make_engine: Callable[..., Engine], tiny_source: Any, trick: str, optim: str, train: Train, weights: Weights
+    make_engine: Callable[..., Engine],
+    tiny_source: Any,
+    trick: str,
+    optim: dict[str, Any],
+    train: Train,
+    weights: Weights,
 ) -> None:
-    engines = [make_engine(optim={"name": optim, "clip": None}, **memory) for memory in (TRICKS[trick], {})]
+    engines = [make_engine(optim={**optim, "clip": None}, **memory) for memory in (TRICKS[trick], {})]
     for engine in engines:
         train(engine, tiny_source, range(3))
     for a, b in zip(*map(weights, engines)):

@@ -166,6 +166,28 @@ def test_tokens_in_other_budgets(compose: Compose, budget: list[str], expected: 
     assert plan.tokens_in_budget(plan.Job.of(compose(*SMALL, *budget)), 1.0) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.sequence_length=4096", "above model.max_length"),
+        ("objective.segments=true", "needs model.token_types=2"),
+        ("start.window=5", "start: window=5 does nothing"),
+    ],
+)
+def test_what_pretrain_refuses_is_not_planned(compose: Compose, setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan.Job.of(compose(*SMALL, "model.token_types=0", setting))
+
+
+def test_without_checkpoints_nothing_is_selected(compose: Compose) -> None:
+    """On top of `memory=selective` the plan still tries to keep everything."""
+    job = plan.Job.of(compose(*SMALL, "memory=selective"))
+    found = options.variants(job, options.find_target(options.PlanConfig(1.0, "RTX 3090", None), "cpu", job))
+    assert {(memory.checkpoint_every, memory.checkpoint) for memory in found} == {
+        (0, "full"), (1, "selective"), (2, "full"), (1, "full"),
+    }  # fmt: skip
+
+
 def test_tokens_of_an_exaflop(compose: Compose) -> None:
     job = plan.Job.of(compose(*SMALL, "budget=exaflops"))
     length = job.train.sequence_length

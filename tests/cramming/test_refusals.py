@@ -1,9 +1,12 @@
 """What `pretrain` refuses is told in one line, before anything is written; the name stays free."""
 
+import errno
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from cramming import device as devices
 from cramming import gate, parts, tricks
 from cramming.config import UserError
 from cramming.model import attention
-from cramming.record import load_record, write_record_section
+from cramming.record import MetricsLog, load_record, write_record_section
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -26,6 +29,35 @@ def test_a_mistake_found_before_the_first_step_leaves_the_name_free(start: Start
     with pytest.raises(UserError):
         start("name=a", setting)
     assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_full_disk_before_the_first_step_leaves_the_name_free(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a failed write says it: without a file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "MetricsLog", full)
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; make room, then run again"):
+            start("name=a")
+    assert not (tmp_path / "runs" / "a").exists()
+    start("name=a", "budget.steps=1")
+
+
+def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = MetricsLog.write
+
+    def full(self: MetricsLog, row: Mapping[str, Any]) -> None:
+        if row["step"] > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLog, "write", full)
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with resume=true"):
+            start("name=a")
+    start("name=a", "resume=true")
 
 
 def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path], tmp_path: Path) -> None:
@@ -62,6 +94,15 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start
     assert not (tmp_path / "runs" / "a").exists()
     section = load_record(start("name=a", "memory=checkpoint", f"gates={gates}", "forced=[checkpoint all]"))["pretrain"]
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
+
+
+def test_verdicts_in_the_home_folder_are_found(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(tmp_path / "gates.json", where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
+    assert "failed the correctness gate" in refused("memory=checkpoint", "gates=~/gates.json")
 
 
 def test_what_one_process_forced_stays_on_record(tmp_path: Path) -> None:
@@ -123,6 +164,8 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
+        (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
+        (["precision.emulate_fp8=true"], "precision: emulate_fp8=true does nothing with mode=fp32; set it to false"),
         (["parallel.backend=mpi"], "parallel.backend='mpi'"),
         (["data.corpus=nowhere"], "nowhere: no corpus here"),
         (["name=a/b"], "name='a/b'"),

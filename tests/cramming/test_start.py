@@ -1,6 +1,8 @@
 """Starts that do not come from chance alone: word vectors from counts, attention that finds its like."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.layers import apply_rope
+from cramming.model.matching import _slow_dimensions
 from cramming.start import StartConfig, start_from_text
 
 VOCAB, SPECIAL = 40, (0, 1, 2)
@@ -85,6 +88,15 @@ def test_a_start_from_text_knows_the_words(tied: bool) -> None:
         assert model.decoder_bias[10] > model.decoder_bias[39]
 
 
+@pytest.mark.parametrize("memory", ["offload-optimizer", "offload-all"])
+def test_weights_counted_from_the_text_outlive_a_step_with_offloading(
+    start: Callable[..., Path], result: Callable[[Path], dict[str, Any]], memory: str
+) -> None:
+    """The optimizer's copies in main memory were made before the start and follow it."""
+    runs = [start(f"name={m}", f"memory={m}", "start=cooccurrence", "budget.steps=1") for m in ("plain", memory)]
+    assert len({result(run)["final_sha256"] for run in runs}) == 1
+
+
 def test_an_empty_text_leaves_random_vectors() -> None:
     model = MaskedLM(MODEL)
     start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, seed=0)
@@ -140,6 +152,15 @@ def test_the_first_layer_finds_a_token_in_the_other_segment(positions: str, dist
     assert (weights[0::2, there, there] > 0.5).all() and (weights[1::2, here, here] > 0.5).all()
     alone = [i for i in range(2 * distance) if i not in (here, there)]
     assert weights.diagonal(dim1=1, dim2=2)[:, alone].median() > 0.5
+
+
+@pytest.mark.parametrize("theta", [2.0, 1e4, 1e6])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_in_the_smallest_heads_the_segment_has_a_dimension_of_its_own(positions: str, theta: float) -> None:
+    config = replace(MODEL, attention_init="matching", positions=positions, rope_theta_global=theta)
+    compared, place = _slow_dimensions(config)
+    assert compared and place not in compared and len(set(compared)) == len(compared)
+    assert all(parameter.isfinite().all() for parameter in Encoder(config).parameters())
 
 
 def test_the_first_layer_tells_how_much_the_segments_share() -> None:

@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -154,6 +155,19 @@ def test_a_bad_file_is_a_one_line_user_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         texts_of(path)
     assert path.name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_the_system_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is away for a moment must not cost the shards that are finished."""
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"text\n"))
+
+    def away(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(gzip.GzipFile, "read", away)
+    with pytest.raises(OSError, match="Input/output"):
+        texts_of(path)
 
 
 def test_utf8_error_far_into_a_file_names_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

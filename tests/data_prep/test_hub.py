@@ -15,6 +15,7 @@ from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from data_prep import hub, prepare, vocabulary
 from data_prep.prepare import UNFINISHED, main
+from eval.closed import tokenizer_origin
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -90,6 +91,11 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
         bounds = [*stream.document_starts.tolist(), stream.num_tokens]
         found |= {tuple(stream.gather(np.array([a]), b - a)[0].tolist()) for a, b in pairwise(bounds)}
     assert found == {(2, *row[:5], 3) for row in rows}
+    entry = corpus.manifest.sources[-1]
+    assert (entry["kind"], entry["name"]) == ("tokenizer", f"{folder}/tokenizer/tokenizer.json")
+    evidence = tokenizer_origin({"corpus": {"tokenizer": {"kind": "wordpiece", "sha256": "0"}, "sources": [entry]}})[1]
+    assert evidence == f"wordpiece, ready-made: {entry['name']}"
+    main(hub_config(folder, **fields))  # a no-op: the inventory compares equal
     (folder / "train.jsonl").write_text(json.dumps({"input_ids": [5, 100_000]}))
     with pytest.raises(UserError, match="holds token 100000, the tokenizer has 300 entries"):
         main(hub_config(folder, **fields, seed=1))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from data_prep import encoding, pack
 from data_prep.prepare import main
-from data_prep.sources import Document
+from eval.datasets import read_task, tasks_in_folder
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -185,6 +185,7 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
     for data, message in (
         ({"source": "web"}, "data.source='web': choose one of embedded, text, hub, mix"),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5"),
+        ({"seed": 2**63}, "data: seed=9223372036854775808 is not between 0 and 2"),
         ({"documents": "page"}, "data.documents='page': choose one of block, line, file, record"),
         ({"colour": 1}, "data.colour: unknown setting"),
     ):
@@ -192,24 +193,17 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
             main(text_config(text_file, **data))
 
 
-def test_embedded_corpus_brings_its_tasks(
-    tmp_path: Path, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     from data_prep import embedded
 
-    def documents(seed: int, size: int) -> Iterator[Document]:
-        return (Document(text, str(i), "embedded") for i, text in enumerate(made_up(size, seed)))
-
-    def write_tasks(folder: Path, seed: int) -> None:
-        (folder / "CoLA").mkdir()
-        (folder / "CoLA" / "train.tsv").write_text(f"{seed}")
-
-    monkeypatch.setattr(embedded, "documents", documents, raising=False)
-    monkeypatch.setattr(embedded, "write_tasks", write_tasks, raising=False)
-    data = {"name": "e", "source": "embedded", "size": 50, "seed": 7}
+    data = {"name": "e", "source": "embedded", "size": 3000, "seed": 7}
     config = {"corpora": str(tmp_path), "data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 300}}
-    folder = run(config).folder
-    assert (folder / "tasks" / "CoLA" / "train.tsv").read_text() == "7"
+    corpus = run(config)
+    read = corpus.manifest.counts["documents_read"]
+    assert read == len([*embedded.documents(7, 3000)]) > 5
+    tasks, absent = tasks_in_folder(corpus.folder / "tasks", None)
+    assert len(tasks) == 8 and set(absent) == {"wnli"}
+    assert len(read_task(corpus.folder / "tasks", tasks[0]).train) > 100
     main(config)
     monkeypatch.setattr(embedded, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
     other = {**config, "data": {**data, "seed": 8}}

@@ -120,6 +120,19 @@ def test_the_final_folder_of_a_run_finds_its_record(runs: Path, run_export: Expo
     assert card(folder) == card(run_export("name=stock"))
 
 
+def test_the_header_names_data_sets_as_the_hub_does_and_no_path(runs: Path, run_export: Export) -> None:
+    hub = {"name": "allenai/c4/en/train", "kind": "hub", "dataset": "allenai/c4"}
+    folder = "/home/user/sets/mine"
+    local = {"name": f"{folder}/train", "kind": "hub", "folder": folder}
+    own = [{**hub, "name": "allenai/c4/vocab/tokenizer.json", "kind": "tokenizer"}]
+    own += [{**local, "name": f"{folder}/tokenizer.json", "kind": "tokenizer"}]
+    write_record_section(runs / "stock", corpus={"sources": [hub, local, {**hub, "dataset": "old"}, *own]})
+    header, body = card(run_export("name=stock"))
+    assert header["datasets"] == ["allenai/c4"]
+    assert "/home/user" not in str(header) + body and "| mine/train |" in body and "| mine/tokenizer.json |" in body
+    assert "| allenai/c4/en/train |" in body and "| allenai/c4/vocab/tokenizer.json |" in body
+
+
 def occupy(runs: Path) -> None:
     (runs / "stock" / "export").mkdir()
     (runs / "stock" / "export" / "mine.txt").write_text("keep")

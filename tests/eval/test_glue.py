@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from eval import suites
 from eval.datasets import Split, TaskData
 from eval.finetune import Predictions
 from eval.floor import NAME
-from eval.glue import EvalConfig, main
+from eval.glue import EvalConfig, check, main
 from eval.reading import load_run
 from eval.render import Paragraph
 from eval.results import Pieces, spread, summarise
@@ -287,6 +288,22 @@ def test_a_damaged_tokenizer_is_named(config: dict[str, Any], model: Path, name:
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_holds_the_scores_of_one_model(config: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    """Its record says which; scores of another's random or superglue rows would stand beside them."""
+    few = with_eval(config, seeds=[0], tasks=["cola"])
+    main(few)
+    main({**few, "model_path": str(model.parent / "." / "model" / ".." / "model")})
+    shutil.copytree(model, tmp_path / "other")
+    with pytest.raises(UserError, match=r"model_path=.*other: name=first has the scores of model_path=.*model; give"):
+        main({**few, "model_path": str(tmp_path / "other")})
+
+
+def test_minimal_pairs_are_read_beforehand(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    settings = compose("model=tiny", "eval=embedded", f"eval.minimal_pairs={tmp_path}")
+    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
+        check(settings)
+
+
 def test_weights_that_changed_after_pretraining_are_not_scored(config: dict[str, Any], model: Path) -> None:
     """One flipped bit is still a valid file of weights."""
     run = Path(config["runs"]) / "first"
@@ -319,6 +336,26 @@ def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
 
 
+def test_scores_of_another_suite_leave_the_record(
+    config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As when GLUE follows the embedded tasks without a random baseline: theirs must not stand beside its scores."""
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
+    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
+    few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
+    main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], floor=True))
+    assert "dropped" not in capsys.readouterr().err
+    main(few)
+    record = load_record(Path(config["runs"]) / "first")
+    assert {init: section["suite"] for init, section in record["glue"].items()} == {"pretrained": "glue"}
+    assert "floor" not in record
+    said = capsys.readouterr()
+    assert "dropped from it glue.pretrained, glue.random, floor of another" in said.out + said.err
+
+
 def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suites, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
@@ -331,6 +368,10 @@ def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.Monke
             r"embedded-0/tasks: no embedded tasks; run `cramming prep",
         ),
         (with_eval(config, seeds=[0, 0]), r"eval: seeds=\[0, 0\]"),
+        (with_eval(config, seeds=[-1]), r"eval: seeds=\[-1\] must be between 0 and 2\^63"),
+        (with_eval(config, tasks=[]), r"eval: tasks=\[\] names none"),
+        ({**config, "model_path": __file__}, r"test_glue.py: is a file; give the folder it is in"),
+        ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
         (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task 'snli'"),
         (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs train.tsv, dev.tsv"),
         (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),

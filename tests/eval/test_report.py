@@ -127,6 +127,16 @@ def test_bad_runs_are_listed_and_hide_no_other(runs: Path, make_record: Any, wri
     assert not (runs / "torn" / "report").exists()
 
 
+@pytest.mark.parametrize("name", ["budget.jsonl", "metrics.jsonl"])
+def test_a_file_that_cannot_be_opened_hides_no_run(runs: Path, name: str) -> None:
+    path = runs / "low" / name
+    path.unlink()
+    path.mkdir()  # an error of the operating system, for root as well
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "| 1 | high<br>" in text and "| low<br>" in text
+    assert (f"{name}: Is a directory" in text) == (name == "budget.jsonl")
+
+
 def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make_record: Any, write_run: Any) -> None:
     record = make_record() | {"name": "killed"}
     del record["glue"]
@@ -244,6 +254,30 @@ def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, 
     assert "RoBERTa" not in text[embedded : text.index("## Pretraining")]
 
 
+RANDOM = "Random init | Difference"
+
+
+@pytest.mark.parametrize(
+    ("suites", "columns"),
+    [
+        (dict.fromkeys(("pretrained", "random", "floor"), "glue"), f"Pretrained | {RANDOM} | Bag of words"),
+        ({"pretrained": "glue", "random": "embedded", "floor": "embedded"}, "Pretrained"),
+        ({"pretrained": "glue", "floor": "glue"}, "Pretrained | Bag of words"),
+        ({"random": "glue", "floor": "glue"}, "Random init | Bag of words"),
+        ({"floor": "glue"}, "Bag of words"),
+    ],
+)
+def test_a_page_compares_scores_of_one_suite_and_says_whose_they_are(
+    runs: Path, make_record: Any, write_run: Any, make_section: Any, suites: dict[str, str], columns: str
+) -> None:
+    found = {init: make_section(init, suite, 0.9) for init, suite in suites.items()}
+    record = make_record() | {"name": "high", "floor": found.pop("floor"), "glue": found}
+    write_run(runs / "high", record)
+    text = _run_text(runs)
+    assert f"| Mean | {columns} |\n" in text
+    assert ("Pretraining is worth" in text) == (columns.startswith("Pretrained | Random"))
+
+
 def test_out_and_each_run_settings(runs: Path, tmp_path: Path) -> None:
     _report(runs, out=str(tmp_path / "site"), each_run=False)
     assert (tmp_path / "site" / "leaderboard.html").exists()
@@ -277,10 +311,24 @@ def test_submission_is_written_when_complete_and_explained_when_not(
         arrays.setdefault(task.name, {})[f"test.{source.entry}"] = np.zeros(10)
     for name, content in arrays.items():
         np.savez(folder / f"{name}-seed0.npz", **content)
+    assert "(not of the scores on record)." in _run_text(runs)
+    _store_pieces(runs / "high")
     assert "Submission to the GLUE server" in _run_text(runs)
     archive = runs / "high" / "report" / "submission.zip"
     assert submission.validate(archive) == []
     assert len(zipfile.ZipFile(archive).namelist()) == 11
+
+
+def _store_pieces(run: Path) -> None:
+    """The results of seed 0, as they are on record."""
+    (run / "glue" / "pretrained" / "pieces").mkdir()
+    recorded = json.loads((run / "record.json").read_text(encoding="utf-8"))["glue"]["pretrained"]["tasks"]
+    for task in tasks.TASKS.values():
+        found = {
+            source.entry: {"metrics": {m: v["per_seed"][0] for m, v in recorded[source.entry]["metrics"].items()}}
+            for source in task.scored
+        }
+        (run / f"glue/pretrained/pieces/{task.name}-seed0.json").write_text(json.dumps({"entries": found}))
 
 
 def _run_text(runs: Path) -> str:

@@ -1,6 +1,8 @@
 """A study runs what is missing, compares variants over seeds, and goes on after an interruption."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,34 @@ def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"`cramming prepare` ended with code 1"):
         study._verb("prepare", [])
     study._verb("pretrain", [], lambda: True)
+
+
+def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
+    """SIGTERM, as from a job scheduler: the verb that runs hears of it and ends in its own way."""
+    child = tmp_path / "python"
+    end = f"touch {tmp_path / 'ended'}; exit 143"
+    child.write_text(f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n")
+    child.chmod(0o755)
+    code = f"import sys; from eval import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert [process.stdout.readline() for _ in range(2)] == [b"cramming pretrain \n", b"on\n"]
+        process.terminate()
+        said = process.communicate(timeout=30)[1].decode()
+    assert (tmp_path / "ended").exists() and "`cramming pretrain` ended with code 143" in said
+
+
+def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: Path) -> None:
+    """Every verb the real one, in a process of its own."""
+    places = [f"runs={tmp_path / 'runs'}", f"corpora={tmp_path / 'corpora'}", "name=x", "study.glue=false"]
+    given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + ["data=embedded", "data.size=20000"]
+    wanted = [*places, *given, "budget.steps=3", "study.vocab_sizes=[300]", "study.seeds=[0]"]
+    subprocess.run([sys.executable, "-m", "cramming", "study", "vocab", *wanted], check=True)
+    record = json.loads((tmp_path / "runs/x-vocab300-0/record.json").read_text())
+    assert record["pretrain"]["status"] == "finished" and record["corpus"]["vocab_size"] == 300
+    loss, tokens = record["pretrain"]["validation"]["loss"], record["pretrain"]["tokens"]
+    table = (tmp_path / "runs/x-vocab-study/study.md").read_text()
+    assert f"| vocab300 | 1 | 300 | – | – | {loss:.3f} | {tokens:,} |" in table
 
 
 def test_settings(compose: Callable[..., dict[str, Any]]) -> None:

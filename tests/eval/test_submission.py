@@ -1,6 +1,7 @@
 """The GLUE server's zip: ours is accepted by our validator, and planted mistakes are each named."""
 
 import io
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from eval import submission, tasks
 from eval.submission import FILES, archive, collect, to_tsv, validate
+from eval.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -124,20 +126,35 @@ def test_no_zip_from_bad_predictions() -> None:
 
 def _store(folder: Path, predictions: dict[str, np.ndarray], **changed: Any) -> None:
     """As eval.results leaves them: one file per task and seed, several test sets in MNLI's."""
-    folder.mkdir(exist_ok=True)
+    (folder / "predictions").mkdir()
+    (folder / "pieces").mkdir()
     by_task: dict[str, dict[str, Any]] = {}
     for name, (task, source) in FILES.items():
         arrays = by_task.setdefault(task.name, {})
         arrays[f"test.{source.entry}"] = predictions[name]
         arrays[f"test_ids.{source.entry}"] = np.arange(10)
     for task_name, arrays in by_task.items():
-        np.savez_compressed(folder / f"{task_name}-seed3.npz", **{**arrays, **changed.get(task_name, {})})
+        path = folder / "predictions" / f"{task_name}-seed3.npz"
+        np.savez_compressed(path, **{**arrays, **changed.get(task_name, {})})
+    for task in TASKS.values():
+        metrics = {source.entry: {"metrics": dict.fromkeys(task.metrics, 0.5)} for source in task.scored}
+        (folder / "pieces" / f"{task.name}-seed3.json").write_text(json.dumps({"entries": metrics}))
+
+
+def _section(*left_out: str) -> dict[str, Any]:
+    """What the record has of it, without some tasks."""
+    per_seed = {"per_seed": [0.4, 0.5]}
+    found = {
+        source.entry: {"metrics": dict.fromkeys(task.metrics, per_seed)}
+        for task in TASKS.values() if task.name not in left_out for source in task.scored
+    }  # fmt: skip
+    return {"seeds": [1, 3], "tasks": found}
 
 
 def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
     predictions = _predictions()
     _store(tmp_path, predictions)
-    found, missing = collect(tmp_path, 3)
+    found, missing = collect(tmp_path, _section(), 3)
     assert missing == {}
     assert archive(found) == archive(predictions)
 
@@ -149,8 +166,20 @@ def test_says_which_predictions_are_missing(tmp_path: Path) -> None:
         sst2={"test.sst2": np.zeros(9)},
         rte={"test_ids.rte": np.arange(10)[::-1]},
     )
-    (tmp_path / "wnli-seed3.npz").unlink()
-    (tmp_path / "qqp-seed3.npz").write_bytes(b"torn")
-    _, missing = collect(tmp_path, 3)
+    (tmp_path / "predictions/wnli-seed3.npz").unlink()
+    (tmp_path / "predictions/qqp-seed3.npz").write_bytes(b"torn")
+    _, missing = collect(tmp_path, _section(), 3)
     assert list(missing) == ["SST-2.tsv", "QQP.tsv", "RTE.tsv", "WNLI.tsv"]
     assert "9 of 10" in missing["SST-2.tsv"] and "order" in missing["RTE.tsv"]
+
+
+def test_takes_only_what_the_recorded_scores_are_made_of(tmp_path: Path) -> None:
+    """The folder also keeps tasks that an earlier call scored, and a later, unfinished one has replaced."""
+    _store(tmp_path, _predictions())
+    piece = tmp_path / "pieces/rte-seed3.json"
+    piece.write_text(piece.read_text().replace("0.5", "0.4"))
+    (tmp_path / "pieces/cola-seed3.json").unlink()
+    found, missing = collect(tmp_path, _section("mnli"), 3)
+    assert set(missing) == {"CoLA.tsv", "RTE.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"} and len(found) == 6
+    assert set(missing.values()) == {"not of the scores on record"}
+    assert collect(tmp_path, _section(), 1)[0] == {}

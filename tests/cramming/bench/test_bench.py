@@ -6,14 +6,17 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from cramming import gate, tricks
 from cramming.bench import main as bench
 from cramming.bench import report
 from cramming.bench.data import topic_batches
+from cramming.bench.sides import SIDES
 from cramming.bench.worker import Worker
 from cramming.cli import with_positional
 from cramming.config import UserError
@@ -53,19 +56,33 @@ def test_tricks_are_measured_judged_and_written(compose: Callable[..., dict[str,
 @pytest.mark.slow
 def test_another_algorithm_says_what_it_learned(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
-    bench.main(compose(*TINY, *files, "bench.only=[update in backward]"))
+    bench.main(compose(*TINY, *files, "bench.only=['LAMB, square-root rule']"))
     (raw,) = tmp_path.glob("tricks_*.json")
     (row,) = json.loads(raw.read_text())["rows"]
-    assert row["learned"]["fall"] > 0.3 and row["learned"]["reference"] > 0.3
+    assert row["learned"]["fall"] > 0.1 and row["learned"]["reference"] > 0.3
     assert "(learned " in (tmp_path / "tricks.md").read_text() and not (tmp_path / "gates.json").exists()
 
 
-def test_verdicts_of_an_older_gate_are_refused_before_anything_runs(
+@pytest.mark.slow
+def test_what_cannot_clip_is_judged_beside_an_unclipped_reference(
     compose: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+    bench.main(compose(*TINY, *files, "bench.only=[update in backward]"))
+    (here,) = gate.load(tmp_path / "gates.json").values()
+    verdict = here["verdicts"]["update in backward"]
+    assert verdict["passed"] and verdict["distance"] == 0
+    assert set(here["floors"]) == {"1.19e-07 optim.clip=null"}
+    assert "3 twins of the reference (optim.clip=null) with weights" in (tmp_path / "tricks.md").read_text()
+
+
+def test_verdicts_of_an_older_gate_are_refused_before_anything_runs(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "gates.json").write_text('{"here": {"bf16": {"passed": true, "distance": 0.01, "tolerance": 0.05}}}')
     with pytest.raises(UserError, match=r"verdicts in format 1, not 2: .*remove it"):
-        bench.main(compose(*TINY, f"gates={tmp_path}/gates.json", f"bench.out={tmp_path}/t.md"))
+        bench.main(compose(*TINY, "gates=~/gates.json", f"bench.out={tmp_path}/t.md"))
     assert not (tmp_path / "t.md").exists()
 
 
@@ -197,6 +214,14 @@ def test_other_devices_keep_their_tables(compose: Callable[..., dict[str, Any]],
     ]
 
 
+def test_a_utilisation_above_one_is_a_dash() -> None:
+    row = {"name": "a", "about": "b", "shape": "full", "tokens_per_second": 1e6, "speedup": 1.0, "flops_per_token": 1e6,
+           "peak_bytes": 2e6, "base_peak_bytes": 1e6}  # fmt: skip
+    _, _, half, whole, over, _, formula = report.tricks_table([row | {"ceiling_flops": c} for c in (2e12, 1e12, 9e11)])
+    assert [line.split(" | ")[4] for line in (half, whole, over)] == ["50%", "100%", "–"]
+    assert "A dash: it came to more than 100 %" in formula
+
+
 def test_the_first_word_is_a_setting() -> None:
     assert with_positional("bench", ["peers", "--cfg", "job"]) == ["bench.what=peers", "--cfg", "job"]
     assert with_positional("bench", ["--cfg", "job"]) == ["--cfg", "job"]
@@ -209,3 +234,31 @@ def test_synthetic_text_repeats_and_stays_in_the_vocabulary(packing: str) -> Non
     first, again = (topic_batches(objective, 64, 32, packing, 4).batch(8, 4) for _ in range(2))
     assert first.ids_T.equal(again.ids_T) and int(first.ids_T.max()) < 64
     assert not first.ids_T.equal(topic_batches(objective, 64, 32, packing, 4, seed=1).batch(8, 4).ids_T)
+
+
+def test_the_other_trainer_gets_the_constants_of_ours(
+    compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    given: list[Any] = []
+
+    class Noted:
+        def __init__(self, model: Any, arguments: Any, *_: Any, **__: Any) -> None:
+            given.append(arguments)
+
+        def train(self) -> Any:
+            return SimpleNamespace(training_loss=1.0)
+
+    monkeypatch.setattr("transformers.Trainer", Noted)
+    optim = [
+        "optim.lr=0.01",
+        "optim.scale_rule=sqrt",
+        "optim.base_batch=1",
+        "optim.betas=[0.8, 0.9]",
+        "optim.eps=1.0e-7",
+    ]
+    job = {"side": "trainer", "settings": compose(*TINY, *optim), "vocab_size": 128, "device": "cpu"}
+    SIDES["trainer"](job, torch.device("cpu")).run(0, 1)
+    (arguments,) = given
+    assert arguments.learning_rate == pytest.approx(0.02)  # four sequences
+    assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.8, 0.9, 1e-7)

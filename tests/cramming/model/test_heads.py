@@ -264,3 +264,13 @@ def test_compiled_classifier_equals_eager() -> None:
     expected = model(ids, torch.arange(48) % 16, packing)
     model.compile(fullgraph=True)
     torch.testing.assert_close(model(ids, torch.arange(48) % 16, packing), expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_lone_token_type_is_that_of_both_texts_of_a_pair() -> None:
+    """A pair's second text has type 1, whatever the model knows of types."""
+    torch.manual_seed(0)
+    model = SequenceClassifier(Encoder(replace(CONFIG, token_types=1)), 3).eval()
+    ids = torch.randint(0, 60, (48,))
+    logits = model(ids, POSITIONS, RAGGED, (POSITIONS > 3).long())
+    assert torch.equal(logits, model(ids, POSITIONS, RAGGED, None))

@@ -15,8 +15,10 @@ from cramming.optim.build import OPTIMIZERS
 
 LOW_BIT = ("adamw8bit", "adamw4bit")
 BASE = OptimConfig(
-    "adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, clip=None, scale_rule="none", base_batch=256
+    "adamw", lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, clip=None, scale_rule="none", base_batch=0
 )
+MOMENTUM_ONLY = {"betas": (0.9, 0.0), "eps": 0.0}
+UNUSED = {"adagrad": {"betas": (0.0, 0.0)}, "sgd": MOMENTUM_ONLY, "lars": MOMENTUM_ONLY}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> 
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     rate = {"sgd": 0.05, "adagrad": 0.5, "lars": 2.0}.get(name, 0.05)
-    config = dataclasses.replace(BASE, name=name, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)  # type: ignore[arg-type]
+    config = dataclasses.replace(BASE, name=name, lr=rate, weight_decay=0.01, **UNUSED.get(name, {}))  # type: ignore[arg-type]
     optimizer = build_optimizer(model, config)
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(rate, 0.01), (rate, 0.0)]
     x = torch.randn(64, 4)
@@ -95,6 +97,11 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"clip": 0.0}, "null"),
         ({"eps": -1e-8}, "eps"),
+        ({"scale_rule": "sqrt"}, "base_batch=0 is below 1"),
+        ({"base_batch": 256}, "base_batch=256 does nothing with scale_rule=none; set it to 0"),
+        ({"name": "sgd", "betas": (0.9, 0.0)}, "eps=1e-08 does nothing with name=sgd; set it to 0"),
+        ({"name": "lars", "eps": 0.0}, r"uses 1 of them; set it to \[0.9, 0.0\]"),
+        ({"name": "adagrad"}, r"betas=\[0.9, 0.98\]: name=adagrad uses 0 of them; set it to \[0.0, 0.0\]"),
     ],
 )
 def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:

@@ -1,0 +1,256 @@
+"""The gate catches a planted fault of every family of tricks, and lets the sound trick through at the same size.
+
+A fault is planted in the code that a run of the trick goes through. One file, since a test sees to it that no trick of
+the table is without a fault.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from cramming.bench import sides
+from cramming.engine import Engine
+from cramming.model import attention, layers
+from cramming.optim.host import HostOptimizer
+from cramming.optim.in_backward import UpdateInBackward
+from cramming.parallel import apply
+from cramming.parallel.activations import _BlockPass
+from cramming.parallel.lane import Lane
+from cramming.tricks import COARSE, SAME, TRICKS, Trick
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that forgets who asks: every token gets its own value."""
+    broken = attention.KERNELS["sdpa"]._replace(attend=lambda q, k, v, layout, dropout: layout.at_asking(v))
+    monkeypatch.setitem(attention.KERNELS, "sdpa", broken)
+
+
+def _wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's queries belong to the neighbours of the targets."""
+    whole = attention.asked_by
+    monkeypatch.setattr(attention, "asked_by", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n))
+
+
+def _lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpointed blocks whose parameters get no gradient."""
+
+    def broken(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            out = function(*args)
+        return args[0] + (out - args[0]).detach()
+
+    monkeypatch.setattr(apply, "checkpoint", broken)
+
+
+def _coarse_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number format with three bits of mantissa."""
+    gelu = layers.ACTIVATIONS["gelu"]
+    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", lambda x: gelu(x) + (x.detach() * 1.5).round() - x.detach() * 1.5)
+
+
+def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulation that keeps the first micro-batch's gradient only."""
+    accumulate = Engine._accumulate
+    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
+
+
+def _one_micro_batch_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulation that reports the loss of all micro-batches and drops the last one's gradient."""
+    forward, calls = Engine._forward, itertools.count(1)
+
+    def broken(self: Any, batch: Any) -> Any:
+        loss, correct = forward(self, batch)
+        return (loss.detach() + 0 * loss if next(calls) % 4 == 0 else loss), correct
+
+    monkeypatch.setattr(Engine, "_forward", broken)
+
+
+def _around_adamw(before: Callable[[Any], None], after: Callable[[Any], None] = lambda optimizer: None) -> Plant:
+    """Something done to AdamW before and after each step."""
+    step = torch.optim.AdamW.step
+
+    def broken(self: Any, *args: Any) -> None:
+        before(self)
+        step(self, *args)
+        after(self)
+
+    return lambda monkeypatch: monkeypatch.setattr(torch.optim.AdamW, "step", broken)
+
+
+def _state_lost(optimizer: Any) -> None:
+    """At every step."""
+    optimizer.state.clear()
+
+
+def _second_step_for_the_first(optimizer: Any) -> None:
+    """In Adam's correction of its bias."""
+    for state in optimizer.state.values():
+        if state["step"] == 1:
+            state["step"].add_(1)
+
+
+def _weights_in_bf16(optimizer: Any) -> None:
+    """So that small updates are lost."""
+    for weight in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        weight.data.copy_(weight.data.bfloat16())
+
+
+def _learning_rate_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 2 percent."""
+    rate = sides.Ours.learning_rate
+    monkeypatch.setattr(sides.Ours, "learning_rate", lambda self, step: 1.02 * rate(self, step))
+
+
+def _clipped_before_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in fp16 that are clipped as they are, 65536 times too large; the update then takes the scale off."""
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", lambda self, optimizer: None)
+
+
+def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offloaded activations that come back as they were a step before."""
+    restore, before = _BlockPass.restore, dict[int, Tensor]()
+
+    def broken(self: _BlockPass) -> None:
+        if self.restored:
+            return
+        restore(self)
+        for place, saved in enumerate(self.saved.values()):
+            assert saved.device is not None
+            fresh, saved.device = saved.device, before.get(place, saved.device)
+            before[place] = fresh
+
+    monkeypatch.setattr(_BlockPass, "restore", broken)
+
+
+def _late_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not wait for the gradients of its weights and adds those that came a step before."""
+    to_host, under_way = Lane.to_host, deque[list[Tensor | None]]()
+
+    def broken(self: Lane, tensors: Any) -> list[Tensor | None]:
+        under_way.append(to_host(self, tensors))
+        blocks = 3
+        if len(under_way) > blocks:
+            return under_way.popleft()
+        return [None if t is None else torch.zeros_like(t) for t in under_way[-1]]
+
+    monkeypatch.setattr(Lane, "to_host", broken)
+
+
+def _one_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host's optimizer makes of one parameter is not copied back."""
+    step = HostOptimizer.step
+
+    def broken(self: HostOptimizer, *args: Any) -> None:
+        weight = self.param_groups[0]["params"][1]
+        before = weight.detach().clone()
+        step(self, *args)
+        weight.data.copy_(before)
+
+    monkeypatch.setattr(HostOptimizer, "step", broken)
+
+
+def _one_update_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter whose gradient is freed before it was used."""
+    update = UpdateInBackward._update
+
+    def broken(self: UpdateInBackward, parameter: Any) -> None:
+        if parameter is self.optimizer.param_groups[0]["params"][1]:
+            parameter.grad = None
+        else:
+            update(self, parameter)
+
+    monkeypatch.setattr(UpdateInBackward, "_update", broken)
+
+
+def _scales_of_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments in few bits of which each block comes back with the scale of the block before."""
+    from torchao.optim import subclass_8bit
+
+    right = subclass_8bit.dequant_with_qmap
+    monkeypatch.setattr(
+        subclass_8bit, "dequant_with_qmap", lambda codes, qmap, scale: right(codes, qmap, scale.roll(1))
+    )
+
+
+def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that takes SiLU's kernel for GELU's. GELU's own tanh form is too close to show in sixty steps."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found = [node for node in graph.graph.nodes if node.target is torch.nn.functional.gelu]
+        assert found
+        for node in found:
+            node.target, node.kwargs = torch.nn.functional.silu, {}
+        graph.recompile()
+        return graph.forward
+
+    torch._dynamo.reset()  # after eight compilations of one function torch leaves it as it is
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+
+
+class Fault(NamedTuple):
+    """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs."""
+
+    plant: Plant
+    trick: Trick
+    stands_for: tuple[str, ...] = ()
+    size: str = "small"
+    package: str | None = None
+
+
+def the(name: str) -> Trick:
+    (trick,) = (trick for trick in TRICKS if trick.name == name)
+    return trick
+
+
+PLAIN, FEW_BITS = Trick("reference", {}, SAME, ""), Trick("reference in few bits", {}, COARSE, "")
+FAULTS: dict[str, Fault] = {
+    "attention": Fault(_no_attention, PLAIN, ("attention varlen", "attention flex")),
+    "last layer": Fault(_wrong_tokens, the("last layer at targets")),
+    "compiler": Fault(_fused_wrongly, the("compile blocks"), ("compile model", "activation budget 0.5")),
+    "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8")),
+    "master weights": Fault(_around_adamw(lambda optimizer: None, _weights_in_bf16), PLAIN),
+    "accumulation": Fault(_forgotten_micro_batches, the("accumulation x4")),
+    "one micro-batch": Fault(_one_micro_batch_less, the("accumulation x4")),
+    "checkpointing": Fault(
+        _lost_gradient, the("checkpoint all"), ("checkpoint every 2nd", "selective checkpoint")
+    ),
+    "activation offload": Fault(_stale_activations, the("activation offload")),
+    "weight offload": Fault(_late_gradients, the("weight offload")),
+    "optimizer offload": Fault(_one_weight_stays, the("optimizer offload")),
+    "update in backward": Fault(_one_update_lost, the("update in backward")),
+    "optimizer": Fault(_around_adamw(_state_lost), PLAIN),
+    "optimizer in few bits": Fault(_around_adamw(_state_lost), FEW_BITS),
+    "moments in 8 bits": Fault(_scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
+    "bias correction": Fault(_around_adamw(_second_step_for_the_first), PLAIN),
+    "loss scaling": Fault(_clipped_before_unscaled, the("fp16"), size="few"),
+    "learning rate": Fault(_learning_rate_too_high, PLAIN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAULTS)
+def test_a_planted_fault_of_each_family_is_caught(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    fault = FAULTS[family]
+    if fault.package is not None and find_spec(fault.package) is None:
+        pytest.skip(f"{fault.package} is an extra")
+    gate = request.getfixturevalue(fault.size)
+    assert gate.sound(fault.trick).passed
+    fault.plant(monkeypatch)
+    verdict = gate.verdict(fault.trick)
+    assert not verdict.passed and verdict.distance is not None  # null: it did not run, or ended in nan
+
+
+def test_no_trick_is_without_a_fault() -> None:
+    """But for those that are judged by what they learn, and one that only keeps memory."""
+    covered = {name for fault in FAULTS.values() for name in (fault.trick.name, *fault.stands_for)}
+    assert {trick.name for trick in TRICKS if trick.rounding is not None} - covered == {"keep heap"}
