@@ -145,7 +145,7 @@ def broken_characters(text: Measures, limit: float) -> bool:
 
 def markup(text: Measures, limit: float) -> bool:
     """Ours: share of characters in HTML tags and entities and in the brackets of wikitext."""
-    return text.markup_share > limit
+    return text.markup_share(limit) > limit
 
 
 def curly_braces(text: Measures, limit: bool) -> bool:

@@ -31,6 +31,7 @@ _BROKEN = re.compile("[\ufffd\ue000-\uf8ff]|Ã[\u0080-\u00bf]|Â[\u00a0-\u00bf]|
 _BROKEN_SIGNS = (b"\xef", b"\xee", b"\xc3\x83", b"\xc3\x82", b"\xc3\xa2\xe2")  # what _BROKEN begins with, in UTF-8
 _MARKUP = re.compile(r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}")
 _MARKUP_SIGNS = ("<", "&", "{{", "{|", "[[", "''", "==")
+_LONGEST_MARKUP = {"<": 304, "&": 10, "=": 1, "'": 1} | dict.fromkeys(("{{", "{|", "|}", "}}", "[[", "]]"), 2)
 
 
 class Measures:
@@ -110,11 +111,16 @@ class Measures:
             broken += sum(len(found) for found in _BROKEN.findall(self.text))
         return broken / max(1, len(self.text))
 
-    @property
-    def markup_share(self) -> float:
-        """Share of the characters in HTML tags, entities and wikitext's brackets, quotes and headings."""
+    def markup_share(self, limit: float) -> float:
+        """Share of the characters in HTML tags, entities and wikitext's brackets, quotes and headings.
+
+        Exact where it is above `limit`; below it may be an upper bound.
+        """
         if not any(sign in self.text for sign in _MARKUP_SIGNS):
             return 0.0
+        bound = sum(longest * self.text.count(sign) for sign, longest in _LONGEST_MARKUP.items()) / len(self.text)
+        if bound <= limit:  # reading the text by the pattern takes far longer
+            return bound
         return sum(len(found) for found in _MARKUP.findall(self.text)) / max(1, len(self.text))
 
     @property
@@ -166,13 +172,13 @@ class Measures:
         count = self._most_frequent_pair
         if count < 2 or len(hashes_W) < n:
             return 0.0
-        total = int(lengths_W.sum())
-        bound = count * n * int(lengths_W.max()) / total
+        edges_W = np.concatenate([[0], np.cumsum(lengths_W)])
+        total, lengths_N = int(edges_W[-1]), edges_W[n:] - edges_W[:-n]
+        bound = count * int(lengths_N.max()) / total
         if bound <= limit:
             return bound
         _, first, counts = np.unique(ngrams(hashes_W, n), return_index=True, return_counts=True)
-        edges_W = np.concatenate([[0], np.cumsum(lengths_W)])
-        bytes_N = counts * (edges_W[first + n] - edges_W[first])
+        bytes_N = counts * lengths_N[first]
         return float(bytes_N[counts > 1].max(initial=0) / total)
 
     def duplicate_ngram_share(self, n: int) -> float:
@@ -185,7 +191,9 @@ class Measures:
         repeated = ordered_N[1:][ordered_N[1:] == ordered_N[:-1]]
         if not len(repeated):
             return 0.0
-        places = np.flatnonzero(np.isin(grams_N, repeated))
+        # `repeated` is short and sorted: np.isin would sort all anew.
+        nearest_N = np.minimum(np.searchsorted(repeated, grams_N), len(repeated) - 1)
+        places = np.flatnonzero(repeated[nearest_N] == grams_N)
         change_W = np.zeros(len(hashes_W) + 1, dtype=np.int64)  # +1 where a run begins, -1 where it has ended
         change_W[places] += 1
         change_W[places + n] -= 1

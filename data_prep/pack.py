@@ -1,10 +1,9 @@
 """Documents to token shards: encoding on all cores while the main thread reads, cleans and writes.
 
 `tokenizers` works outside the interpreter lock, so threads are enough: no process to start, no text to copy, nothing
-left running after a `kill -9`. At most two batches per thread are under way, so memory does not depend on the corpus. A
-long document is encoded in pieces cut in front of whitespace, where both WordPiece and byte-level BPE start a new word
-anyway. The pieces depend only on the document and results are taken in order, so the stream is the same for any number
-of threads and any batch size.
+left running after a `kill -9`. At most two batches per thread are under way, so memory does not depend on the corpus.
+A document's ids depend on nothing but its text (data_prep/encoding.py) and results are taken in order, so the stream is
+the same for any number of threads and any batch size.
 """
 
 import os
@@ -16,18 +15,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from cramming.config import UserError
-from cramming.data.shards import ResumePoint, Shard, ShardWriter, SpecialIds, Split
-from data_prep.clean import split_at_whitespace
+from cramming.data.shards import SPLITS, ResumePoint, Shard, ShardWriter, SpecialIds, Split
+from data_prep.encoding import TextEncoder
 from data_prep.fates import Fates
 from data_prep.filters import TOO_MANY_TOKENS, FilterConfig, too_many_tokens
 from data_prep.ledger import Stage
 from data_prep.selection import Candidate
 from data_prep.texts import Measure, TextMeasures, measure
 
-PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 1 << 12
 LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
@@ -54,7 +51,7 @@ class Encoded(NamedTuple):
 class Encoder:
     """Documents to tokens, with [CLS] and [SEP] around each. Called from many threads."""
 
-    tokenizer: Tokenizer
+    encode: TextEncoder
     ids: SpecialIds
     vocab_size: int
     dtype: np.dtype[np.generic]
@@ -62,53 +59,37 @@ class Encoder:
 
     def __call__(self, batch: list[Item]) -> Encoded:
         documents = [candidate.document for _, candidate in batch]
-        pieces = [split_at_whitespace(d.text, PIECE_CHARACTERS) if d.ids is None else [] for d in documents]
-        encoded = self._encode([piece for parts in pieces for piece in parts])
-        tokens: dict[Split, list[int]] = {"train": [], "validation": []}
-        starts: dict[Split, list[int]] = {"train": [], "validation": []}
+        encoded = self.encode(document.text for document in documents if document.ids is None)
+        tokens: dict[Split, list[np.ndarray]] = {split: [np.empty(0, self.dtype)] for split in SPLITS}
+        cls, sep = np.array([[self.ids.cls], [self.ids.sep]], self.dtype)
+        starts: dict[Split, list[int]] = {split: [] for split in SPLITS}
+        lengths = dict.fromkeys(SPLITS, 0)
         measures: list[Measure | None] = []
-        for (split, candidate), parts in zip(batch, pieces):
-            body = next(encoded) if parts else self._checked(candidate.document.ids)
-            for _ in parts[1:]:
-                body += next(encoded)
-            text = candidate.document.text
-            if parts and too_many_tokens(len(text), len(body), self.filters):
+        for split, candidate in batch:
+            ids, text = candidate.document.ids, candidate.document.text
+            body = next(encoded) if ids is None else self._checked(ids)
+            if ids is None and too_many_tokens(len(text), len(body), self.filters):
                 measures.append(None)
                 continue
-            flat = tokens[split]
-            starts[split].append(len(flat))
-            flat.append(self.ids.cls)
-            flat += body
-            flat.append(self.ids.sep)
+            starts[split].append(lengths[split])
+            tokens[split] += [cls, body, sep]
+            lengths[split] += len(body) + 2
             measures.append(measure(text, candidate.size))
         return Encoded(
-            {split: np.array(flat, dtype=self.dtype) for split, flat in tokens.items()},
+            {split: np.concatenate(parts) for split, parts in tokens.items()},
             {split: np.array(places, dtype=np.int64) for split, places in starts.items()},
             measures,
         )
 
-    def _encode(self, pieces: list[str]) -> Iterator[list[int]]:
-        """The ids of each piece. A very long document's pieces take several calls: encodings are large."""
-        group: list[str] = []
-        characters = 0
-        for last, piece in zip([*[False] * (len(pieces) - 1), True], pieces):
-            group.append(piece)
-            characters += len(piece)
-            if last or characters >= BATCH_CHARACTERS:
-                for encoding in self.tokenizer.encode_batch_fast(group, add_special_tokens=False):
-                    yield encoding.ids
-                group, characters = [], 0
-
-    def _checked(self, ids: np.ndarray | None) -> list[int]:
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         """Ids of a tokenized source, without a [CLS] in front and a [SEP] at the end: every document gets its own."""
-        assert ids is not None
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
             raise UserError(
                 f"data.ids_field holds token {ids.max()}, the tokenizer has {self.vocab_size} entries: it is not the"
                 " one that made these ids; set data.tokenizer_file"
             )
-        flat: list[int] = ids.tolist()
-        return flat[flat[:1] == [self.ids.cls] : len(flat) - (flat[-1:] == [self.ids.sep])]
+        first, last = ids[:1].tolist() == [self.ids.cls], ids[-1:].tolist() == [self.ids.sep]
+        return ids[int(first) : len(ids) - last].astype(self.dtype)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
 from data_prep.clean import normalize
+from data_prep.encoding import text_encoder
 from data_prep.fates import Fates
 from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish, lock
 from data_prep.generated import EmbeddedConfig
@@ -180,7 +181,13 @@ def _pack(
     sources = job.sources(state.sources)
     finished = [shard for split in BOTH for shard in state.shards[split]]
     packing = pack.Packing(
-        encoder=pack.Encoder(model, shards.SpecialIds(**info.special_ids), info.vocab_size, dtype, job.data.filters),
+        encoder=pack.Encoder(
+            text_encoder(model, dtype),
+            shards.SpecialIds(**info.special_ids),
+            info.vocab_size,
+            dtype,
+            job.data.filters,
+        ),
         writers={s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH},
         done={split: shards.resume_point(job.folder, state.shards[split]) for split in BOTH},
         token_use=shards.token_use(job.folder, finished, dtype, info.vocab_size),

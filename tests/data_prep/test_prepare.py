@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
-from data_prep import pack
+from data_prep import encoding, pack
 from data_prep.prepare import main
 from eval.datasets import read_task, tasks_in_folder
 
@@ -63,7 +63,7 @@ def test_long_documents_are_tokenized_as_if_in_one_piece(
     monkeypatch: pytest.MonkeyPatch,
     run: Run,
 ) -> None:
-    monkeypatch.setattr(pack, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
     texts = ["\n".join(made_up(200, seed)) for seed in range(4)]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
     # One shard is far shorter than a document: the document lies across many.

@@ -1,0 +1,83 @@
+"""Ids come out as the tokenizer itself gives them, whichever way they are made."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+from data_prep import encoding
+from data_prep.clean import CleanConfig, normalize
+from data_prep.encoding import ByWords, InPieces, text_encoder
+from data_prep.tokenizer import TokenizerConfig
+from data_prep.vocabulary import train
+
+DTYPE = np.dtype("<u2")
+ODD = "aZ09.'’-—_$é\u0301ßİſΣς漢カ한🙂\u00ad\u200b\x1c\u00a0\u2028ﬁ½ \n"
+SPECIAL = ("[SEP]", "[MASK].", "a[CLS]b", "[sep]", "x" * 101, "##a")
+
+
+def wordpiece(sample: list[str], lowercase: bool = True) -> Tokenizer:
+    return train(
+        [*sample, *["naïve Éa 漢字 ß ½ . , - ' a##b"] * 5], TokenizerConfig(vocab_size=500, lowercase=lowercase)
+    )
+
+
+def odd_texts(sample: list[str]) -> list[str]:
+    """Invented words among characters that a tokenizer treats in ways of its own, normalised."""
+    draw, texts = random.Random(0), []
+    for number in range(120):
+        parts = ["".join(draw.choices(ODD, k=draw.randint(0, 12))) for _ in range(20)]
+        parts += [*draw.choices(SPECIAL, k=4), *sample[number % len(sample)].split()]
+        draw.shuffle(parts)
+        texts.append(normalize(draw.choice(["", " "]).join(parts), CleanConfig(unicode=draw.choice(["NFC", "none"]))))
+    return ["", *texts]
+
+
+def plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_word_by_word_gives_the_ids_of_the_whole_text(lowercase: bool, made_up: Callable[..., list[str]]) -> None:
+    tokenizer = wordpiece(made_up(100), lowercase)
+    encode = text_encoder(tokenizer, DTYPE)
+    assert isinstance(encode, ByWords)
+    texts = odd_texts(made_up(50))
+    found = list(encode(texts))
+    assert all(ids.dtype == DTYPE for ids in found)
+    assert [ids.tolist() for ids in found] == plain(tokenizer, texts)
+
+
+def test_neither_the_tables_size_nor_the_threads_matter(
+    made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "KNOWN_CHARACTERS", 2000)
+    tokenizer, texts = wordpiece(made_up(100)), made_up(400, seed=1)
+    encode = text_encoder(tokenizer, DTYPE)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: next(iter(encode([text]))).tolist(), texts))
+    assert found == plain(tokenizer, texts)
+
+
+def in_a_sentence(tokenizer: Tokenizer) -> None:
+    tokenizer.add_tokens([AddedToken("kalo mi", normalized=False)])
+
+
+def by_other_rules(tokenizer: Tokenizer) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+
+
+@pytest.mark.parametrize("change", [in_a_sentence, by_other_rules])
+def test_a_tokenizer_that_looks_across_white_space_reads_the_text_itself(
+    change: Callable[[Any], None], made_up: Callable[..., list[str]]
+) -> None:
+    tokenizer = wordpiece(made_up(100))
+    change(tokenizer)
+    encode = text_encoder(tokenizer, DTYPE)
+    assert isinstance(encode, InPieces)
+    texts = [*made_up(20), "Oh kalo mi rentas"]
+    assert [ids.tolist() for ids in encode(texts)] == plain(tokenizer, texts)
