@@ -1,6 +1,6 @@
 """Texts to token ids: by way of their words where the tokenizer allows it, else in pieces.
 
-By words. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so a text's ids
+By words, on up to `FEW_THREADS`. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so a text's ids
 are those of its runs without white space, one after the other. Language repeats its words: each different one is
 encoded once and its ids looked up from then on, which takes about a tenth of the time of the tokenizer.
 
@@ -21,14 +21,17 @@ from data_prep.clean import split_at_whitespace
 
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20
+# Looking words up holds the interpreter lock, so it is as fast as two to five threads of the tokenizer, not more.
+FEW_THREADS = 4
 KNOWN_CHARACTERS = 1 << 20  # of the words in a table; there are two, of some 130,000 words and 30 MB each
 
 TextEncoder = Callable[[Iterable[str]], Iterator[np.ndarray]]
 
 
-def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> TextEncoder:
+def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any], threads: int) -> TextEncoder:
     """The faster of the two ways that gives this tokenizer's ids: texts to one array [n] each, without [CLS], [SEP]."""
-    return (ByWords if reads_word_by_word(tokenizer) else InPieces)(tokenizer, dtype)
+    by_words = threads <= FEW_THREADS and reads_word_by_word(tokenizer)
+    return (ByWords if by_words else InPieces)(tokenizer, dtype)
 
 
 def reads_word_by_word(tokenizer: Tokenizer) -> bool:

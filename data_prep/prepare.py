@@ -182,7 +182,7 @@ def _pack(
     finished = [shard for split in BOTH for shard in state.shards[split]]
     packing = pack.Packing(
         encoder=pack.Encoder(
-            text_encoder(model, dtype),
+            text_encoder(model, dtype, job.data.threads),
             shards.SpecialIds(**info.special_ids),
             info.vocab_size,
             dtype,
