@@ -15,7 +15,7 @@ from cramming import __version__
 from cramming.record import RULES_VERSION
 from eval import summary
 from eval.leaderboard import budget_words, compact
-from eval.reading import Record, Run, at, entries, number
+from eval.reading import Record, Run, at, entries, number, sections
 from eval.render import Block, Cell, Group, Heading, Paragraph, Table, markdown
 from eval.rules import Verdict, judge
 from eval.standings import entrants
@@ -225,7 +225,7 @@ def _paths(run: Run | None) -> dict[str, str]:
         at(s, "folder") or (None if at(s, "kind") == "hub" or at(s, "dataset") else at(s, "name"))
         for s in entries(at(record, "corpus.sources"))
     ]
-    scored = [at(record, f"glue.{init}.model") for init in ("pretrained", "random")]
+    scored = [section.get("model") for section in sections(record).values()]
     found = {path: Path(path).name for path in [*sources, at(record, "corpus.folder")] if path and "/" in str(path)}
     found |= {path: "/".join(Path(path).parts[-2:]) for path in scored if path and Path(path).is_absolute()}
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))

@@ -25,14 +25,14 @@ from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.encode import Encoded, EncodedTask
 from eval.metrics import score
-from eval.models import ModelSource, build_classifier
+from eval.models import Init, ModelSource, build_classifier
 from eval.packed import Batch, PackedSplit, VocabularyPart, by_length
 from eval.tasks import Task
 
 Selection = Literal["last", "best"]
-# Raised by every change of this code, or of what random rows start from, that changes a number: stored runs are then
-# done again. 3: `attention_init: matching` draws other weights where there are token types.
-FINETUNING_VERSION = 3
+# Raised by every change of this code, or of the weights that an initialisation means, that changes a number: its stored
+# runs are then done again. 4: `random` is without the design of `attention_init`, which `designed` has.
+FINETUNING_VERSION: dict[Init, int] = {"pretrained": 3, "random": 4, "designed": 4}
 
 EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 
@@ -96,7 +96,7 @@ def finetune(
     task: Task,
     data: EncodedTask,
     source: ModelSource,
-    init: str,
+    init: Init,
     seed: int,
     hyper: Hyperparameters,
     precision: Mode,

@@ -34,7 +34,7 @@ from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.floor import score_floor
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.minimal_pairs import read_pairs, score_pairs
-from eval.models import ModelSource, open_model, position_limit
+from eval.models import Init, ModelSource, open_model, position_limit
 from eval.reading import at, floor, sections
 from eval.results import Pieces, summarise, write_json
 from eval.suites import SourceName, Suite, find_suite
@@ -56,7 +56,7 @@ class EvalConfig:
     source: SourceName
     data_dir: Path | None
     tasks: tuple[str, ...] | None
-    init: tuple[Literal["pretrained", "random"], ...]
+    init: tuple[Init, ...]
     seeds: tuple[int, ...]
     predict_test: bool
     selection: Selection
@@ -90,6 +90,7 @@ def main(config: dict[str, Any]) -> None:
     folder = run_folder(config)
     source = find_model(config, folder)
     refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
+    refuse_design(settings.init, source.label, source.designed)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     data = [suite.read(task) for task in suite.tasks]
     if not settings.predict_test:
@@ -142,8 +143,9 @@ def check(config: dict[str, Any]) -> None:
     """UserError for what can be known to be wrong before there is a model; real tasks are read, to the last line."""
     settings = build(EvalConfig, config["eval"], "eval")
     select(config["device"])
-    limit = position_limit(build(ModelConfig, config["model"], "model"))
-    refuse_length(settings.hyperparameters.max_length, f"{config['name']}'s model", limit)
+    model, label = build(ModelConfig, config["model"], "model"), f"{config['name']}'s model"
+    refuse_length(settings.hyperparameters.max_length, label, position_limit(model))
+    refuse_design(settings.init, label, model.attention_init != "random")
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
     if settings.source == "embedded":  # they come with the corpus
@@ -181,6 +183,15 @@ def refuse_length(max_length: int, label: str, limit: int | None) -> None:
         )
 
 
+def refuse_design(inits: Sequence[Init], label: str, designed: bool) -> None:
+    """UserError where the row of a designed start is asked for and there is no design."""
+    if "designed" in inits and not designed:
+        raise UserError(
+            f"eval.init={list(inits)}: {label} starts from plain random weights (model.attention_init=random), so"
+            " designed is random here; take it out"
+        )
+
+
 def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
     """A record for a model that this suite did not pretrain; UserError where the name belongs to another model."""
     if (folder / "record.json").exists():
@@ -199,7 +210,7 @@ def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> 
 def score_model(
     folder: Path,
     source: ModelSource,
-    init: str,
+    init: Init,
     suite: Suite,
     data: Sequence[TaskData],
     settings: EvalConfig,
@@ -244,7 +255,7 @@ def score_model(
     return {**with_seconds(summary, seconds), "environment": machine}
 
 
-def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: str) -> dict[tuple[str, int], dict[str, Any]]:
+def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: Init) -> dict[tuple[str, int], dict[str, Any]]:
     """The runs that an earlier, interrupted call has finished under the same settings."""
     pieces = {}
     for (name, seed), key in keys.items():
@@ -258,7 +269,7 @@ def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: str) ->
 def piece_key(
     data: TaskData,
     seed: int,
-    init: str,
+    init: Init,
     source: ModelSource,
     hyper: Hyperparameters,
     protocol: dict[str, Any],
@@ -268,7 +279,7 @@ def piece_key(
     files = [file for file in sorted(source.folder.glob("*token*")) if file.suffix == ".json"]
     tokenizers = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in files]
     config = (source.folder / "config.json").read_text(encoding="utf-8")
-    machine = [FINETUNING_VERSION, torch.__version__, device.type, describe(device).name]
+    machine = [FINETUNING_VERSION[init], torch.__version__, device.type, describe(device).name]
     return settings_hash(data.sha256, seed, init, source.sha256, config, tokenizers, asdict(hyper), protocol, machine)
 
 
@@ -276,7 +287,7 @@ def make_jobs(
     runs: Sequence[tuple[str, int]],
     data: dict[str, TaskData],
     source: ModelSource,
-    init: str,
+    init: Init,
     settings: EvalConfig,
     precision: Mode,
     device: torch.device,
@@ -303,7 +314,7 @@ def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str
     return {**summary, "tasks": tasks, "seconds": sum(seconds.values())}
 
 
-def show_piece(task: Task, init: str, seed: int, piece: dict[str, Any], remark: str) -> None:
+def show_piece(task: Task, init: Init, seed: int, piece: dict[str, Any], remark: str) -> None:
     """One line per finished run."""
     for entry, found in piece["entries"].items():
         title = next(s.title for s in task.scored if s.entry == entry)

@@ -26,7 +26,7 @@ from cramming.precision import Mode
 from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
 from eval.finetune import Hyperparameters, Predictions, Selection, finetune
-from eval.models import ModelSource
+from eval.models import Init, ModelSource
 from eval.superglue import ALL_TASKS
 
 POLL_SECONDS = 0.5
@@ -42,7 +42,7 @@ class Job:
 
     task: str
     seed: int
-    init: str
+    init: Init
     data: EncodedTask
     source: ModelSource
     hyper: Hyperparameters

@@ -14,7 +14,7 @@ from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
 from eval.rules import MIN_SEEDS
-from eval.standings import FLOOR, Entrant, Score, columns_of, gain_over
+from eval.standings import FLOOR, UNTRAINED, Entrant, Score, columns_of, gain_over
 from eval.tasks import AVERAGES, ENTRIES, TASKS
 
 SUBSET = "†"
@@ -83,14 +83,14 @@ def score_cell(score: Score, tone: str = "") -> Cell:
 
 
 def division_cell(row: Entrant) -> Cell:
-    """The row's division with the rules it breaks; a random initialisation or a bag of words competes in none."""
+    """The row's division with the rules it breaks; untrained weights or a bag of words compete in none."""
     if row.init != "pretrained":
         return Cell("baseline", "", "")
     return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
 
 
 def _detail(row: Entrant) -> str:
-    what = {"pretrained": "pretrained", "random": "random initialisation"}.get(row.init, row.init)
+    what = UNTRAINED.get(row.init, row.init)
     seeds = len(entries(row.section.get("seeds")))
     parts = [what, f"{seeds} seed{'s' if seeds != 1 else ''}"]
     if row.init == "pretrained":
@@ -247,12 +247,12 @@ def _counts(name: str, suite: str) -> bool:
 
 def _gains(rows: Sequence[Entrant]) -> Iterator[str]:
     for row in rows:
-        other = next((r for r in rows if r.run is row.run and r.init == "random"), None)
-        if row.init == "pretrained" and other:
-            gain, count = gain_over(row, other)
+        others = {r.init: r for r in rows if r.run is row.run} if row.init == "pretrained" else {}
+        for init, other in UNTRAINED.items():
+            gain, count = gain_over(row, others[init]) if init in others else (None, 0)
             if gain is not None:
                 over = f"on average over the {count} entries that both rows have"
-                yield f"{row.run.label}: pretraining is worth {gain:+.1f} points {over}."
+                yield f"{row.run.label}: {gain:+.1f} points above {other} {over}."
 
 
 def other_protocols() -> list[Block]:

@@ -3,15 +3,16 @@
 A folder whose architecture this suite has (its own, stock BERT and ModernBERT) is loaded into the suite's encoder,
 which works on packed sequences. Every other Hugging Face encoder is wrapped by `StockEncoder`, which pads inside and
 has the same interface. Random initialisation means the same architecture with fresh weights from the fine-tuning seed,
-drawn as the folder's own run drew its first ones (`init`, `attention_init`).
+of the scale that the folder's own run drew (`init`). Where that run's weights had a design before they had seen any
+text (`attention_init: matching`), `designed` is its start, and says what of the score is the design's.
 """
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import safe_open
@@ -25,6 +26,7 @@ from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
 
+Init = Literal["pretrained", "random", "designed"]  # the weights that fine-tuning starts from
 OWN_TYPES = ("cramming", "bert", "modernbert")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -33,7 +35,8 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 class ModelSource:
     """A model folder: `label` is what the user called it, `own` whether the suite's encoder can run it.
 
-    `sha256` is that of the weight file (of all their hashes where there are several).
+    `designed` tells whether its weights had a design before training; `sha256` is that of the weight file (of all their
+    hashes where there are several).
     """
 
     folder: Path
@@ -42,6 +45,7 @@ class ModelSource:
     vocab_size: int
     max_length: int | None
     sha256: str
+    designed: bool = False
 
 
 def open_model(path: str | Path) -> ModelSource:
@@ -66,7 +70,8 @@ def open_model(path: str | Path) -> ModelSource:
     own = _own_config(folder, config.get("model_type"))
     if own is not None:
         assert own.vocab_size is not None, folder
-        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256)
+        designed = own.attention_init != "random"
+        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, designed)
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
@@ -110,14 +115,14 @@ def _download(name: str) -> Path:
 
 def build_classifier(
     source: ModelSource,
-    init: str,
+    init: Init,
     outputs: int,
     dropout: float,
     attention_dropout: float,
     pooling: str,
     pooler: bool,
 ) -> SequenceClassifier:
-    """A classifier with `outputs` logits on the source's encoder, pretrained or random as `init` says.
+    """A classifier with `outputs` logits on the source's encoder, whose weights are what `init` says.
 
     New weights come from torch's global generator.
     """
@@ -150,8 +155,9 @@ def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
     return found if len(found) == 2 else {}
 
 
-def _own_encoder(source: ModelSource, init: str, dropout: float, attention_dropout: float) -> Encoder:
-    encoder = Encoder(load_encoder_config(source.folder, dropout, attention_dropout))
+def _own_encoder(source: ModelSource, init: Init, dropout: float, attention_dropout: float) -> Encoder:
+    config = load_encoder_config(source.folder, dropout, attention_dropout)
+    encoder = Encoder(replace(config, attention_init="random") if init == "random" else config)
     if init == "pretrained":
         encoder.load_state_dict(_pretrained_state(source.folder))
     return encoder
@@ -173,7 +179,7 @@ class StockEncoder(nn.Module):
     DROPOUTS = ("hidden_dropout_prob", "dropout", "embd_pdrop", "hidden_dropout", "embedding_dropout", "mlp_dropout")
     ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
-    def __init__(self, folder: Path, init: str, dropout: float, attention_dropout: float) -> None:
+    def __init__(self, folder: Path, init: Init, dropout: float, attention_dropout: float) -> None:
         super().__init__()
         from transformers import AutoConfig, AutoModel
 

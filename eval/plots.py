@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
 INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
 POINTS = 300  # per line; more cannot be seen at this size
-BAR_COLOURS = {"pretrained": COLOURS[0], "random": COLOURS[4], "published": "#9aa3ad"}
+BAR_COLOURS = {"pretrained": COLOURS[0], "untrained": COLOURS[4], "published": "#9aa3ad"}
 LEGEND_COLUMNS = 4
 _COUNTS = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"), (1.0, ""))
 
@@ -35,7 +35,7 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One bar of the score plot: in percent, `kind` one of pretrained, random, published."""
+    """One bar of the score plot: in percent, `kind` one of pretrained, untrained, published."""
 
     label: str
     value: float

@@ -131,7 +131,7 @@ def entries(value: Any) -> list[Any]:
 
 
 def sections(record: Record) -> dict[str, Mapping[str, Any]]:
-    """The record's score sections by initialisation (`pretrained`, `random`)."""
+    """The record's score sections by initialisation (`pretrained`, `random`, `designed`)."""
     glue = at(record, "glue")
     return {str(k): v for k, v in glue.items() if isinstance(v, Mapping)} if isinstance(glue, Mapping) else {}
 

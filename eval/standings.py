@@ -17,6 +17,7 @@ from eval.references import NINE, REFERENCES, Reference
 from eval.rules import Verdict, judge
 from eval.tasks import AVERAGES, ENTRIES
 
+UNTRAINED = {"random": "random initialisation", "designed": "the run's start untrained"}  # initialisation -> in words
 FLOOR = "bag of words"  # the initialisation that a row without any encoder is said to have
 
 
@@ -32,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Entrant:
-    """One row: a run's model, or the same architecture from random initialisation, on one suite."""
+    """One row: a run's model, or the same architecture untrained (`init`, see eval/models.py), on one suite."""
 
     run: Run
     init: str
@@ -112,7 +113,7 @@ def bars(rows: Sequence[Entrant], suite: str) -> list[Bar]:
     for row in rows:
         if row.suite == suite and row.main is not None and row.verdict.division != "invalid" and not row.subset:
             suffix = "" if row.init == "pretrained" else f", {row.init}"
-            kind = "pretrained" if row.init == "pretrained" else "random"
+            kind = "pretrained" if row.init == "pretrained" else "untrained"
             found.append(Bar(row.run.label + suffix, row.main, None, kind))
     if suite == "glue" and found:
         found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]

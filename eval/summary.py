@@ -8,7 +8,7 @@ from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, dura
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
 from eval.rules import RULES, Verdict, names_of
-from eval.standings import FLOOR, Entrant, Score, gain_over
+from eval.standings import FLOOR, UNTRAINED, Entrant, Score, gain_over
 from eval.tasks import AVERAGES, ENTRIES
 
 
@@ -85,19 +85,20 @@ def _findings(verdict: Verdict) -> Table:
 
 
 # Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
-COLUMNS = {"pretrained": "Pretrained", "random": "Random init", FLOOR: "Bag of words"}
+COLUMNS = {"pretrained": "Pretrained", "random": "Random init", "designed": "Designed start", FLOOR: "Bag of words"}
 
 
 def _scores(rows: Sequence[Entrant]) -> Table:
     """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
     trained = next((r for init in COLUMNS for r in rows if r.init == init), rows[0])
     others = [r for r in rows if r.suite == trained.suite and r is not trained]
-    random, floor = (next((r for r in others if r.init == init), None) for init in ("random", FLOOR))
+    untrained = [r for init in UNTRAINED for r in others if r.init == init]
+    floor = next((r for r in others if r.init == FLOOR), None)
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
-    body = [_score_row(name, trained, random, floor) for name in names if name in trained.scores]
-    totals = [_average_row(name, trained, random, floor) for name in trained.averages]
+    body = [_score_row(name, trained, untrained, floor) for name in names if name in trained.scores]
+    totals = [_average_row(name, trained, untrained, floor) for name in trained.averages]
     columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", COLUMNS.get(trained.init, trained.init)]
-    columns += [COLUMNS["random"], "Difference"] if random else []
+    columns += [column for row in untrained for column in (COLUMNS[row.init], "Difference")]
     columns += [COLUMNS[FLOOR]] if floor else []
     groups = [Group(body), Group(totals, "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
@@ -111,10 +112,10 @@ def _scores(rows: Sequence[Entrant]) -> Table:
     ]
     if trained.subset:
         notes.append(f"{SUBSET} a part of the official data; not comparable with full-task numbers.")
-    if random:
-        gain, count = gain_over(trained, random)
+    for row in untrained:
+        gain, count = gain_over(trained, row)
         if gain is not None:
-            notes.append(f"Pretraining is worth {gain:+.1f} points on average over {count} entries.")
+            notes.append(f"{gain:+.1f} points above {UNTRAINED[row.init]} on average over {count} entries.")
     settings = at(trained.section, "hyperparameters")
     if isinstance(settings, dict):
         notes.append("Fine-tuning: " + ", ".join(f"{k} {v}" for k, v in settings.items()) + ".")
@@ -126,10 +127,11 @@ def _protocol(row: Entrant) -> tuple[str, str, str]:
     return str(row.section.get("split")), seeds, str(row.section.get("selection"))
 
 
-def _score_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
+def _score_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floor: Entrant | None) -> list[Cell]:
     task = at(trained.section, "tasks") or {}
-    mine, theirs = trained.scores[name], random.scores.get(name, Score()) if random else Score()
-    beside = [score_cell(theirs), Cell(_difference(mine.value, theirs.value))] if random else []
+    mine, beside = trained.scores[name], []
+    for theirs in (row.scores.get(name, Score()) for row in untrained):
+        beside += [score_cell(theirs), Cell(_difference(mine.value, theirs.value))]
     beside += [score_cell(floor.scores.get(name, Score()))] if floor else []
     title = ENTRIES[name][1].title if name in ENTRIES else str(at(task.get(name), "title") or name)
     metric = str(at(task.get(name), "main_metric") or "").replace("_", " ")
@@ -174,12 +176,13 @@ def _difference(mine: float | None, theirs: float | None) -> str:
     return DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}"
 
 
-def _average_row(name: str, trained: Entrant, random: Entrant | None, floor: Entrant | None) -> list[Cell]:
+def _average_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floor: Entrant | None) -> list[Cell]:
     def cell(value: float | None) -> Cell:
         return Cell(DASH if value is None else f"{value:.1f}{SUBSET if trained.subset else ''}", "", "main")
 
-    mine, theirs = trained.averages[name], random.averages.get(name) if random else None
-    beside = [cell(theirs), Cell(_difference(mine, theirs))] if random else []
+    mine, beside = trained.averages[name], []
+    for theirs in (row.averages.get(name) for row in untrained):
+        beside += [cell(theirs), Cell(_difference(mine, theirs))]
     beside += [cell(floor.averages.get(name))] if floor else []
     missing = entries(at(trained.section, f"averages.{name}.missing"))
     names = [ENTRIES[n][1].title if n in ENTRIES else n for n in map(str, missing)]

@@ -64,7 +64,7 @@ def test_every_reference_in_an_svg_has_its_target() -> None:
 
 def test_bars_have_labels_and_the_best_is_on_top() -> None:
     bars = [
-        Bar("low", 40.0, None, "random"),
+        Bar("low", 40.0, None, "untrained"),
         Bar("high", 80.0, 0.7, "pretrained"),
         Bar("paper", 60.0, None, "published"),
     ]
