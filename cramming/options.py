@@ -22,10 +22,10 @@ from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
-from cramming.parts import Sections, TrainConfig
 from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, micro_batches_per_step
+from cramming.sections import Sections, TrainConfig
 from cramming.simulate import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
 
 GIB = 2**30

@@ -7,23 +7,20 @@ from typing import Any, Literal
 
 import torch
 
-from cramming import checkpoint, gate, runtime
+from cramming import checkpoint, runtime
 from cramming import device as devices
-from cramming.budget import BudgetClock, BudgetConfig, Work
-from cramming.config import UserError, build
+from cramming.budget import BudgetClock, Work
+from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.data.shards import ORDERS, Corpus, corpus_folder
+from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.environment import environment
-from cramming.execution import EngineConfig, build_engine
-from cramming.model import attention
+from cramming.execution import build_engine
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.heads import MaskedLM
-from cramming.optim import HostOptimizer, refuse_missing_package
-from cramming.parallel.apply import refuse_contradictions, refuse_unfit
+from cramming.optim import HostOptimizer
 from cramming.parallel.mesh import Mesh
-from cramming.precision import refuse_missing_hardware, resolve
 from cramming.record import (
     MetricsLog,
     create_run_folder,
@@ -33,76 +30,10 @@ from cramming.record import (
 )
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
+from cramming.sections import Sections, TrainConfig, check_sections, micro_batches_of, refuse_unfit_step
 from cramming.start import StartConfig, start_from_text
-from cramming.tricks import changed
 
 VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass.
-
-    `micro_batch: auto` becomes a number in `build_parts`: the largest that fits.
-    """
-
-    sequence_length: int
-    packing: Literal["rows", "documents"]
-    batch_size: int
-    micro_batch: int | Literal["auto"]
-    log_every: int
-    validations: int
-    validation_sequences: int
-    order: str = "shuffled"  # or "source", or the name of an order file of the corpus; each also with "_reversed"
-
-    def __post_init__(self) -> None:
-        for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_sequences"):
-            if getattr(self, name) != "auto" and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
-        if self.validations < 0:
-            raise ValueError(f"validations={self.validations} is below 0")
-        if self.order not in ORDERS:
-            raise ValueError(f"order={self.order!r}: choose one of {', '.join(ORDERS)}")
-
-    @property
-    def rows(self) -> int:
-        """`micro_batch`, once it is a number."""
-        assert self.micro_batch != "auto", "build_parts decides it"
-        return self.micro_batch
-
-
-@dataclass(frozen=True)
-class Sections:
-    """What the configuration says about a run, each section by itself valid."""
-
-    train: TrainConfig
-    schedule: ScheduleConfig
-    objective: ObjectiveConfig
-    execution: EngineConfig
-    budget: BudgetConfig
-    saving: checkpoint.CheckpointConfig
-    start: StartConfig
-    model: ModelConfig
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Sections":
-        """From the root configuration; UserError also where two of them do not go together."""
-        found = cls(
-            train=build(TrainConfig, settings["train"], "train"),
-            schedule=build(ScheduleConfig, settings["schedule"], "schedule"),
-            objective=build(ObjectiveConfig, settings["objective"], "objective"),
-            execution=EngineConfig.of(settings),
-            budget=build(BudgetConfig, settings["budget"], "budget"),
-            saving=build(checkpoint.CheckpointConfig, settings["checkpoint"], "checkpoint"),
-            start=build(StartConfig, settings["start"], "start"),
-            model=build(ModelConfig, settings["model"], "model"),
-        )
-        length, model = found.train.sequence_length, found.model
-        if length > model.max_length:
-            raise UserError(f"train.sequence_length={length} is above model.max_length={model.max_length}")
-        if found.objective.segments and model.token_types < 2:
-            raise UserError(f"objective.segments=true needs model.token_types=2, not {model.token_types}")
-        return found
 
 
 @dataclass
@@ -196,16 +127,6 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     )
 
 
-def check_sections(
-    settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device
-) -> tuple[list[str], dict[str, str]]:
-    """UserError for what can be known to be wrong before there is a corpus; else kernels, and `check_gate`'s states."""
-    refuse_unfit_step(sections.train, sections.execution, mesh, device)
-    kernels = attention_kernels(sections.train, sections.execution, sections.model, device)
-    name = devices.describe(device).name
-    return kernels, check_gate(settings, sections.execution, kernels, device, name)
-
-
 def open_record(
     settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, device: torch.device
 ) -> BudgetClock:
@@ -261,70 +182,10 @@ def start_model(engine: Engine, config: StartConfig, corpus: Corpus, seed: int, 
         engine.optimizer.take_weights()
 
 
-def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:
-    """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
-    refuse_missing_hardware(execution.precision, device)
-    refuse_missing_package(execution.optim)
-    refuse_contradictions(execution.memory, execution.runtime)
-    refuse_unfit(
-        execution.memory,
-        micro_batches=micro_batches_of(config, mesh.world_size),
-        clip=execution.optim.clip,
-        mode=resolve(execution.precision.mode, device),
-        processes=mesh.world_size,
-        fits=str(config.batch_size),
-    )
-
-
-def check_gate(
-    settings: Mapping[str, Any], execution: EngineConfig, kernels: list[str], device: torch.device, device_name: str
-) -> dict[str, str]:
-    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
-    mode, states = resolve(execution.precision.mode, device), dict[str, str]()
-    where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)
-    for kernel in sorted({execution.attention.kernel, *kernels}):
-        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
-        states |= gate.check(resolved, where, device.type, usual)
-    return states
-
-
 def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
     """What any process of this run forced: a resume elsewhere or without it does not take it back."""
     before = load_record(folder).get("pretrain", {}).get("forced", [])
     return sorted({*before, *(trick for trick, state in gates.items() if state == "forced")})
-
-
-def attention_kernels(
-    config: TrainConfig, execution: EngineConfig, model: ModelConfig, device: torch.device
-) -> list[str]:
-    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes."""
-    if execution.attention.kernel != "auto":
-        return [execution.attention.kernel]
-    length, rows = config.sequence_length, config.packing == "rows"
-    bounds = torch.empty(0, dtype=torch.int32, device=device)
-    packing = attention.Packing(bounds, length if rows else None, length, length)
-    mode = resolve(execution.precision.mode, device)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
-    windows = {model.half_window(layer) for layer in range(model.num_layers)}
-    return sorted({attention.choose(packing, window, dtype, model.attention_dropout) for window in windows})
-
-
-def micro_batches_of(config: TrainConfig, world_size: int) -> int:
-    """Micro-batches per process and full step (1 while that is open); UserError if the batch cannot be cut so."""
-    if config.micro_batch == "auto":
-        config = replace(config, micro_batch=max(1, config.batch_size // world_size))
-    per_pass = config.rows * world_size
-    if config.batch_size % per_pass:
-        share, rest = divmod(config.batch_size, world_size)
-        fits = [rows for rows in range(1, min(config.rows, share) + 1) if not rest and share % rows == 0]
-        larger = -(-config.batch_size // per_pass) * per_pass
-        raise UserError(
-            f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
-            f" x {world_size} process(es) = {per_pass}; set "
-            + (f"train.micro_batch={fits[-1]} or " if fits else "")
-            + f"train.batch_size={larger}"
-        )
-    return config.batch_size // per_pass
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:

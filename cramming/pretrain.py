@@ -24,10 +24,11 @@ from cramming.config import ENVIRONMENT_ERRORS, UserError, build
 from cramming.data.batches import Batch, prefetch
 from cramming.engine import StepStats
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, Sections, TrainConfig, build_parts, check_sections
+from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, micro_batches_per_step
+from cramming.sections import Sections, TrainConfig, check_sections
 
 
 class StopRequest:

@@ -19,11 +19,11 @@ from cramming.model.config import ModelConfig
 from cramming.optim import OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
-from cramming.parts import TrainConfig
 from cramming.plan import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig
+from cramming.sections import TrainConfig
 from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig

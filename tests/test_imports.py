@@ -54,6 +54,7 @@ LEVELS = {
     "cramming.stand_in": 3,
     "cramming.probe": 3,
     "cramming.start": 2,
+    "cramming.sections": 3,
     "cramming.parts": 3,
     "cramming.account": 3,
     "cramming.options": 3,

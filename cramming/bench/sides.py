@@ -33,9 +33,9 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import TrainConfig
 from cramming.precision import Precision, PrecisionConfig
 from cramming.probe import find_micro_batch
+from cramming.sections import TrainConfig
 from cramming.simulate import Recipe
 
 WARMUP_STEPS = 20  # of the learning rate

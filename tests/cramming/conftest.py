@@ -12,9 +12,9 @@ from torch import Tensor
 from cramming import pretrain
 from cramming.config import UserError
 from cramming.engine import Engine, StepStats
+from cramming.execution import EngineConfig, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import EngineConfig, build_engine
 from cramming.record import load_metrics, load_record
 
 CPU = torch.device("cpu")
