@@ -51,7 +51,7 @@ class Gate:
     def run(self, changes: tricks.Settings | None = None, micro_batches: int = 1, **job: Any) -> list[float]:
         """Losses with some settings changed."""
         trick = Trick("run", changes or {}, None, "", micro_batches=micro_batches)
-        side = sides.Ours(job_of(self.settings, trick, self.vocab_size, CPU) | job, CPU)
+        side = sides.Ours(job_of(self.settings, trick, self.vocab_size, CPU) | {"repeat_skipped": True} | job, CPU)
         return side.run(0, self.steps)[1]
 
 

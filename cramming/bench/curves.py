@@ -108,8 +108,9 @@ class Curves:
         return losses
 
     def job(self, trick: Trick) -> dict[str, Any]:
-        """What a worker must know."""
-        return job_of(self.settings, trick, self.vocab_size, self.device)
+        """What a worker must know. A step that fp16 skips until its scale fits is no fault, so it is done anew: else
+        the curve would be one batch behind the reference's for good."""
+        return job_of(self.settings, trick, self.vocab_size, self.device) | {"repeat_skipped": True}
 
     def losses(self, jobs: Sequence[dict[str, Any]]) -> list[list[float]]:
         """The loss of every step of each job, one after the other in one process."""

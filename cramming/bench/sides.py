@@ -14,7 +14,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from cramming.bench.data import SPECIAL, topic_batches
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, BatchSource, prefetch
 from cramming.data.masking import ObjectiveConfig
+from cramming.engine import StepStats
 from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
@@ -88,6 +89,7 @@ class Ours(Common):
         self.engine = build_engine(execution, self.model_config, mesh, device)
         self.precision = self.engine.precision.mode
         self.micro_batches = job.get("micro_batches") or self.train.batch_size // self.rows_that_fit(execution)
+        self.repeat_skipped = job.get("repeat_skipped", False)
         if "moved" in job:
             move(self.engine.parameters, *job["moved"])
 
@@ -105,14 +107,21 @@ class Ours(Common):
         micro_batches = self.batches(first, count, self.micro_batches)
         for step in range(first, first + count):
             step_batches = list(itertools.islice(micro_batches, self.micro_batches))
-            stats = self.engine.step(step_batches, self.learning_rate(step))
-            assert stats is not None
+            stats = self.step(step_batches, step)
             devices.synchronize(self.device)
             now = time.perf_counter()
             seconds.append(now - before)
             losses.append(stats.loss)
             before = now
         return seconds, losses
+
+    def step(self, batches: Sequence[Batch], step: int) -> StepStats:
+        """One step; a skipped one is done anew where the job asks for that, and the engine ends what never moves."""
+        while True:
+            stats = self.engine.step(batches, self.learning_rate(step))
+            assert stats is not None
+            if not (stats.skipped and self.repeat_skipped):
+                return stats
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ libraries print goes to stderr.
 
     {"side": "ours", "settings": {...}, "micro_batches": 1, "vocab_size": 512, "device": "cpu"}
 
-`memory_gb` in a job is a limit of the device's memory; `moved` changes the starting weights (cramming.bench.curves).
+`memory_gb` in a job is a limit of the device's memory; `moved` changes the starting weights and `repeat_skipped` does
+steps anew that moved no weight (cramming.bench.curves).
 """
 
 import json

@@ -254,3 +254,19 @@ def test_no_trick_is_without_a_fault() -> None:
     """But for those that are judged by what they learn, and one that only keeps memory."""
     covered = {name for fault in FAULTS.values() for name in (fault.trick.name, *fault.stands_for)}
     assert {trick.name for trick in TRICKS if trick.rounding is not None} - covered == {"keep heap"}
+
+
+def test_steps_that_fp16_skips_until_its_scale_fits_are_no_fault(few: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    few.sound(the("fp16"))
+    skipped, step = list[bool](), Engine.step
+
+    def counting(self: Engine, *args: Any) -> Any:
+        stats = step(self, *args)
+        assert stats is not None
+        skipped.append(stats.skipped)
+        return stats
+
+    monkeypatch.setattr(Engine, "step", counting)
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**24))
+    assert few.verdict(the("fp16")).passed
+    assert sum(skipped) >= 2 and len(skipped) - sum(skipped) == few.steps
