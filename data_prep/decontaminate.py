@@ -60,7 +60,7 @@ class Decontaminator:
     """Which tasks' examples a text holds.
 
     `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
-    the same files), `examples` how many texts each task has and `runs` how many entries the table.
+    the same files), `examples` how many texts each task has.
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
@@ -79,16 +79,6 @@ class Decontaminator:
         self._marks = np.zeros(len(self._entries), dtype=np.uint16)
         np.bitwise_or.at(self._marks, inverse, np.concatenate(marks))
         self._shift, self._bits = _bit_table(self._entries)
-
-    @property
-    def runs(self) -> int:
-        """How many different runs of words and short sentences are looked for."""
-        return len(self._entries)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the tables take."""
-        return self._entries.nbytes + self._marks.nbytes + self._bits.nbytes
 
     @classmethod
     def from_folder(cls, path: Path, config: DecontaminationConfig) -> "Decontaminator":
@@ -118,14 +108,10 @@ class Decontaminator:
             marks |= int(np.bitwise_or.reduce(found))
         return tuple(task for number, task in enumerate(self.tasks) if marks >> number & 1)
 
-    def sample(self, text: str, task: str) -> str | None:
-        """The first run of words in this text that is one of the task's, for a report; lower case, words only."""
-        mark, first = 1 << self.tasks.index(task), []
-        for n, places, marks in self._matches(text):
-            first += [(int(place), n) for place in places[marks & mark > 0][:1]]
-        if not first:
-            return None
-        start, n = min(first)
+    def match(self, text: str) -> str:
+        """The first run of words in this text that is a task's, for a report; lower case, words only. Empty: none."""
+        first = [(int(places[0]), n) for n, places, _ in self._matches(text)]
+        start, n = min(first, default=(0, 0))
         return " ".join(re.findall(r"[^\W_]+", text.lower())[start : start + n])
 
     def _matches(self, text: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

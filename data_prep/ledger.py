@@ -7,6 +7,7 @@ on how many there are.
 
 import hashlib
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,15 +34,18 @@ class _Bin:
     bytes: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)  # a heap, the largest hash (negated) on top
 
-    def add(self, size: int, seed: int, name: str, text: str) -> None:
+    def add(self, size: int, seed: int, name: str, text: str, show: Callable[[str], str]) -> None:
         self.documents += 1
         self.bytes += size
         head = text[:EXCERPT_CHARACTERS]
         digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
-        item = (-int.from_bytes(digest, "big"), f"{name}: {_one_line(head)}")
+        place = -int.from_bytes(digest, "big")
+        if len(self.examples) == EXAMPLES and place <= self.examples[0][0]:
+            return
+        item = (place, f"{name}: {_one_line(show(text)[:EXCERPT_CHARACTERS])}")
         if len(self.examples) < EXAMPLES:
             heapq.heappush(self.examples, item)
-        elif item > self.examples[0]:
+        else:
             heapq.heapreplace(self.examples, item)
 
 
@@ -68,9 +72,9 @@ class Stage:
         self.documents_out += 1
         self.bytes_out += size
 
-    def drop(self, reason: str, size: int, name: str, text: str) -> None:
-        """A document that came in goes no further. `name` says where it stands, `text` gives the excerpt."""
-        self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text)
+    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] = str) -> None:
+        """A document that came in goes no further. `name` says where it stands, `show` finds the excerpt in `text`."""
+        self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text, show)
 
     def line(self) -> StageLine:
         """For the manifest."""

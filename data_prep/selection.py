@@ -31,9 +31,9 @@ class Candidate(NamedTuple):
     key: int  # for finding duplicates
     number: int  # for the split
 
-    def is_dropped_by(self, stage: Stage, reason: str) -> None:
-        """Into the ledger."""
-        stage.drop(reason, self.size, self.document.id, self.document.text)
+    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] = str) -> None:
+        """Into the ledger; `show` finds in the text what an example should show."""
+        stage.drop(reason, self.size, self.document.id, self.document.text, show)
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,15 @@ class Selection:
         def judge(text: str) -> str:
             return BETWEEN_TASKS.join(self.decontaminator.tasks_in(text)) if self.decontaminator else PASSED
 
+        def show(text: str) -> str:
+            return f"... {self.decontaminator.match(text)} ..." if self.decontaminator else text
+
         for candidate, found in self._judged(candidates, stage, judge):
             if found == PASSED:
                 yield candidate
             else:
                 tasks.update(found.split(BETWEEN_TASKS))
-                candidate.is_dropped_by(stage, "contaminated")
+                candidate.is_dropped_by(stage, "contaminated", show)
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
 
     def _judged(

@@ -46,13 +46,8 @@ def mix(hashes: np.ndarray) -> np.ndarray:
     return hashes ^ (hashes >> np.uint64(33))
 
 
-def hash_words(text: str) -> np.ndarray:
-    """The words' numbers [W], uint64."""
-    return _joined([words_W for _, words_W, _, _ in _blocks(text)])
-
-
 def hash_words_and_lengths(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The words' numbers [W] and their lengths [W] in bytes."""
+    """The words' numbers [W], uint64, and their lengths [W] in bytes."""
     blocks = [(words_W, ends_W - starts_W) for _, words_W, starts_W, ends_W in _blocks(text)]
     return _joined([words_W for words_W, _ in blocks]), _joined([lengths_W for _, lengths_W in blocks])
 

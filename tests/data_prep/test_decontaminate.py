@@ -80,10 +80,10 @@ def test_what_was_read_is_named(found: Decontaminator) -> None:
     assert all(len(file["sha256"]) == 64 for file in found.files)
 
 
-def test_a_sample_shows_the_match(found: Decontaminator) -> None:
-    assert found.sample(FILLER + LONG, "QNLI") == "the old harbour of the town which lies at the mouth of the"
-    assert found.sample(FILLER + SHORT, "CoLA") == "the sailors rode the breeze clear of the rocks"
-    assert found.sample(FILLER + LONG, "CoLA") is None
+def test_the_match_is_shown(found: Decontaminator) -> None:
+    assert found.match(FILLER + LONG) == "the old harbour of the town which lies at the mouth of the"
+    assert found.match(FILLER + SHORT) == "the sailors rode the breeze clear of the rocks"
+    assert found.match(FILLER) == ""
 
 
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
@@ -93,7 +93,6 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
     for number in range(0, 3000, 7):
         expected = (("RTE",), ("WNLI",), ())[number // 1000]
         assert found.tasks_in(f"{FILLER}{texts[number]}. {FILLER}") == expected
-    assert found.memory_bytes < 20 * found.runs + 4096
 
 
 def test_the_table_knows_the_nine_tasks_of_the_official_layouts() -> None:

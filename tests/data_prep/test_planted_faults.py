@@ -136,6 +136,7 @@ def test_every_planted_fault_is_found_and_reported(
     assert found["near deduplication"] == {"near_duplicate": NEAR}
     assert found["decontamination"] == {"contaminated": SENTENCES}
     assert corpus.manifest.decontamination["removed"] == {"CoLA": SENTENCES // 2, "RTE": SENTENCES // 2}
+    assert all(": ... " in shown for shown in stages["decontamination"].dropped["contaminated"].examples)
     assert found["filters"]["markup"] == MARKUP and found["filters"]["no_stop_words"] == 1
     assert found["tokens"] == {"too_many_tokens": GIBBERISH}
     assert stages["normalise"].notes["long_documents_cut"] == 1

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from data_prep import words
-from data_prep.words import combine, hash_words, hash_words_and_breaks, hash_words_and_lengths, ngrams
+from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, ngrams
 
 TEXTS = ["It's the END. Of it?", "", "  ", "naïve “quotes” — and dashes…", "漢字 is 日本語。OK", "a"]
+
+
+def hash_words(text: str) -> np.ndarray:
+    return hash_words_and_lengths(text)[0]
 
 
 def plain(text: str) -> list[str]:
