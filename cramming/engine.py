@@ -167,9 +167,12 @@ class Engine:
         scaler.unscale_(self.optimizer)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-        if self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
         finite = bool(torch.isfinite(norm))
+        fused = self.precision.mode != "fp16" and self.optimizer.defaults.get("fused", False)
+        if self.clip is not None and fused:  # the update divides by it on the way: a pass over all gradients less
+            self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
+        elif self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
         if self.precision.mode == "fp16":
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
             scaler.update()

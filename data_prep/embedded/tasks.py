@@ -101,9 +101,7 @@ def similarity(s: Speaker, label: str, kinds: tuple[str, ...]) -> Example:
     thing = base.patient
     doer, same = [(s.person(base.agent), 0), (base.agent, 1)], (base.action, 2)
     action = [(s.other(actions_for(thing.kind), base.action, ACTIONS[base.action].opposite), 0), same]
-    alien = s.thing(
-        s.other(tuple(k for k in kinds if KINDS[k].group == KINDS[thing.kind].group or k in kinds), thing.kind), 0
-    )
+    alien = s.thing(s.other(kinds, thing.kind), 0)
     objects = [(replace(alien, plural=thing.plural), 0), (s.sister(thing), 1), (thing, 2)]
     ways = [
         Deed(d, a, o)
