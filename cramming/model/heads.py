@@ -23,6 +23,7 @@ from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 # Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps
 # fresh pages for every block); on a GPU it should be large enough that launches cost nothing.
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+FP16_SUM = 6e4  # below 65504, its largest number, by what partial sums may be rounded up
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -68,7 +69,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 class _Gradients:
     """Sums of gradients over chunks, in fp32 whatever the products' type.
 
-    In fp16 most probabilities are subnormal: they are raised by 2^6 before the products and the sums lowered again.
+    In fp16 most probabilities are subnormal: they are raised by 2^6 before the products and the sums lowered again. A
+    sum over many rows could then pass what fp16 holds: `_within_fp16` lowers what goes into it.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -86,7 +88,11 @@ class _Gradients:
             self.bias += d_logits.sum(0)
         low = (d_logits * self.raised if self.raised != 1.0 else d_logits).to(h.dtype)
         self.hidden[first : first + len(h)] = low @ self.low_weight
-        if self.weight is None:
+        if low.dtype == torch.float16:
+            share = _within_fp16(low, h)
+            added = low.t() @ (h * share)
+            self.weight = added.float().div_(share) if self.weight is None else self.weight.addcdiv_(added, share)
+        elif self.weight is None:
             self.weight = (low.t() @ h).float()
         elif low.dtype == torch.float32:
             self.weight.addmm_(low.t(), h)
@@ -101,6 +107,20 @@ class _Gradients:
             self.hidden /= self.raised
             self.weight /= self.raised
         return self.hidden, self.weight, self.bias
+
+
+def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
+    """A power of two, at most 1: times that, no entry of `low.T @ hidden` passes fp16's largest number, 65504.
+
+    An entry is at most the largest sum of a column of |low| times the largest |hidden|, reached where all rows have one
+    target and one hidden state; but 350 rows of one target, raised by 64, with hidden states of 3 are enough, and no
+    loss scale would help, as it is applied later. Not a bound on the rows: that would have to be 32 for the largest
+    entry that a norm can give at 1,024 features, and each chunk is a pass over the whole weight. An fp32 scalar, and no
+    number where an input is none: the step is then skipped.
+    """
+    columns_V = torch.linalg.vector_norm(low_MV, 1, dim=0, dtype=torch.float32)
+    bound = columns_V.max() * hidden_MD.abs().max().float()
+    return (FP16_SUM / bound).log2().floor().clamp(max=0.0).exp2()
 
 
 def linear_cross_entropy(

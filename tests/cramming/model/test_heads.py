@@ -58,6 +58,26 @@ def test_16_bit_products_stay_near_fp32(dtype: torch.dtype) -> None:
         assert (found - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("size", [3.0, 30.0])
+def test_a_frequent_target_does_not_overflow_fp16(share: float, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets in one chunk, as on a GPU: the weight's gradient is a sum over all that have that target."""
+    monkeypatch.setitem(heads.CHUNK_ELEMENTS, "cpu", heads.CHUNK_ELEMENTS["cuda"])
+    targets = torch.randint(0, 60, (1200,))
+    targets[torch.rand(1200) < share] = 7
+    hidden = torch.randn(1200, 8)
+    hidden[:, 0] = size
+    inputs = [hidden, torch.randn(60, 8) * 0.03]
+    results = []
+    for kind in (torch.float32, torch.float16):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        linear_cross_entropy(leaves[0], leaves[1], None, targets, kind)[0].backward()
+        results.append([x.grad for x in leaves])
+    for expected, found in zip(*results, strict=True):
+        assert found.isfinite().all()
+        assert (found - expected).norm() < 0.02 * expected.norm()
+
+
 def test_no_gradient_is_made_when_none_is_wanted() -> None:
     with torch.no_grad():
         loss, _ = linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), None, torch.arange(4), torch.float32)
