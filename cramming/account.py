@@ -85,7 +85,7 @@ def validate(parts: Parts, progress: float) -> dict[str, float]:
     return {"loss": loss, "accuracy": accuracy, "targets": targets}
 
 
-def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
+def finish(parts: Parts, reason: EndReason) -> None:
     """After the deadline: export the model and complete the record. None of this is on the clock."""
     assert parts.clock and parts.metrics
     validation = validate(parts, 1.0) if reason == "finished" else None
@@ -99,7 +99,6 @@ def finish(parts: Parts, reason: EndReason, data_wait_share: float) -> None:
         **setup_of(parts),
         **work_of(parts, budget),
         "validation": validation,
-        "data_wait_share": data_wait_share,
         "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
         if validation and not diverged
         else None,
@@ -147,7 +146,11 @@ def setup_of(parts: Parts) -> dict[str, Any]:
 
 
 def work_of(parts: Parts, budget: dict[str, Any]) -> dict[str, Any]:
-    """Of the record's section `pretrain`, what was done in the budget (the clock's summary) and how fast."""
+    """Of the record's section `pretrain`, what was done in the budget (the clock's summary) and how fast.
+
+    All but the peak of memory is about the whole run, not its last process; speed and shares are of all the seconds
+    charged.
+    """
     work, device = parts.work, parts.engine.device
     last_row: dict[str, Any] = next((row for row in reversed(load_metrics(parts.folder)) if "loss" in row), {})
     peak_tflops, seconds = devices.describe(device).peak_tflops, budget["spent_seconds"]
@@ -160,9 +163,10 @@ def work_of(parts: Parts, budget: dict[str, Any]) -> dict[str, Any]:
         "exaflops": work.flops / 1e18,
         "corpus_epochs": work.sequences / parts.source.num_windows,
         "train_loss": last_row.get("loss"),
-        "tokens_per_second": last_row.get("tokens_per_second"),
+        "tokens_per_second": work.tokens / seconds if seconds else None,
+        "data_wait_share": work.data_wait_seconds / seconds if seconds else None,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
-        "recompilations": parts.engine.recompilations,
+        "recompilations": work.recompilations,
         "peak_memory_bytes": devices.peak_memory_bytes(device),
         "skipped_steps": work.skipped_steps,
         "partly_skipped_steps": work.partly_skipped_steps,

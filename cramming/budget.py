@@ -70,6 +70,8 @@ class Work:
 
     `flops` by the formula of `model.config.flops_per_token`; `last_step_seconds` are the seconds charged to the run
     when its last optimizer step was synchronised. `skipped_steps` moved no weight, `partly_skipped_steps` some only.
+    `data_wait_seconds` are those in which steps waited for their batches, `recompilations` the graphs that were
+    compiled after a process's first update; checkpoints made before these two were counted have none of them.
     """
 
     steps: int = 0
@@ -79,9 +81,19 @@ class Work:
     skipped_steps: int = 0
     partly_skipped_steps: int = 0
     last_step_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    recompilations: int = 0
 
     def add_step(
-        self, *, sequences: int, tokens: int, flops: float, skipped: bool, partly_skipped: bool = False
+        self,
+        *,
+        sequences: int,
+        tokens: int,
+        flops: float,
+        skipped: bool,
+        partly_skipped: bool = False,
+        data_wait_seconds: float = 0.0,
+        recompilations: int = 0,
     ) -> None:
         """Count one optimizer step."""
         self.steps += 1
@@ -90,6 +102,8 @@ class Work:
         self.flops += flops
         self.skipped_steps += skipped
         self.partly_skipped_steps += partly_skipped
+        self.data_wait_seconds += data_wait_seconds
+        self.recompilations += recompilations
 
 
 def process_age_seconds() -> float:

@@ -29,7 +29,8 @@ class StepStats:
     """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm.
 
     `skipped`: the gradient was not finite and no weight moved. `partly_skipped`: some parameters' gradients were not
-    finite and only the others moved, which happens with `memory.update_in_backward` alone.
+    finite and only the others moved, which happens with `memory.update_in_backward` alone. `recompilations`: graphs
+    compiled after the first update of this process; shapes are static, so there should be none.
     """
 
     loss: float
@@ -37,6 +38,7 @@ class StepStats:
     grad_norm: float
     skipped: bool
     partly_skipped: bool = False
+    recompilations: int = 0
 
 
 class Computed(NamedTuple):
@@ -67,8 +69,7 @@ class Engine:
         # From the moment that `may_update` is asked to the synchronisation: of the last step, and of the one under way
         # as far as it can be foretold (0: not at all).
         self.update_seconds, self.foreseen_seconds = 0.0, 0.0
-        self.recompilations = 0  # graphs compiled in steps after the first of this process: shapes are static, so none
-        self._is_warm = False
+        self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
     def step(
@@ -89,8 +90,6 @@ class Engine:
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
         compute = self._accumulate if self.in_backward is None else self._forward_once
         computed = compute(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
-        self.recompilations += compiled_graphs() - graphs if self._is_warm else 0
-        self._is_warm = True
         if computed is None or not may_update():
             self.optimizer.zero_grad(set_to_none=True)
             devices.set_random_states(random_states)
@@ -108,7 +107,9 @@ class Engine:
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {loss:.3g}, learning rate"
                 f" {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or fp32"
             )
-        return StepStats(loss, accuracy, norm, not moved, moved and not math.isfinite(norm))
+        recompilations = compiled_graphs() - graphs if self._is_warm else 0  # the optimizer may compile, too
+        self._is_warm = self._is_warm or moved
+        return StepStats(loss, accuracy, norm, not moved, moved and not math.isfinite(norm), recompilations)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = batch.to(self.device)

@@ -113,7 +113,7 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> None:
     folder, mesh = parts.folder, parts.mesh
     reason: EndReason = "failed"
     try:
-        reason, data_wait_share = train(parts, stop)
+        reason = train(parts, stop)
         if mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
     finally:
@@ -124,7 +124,7 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> None:
             f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
         )
     if mesh.is_main:
-        finish(parts, reason, data_wait_share)
+        finish(parts, reason)
     mesh.barrier()
     if reason == "stopped":
         if mesh.is_main:
@@ -132,13 +132,13 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> None:
         raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
-    """The experiment. Returns why it ended, and the share of the time that was spent waiting for data."""
+def train(parts: Parts, stop: StopRequest) -> EndReason:
+    """The experiment. Returns why it ended."""
     work, config, mesh, clock, engine = parts.work, parts.train, parts.mesh, parts.clock, parts.engine
     batches = micro_batch_stream(parts)
     pace, recent = Pace(), deque[StepStats](maxlen=config.log_every)
     began = last_save = time.monotonic()
-    tokens_at_start, data_wait = work.tokens, 0.0
+    tokens_at_start = work.tokens
     reason: EndReason = "finished"
 
     def update_fits() -> bool:
@@ -162,7 +162,7 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
 
             step_began = time.monotonic()
             step_batches = [next(batches) for _ in range(count)]
-            data_wait += time.monotonic() - step_began
+            data_wait = time.monotonic() - step_began
             learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
             stats = engine.step(step_batches, learning_rate, update_fits, lambda: stop.signal is not None)
             if stats is None:
@@ -170,7 +170,7 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
                 break
             work.add_step(
                 sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
-                partly_skipped=stats.partly_skipped,
+                partly_skipped=stats.partly_skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
             )  # fmt: skip
             if clock:
                 clock.step_synchronised()
@@ -190,10 +190,10 @@ def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:
                 parts.save_checkpoint()
                 last_save = time.monotonic()
     batches.close()
-    seconds = time.monotonic() - began
     if mesh.is_main and recent and work.steps % config.log_every:
-        log_step(parts, recent, reached, learning_rate, (work.tokens - tokens_at_start) / seconds)
-    return reason, data_wait / seconds
+        rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
+        log_step(parts, recent, reached, learning_rate, rate)
+    return reason
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:

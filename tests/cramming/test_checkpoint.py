@@ -121,6 +121,16 @@ def test_what_a_killed_save_left_is_ignored_and_swept_away(tmp_path: Path, make_
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001.pt", "step-00000002.pt"]
 
 
+def test_a_checkpoint_from_before_a_counter_was_kept_is_read(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    state = State(make_model(), 1)
+    path = state.save(tmp_path, 1)
+    content = torch.load(path, weights_only=True)
+    for name in ("data_wait_seconds", "recompilations"):
+        del content["work"][name]
+    torch.save(content, path)
+    assert state.load(tmp_path) == Work(steps=1, sequences=7)
+
+
 def test_a_failing_save_keeps_the_old_ones(
     tmp_path: Path, make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,26 @@ def test_nothing_but_skipped_steps_ends_the_run(tiny_source: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_what_the_update_compiles_counts_as_well(tiny_source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao's optimizers compile themselves. The first update may; a skipped one, as fp16 begins, does not."""
+    graphs = [0]
+    monkeypatch.setattr("cramming.engine.compiled_graphs", lambda: graphs[0])
+    one = engine(Poisoned(lambda call: call == 0))
+    update = one.optimizer.step
+
+    def compiling(*arguments: Any) -> Any:
+        graphs[0] += 1
+        return update(*arguments)
+
+    batch, found = tiny_source.batch(0, 1), list[int]()
+    for compiles in (False, True, False, True):
+        monkeypatch.setattr(one.optimizer, "step", compiling if compiles else update)
+        stats = one.step([batch], 0.1)
+        assert stats
+        found.append(stats.recompilations)
+    assert found == [0, 0, 0, 1]
+
+
 def test_a_refused_update_leaves_everything_as_it_was(make_model: Callable[..., Any], tiny_source: Any) -> None:
     model = make_model()
     one = engine(model, kind="adamw")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
+from cramming.data.batches import BatchSource
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM
 from cramming.record import load_metrics, load_record
@@ -192,6 +194,31 @@ def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pyte
     run = start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3", "resume=true")
     assert result(run) == result(given)
     assert load_record(run)["pretrain"]["micro_batch"] == 8
+
+
+def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow data in the first process, and a graph compiled in every step of both."""
+    calls, make = [0], BatchSource.batch
+
+    def graphs() -> int:
+        calls[0] += 1
+        return calls[0]
+
+    def slow(self: BatchSource, first: int, rows: int) -> Any:
+        time.sleep(0.1)
+        return make(self, first, rows)
+
+    monkeypatch.setattr("cramming.engine.compiled_graphs", graphs)
+    monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(BatchSource, "batch", slow)
+        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a")
+    section = load_record(start("name=a", "resume=true"))["pretrain"]
+    seconds = section["budget"]["spent_seconds"]
+    assert section["tokens_per_second"] == pytest.approx(section["tokens"] / seconds)
+    assert section["recompilations"] == 3 + 7  # four steps, then eight, of which the first ones are no recompilations
+    assert section["data_wait_share"] * seconds > 0.4  # of four steps with two batches of 0.1 s
 
 
 def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
