@@ -16,7 +16,6 @@ from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
 from cramming.record import load_metrics, load_record, write_record_section
-from cramming.start import FROM_SCRATCH
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -131,7 +130,7 @@ def setup_of(parts: Parts) -> dict[str, Any]:
     """Of the record's section `pretrain`, how the model was trained."""
     count = count_parameters(parts.model_config)
     return {
-        "init": "scratch" if parts.start.embeddings in FROM_SCRATCH else parts.start.embeddings,
+        "init": "scratch",  # no way to start (`start`) takes weights that were trained elsewhere
         "start": parts.start.embeddings,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,

@@ -17,8 +17,6 @@ from torch import Tensor
 from cramming.data.stream import TokenStream
 from cramming.model.heads import MaskedLM
 
-FROM_SCRATCH = frozenset({"random", "cooccurrence"})  # ways to start that use no weights trained elsewhere
-
 
 @dataclass(frozen=True)
 class StartConfig:
