@@ -134,8 +134,8 @@ def open_record(
     described = devices.describe(device)
     create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
     refuse_changed_corpus(folder, found.corpus.describe())
-    forced = forced_tricks(folder, found.gates)
-    write_record_section(folder, corpus=found.corpus.describe(), pretrain={"status": "running", "forced": forced})
+    begun = {"status": "running", "forced": forced_tricks(folder, found.gates), "compile_cache": compile_cache(folder)}
+    write_record_section(folder, corpus=found.corpus.describe(), pretrain=begun)
     return BudgetClock(sections.budget, folder / "budget.jsonl")
 
 
@@ -186,6 +186,12 @@ def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
     """What any process of this run forced: a resume elsewhere or without it does not take it back."""
     before = load_record(folder).get("pretrain", {}).get("forced", [])
     return sorted({*before, *(trick for trick, state in gates.items() if state == "forced")})
+
+
+def compile_cache(folder: Path) -> Literal["own", "given"]:
+    """`runtime.compile_cache` of all of this run's processes: one that was given is not taken back by a resume."""
+    before = load_record(folder).get("pretrain", {}).get("compile_cache")
+    return "given" if before == "given" else runtime.compile_cache()
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:

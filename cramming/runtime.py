@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # the second lies in the first unless it is set
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 
 
@@ -35,11 +36,21 @@ class RuntimeConfig:
 
 
 def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> None:
-    """Settings of the process that must be made before the first step."""
-    if config.compile != "off":
-        # In the run's own folder, so that a resume does not compile again; whoever has set the variable knows better.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((run_folder / "compile_cache").absolute()))
+    """Settings of the process that must be made before the first step.
+
+    Compiled code is kept in the run's own folder, so that a resume does not compile again, and no run has from another
+    what should be on its clock. Whatever `compile` says: FlexAttention and torchao's optimizers compile in any case.
+    """
+    os.environ.setdefault(CACHE_VARIABLES[0], str((run_folder / "compile_cache").absolute()))
     prepare_heap(config, device)
+
+
+def compile_cache() -> Literal["own", "given"]:
+    """Where compiled code will be kept, asked before `prepare`: in the run's folder, or where the environment says.
+
+    A given place may hold code already, whose compilation is then not on the clock.
+    """
+    return "given" if any(variable in os.environ for variable in CACHE_VARIABLES) else "own"
 
 
 def prepare_heap(config: RuntimeConfig, device: torch.device) -> None:

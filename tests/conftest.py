@@ -26,15 +26,18 @@ import torch
 import yaml
 
 from cramming.config import config_folder
+from cramming.runtime import CACHE_VARIABLES
 
 torch.set_num_threads(1)
 
 VOCABULARY = 300
+_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
 
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was() -> Iterator[None]:
-    """Random state, signal handlers and matmul precision belong to the process: no test may reach another by them."""
+    """Random state, signal handlers, matmul precision and the place of compiled code belong to the process: no test may
+    reach another by them."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     yield
@@ -42,6 +45,9 @@ def _leave_the_process_as_it_was() -> Iterator[None]:
         signal.signal(number, handler)
     torch.set_rng_state(state)
     torch.set_float32_matmul_precision(precision)
+    for name in CACHE_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(_CACHES)
 
 
 def write_corpus(

@@ -4,11 +4,16 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
+from cramming import parts
 from cramming.config import UserError, build
-from cramming.runtime import RuntimeConfig
+from cramming.record import load_record, write_record_section
+from cramming.runtime import CACHE_VARIABLES, RuntimeConfig
 
 FAULTS = """
 import resource, sys, threading
@@ -35,6 +40,38 @@ def test_freed_memory_is_used_again() -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         faults[mode] = int(done.stdout)
     assert faults["keep"] < 15_000 < 200_000 < faults["default"]
+
+
+@pytest.mark.parametrize("how", ["off", "blocks"])
+def test_compiled_code_is_the_runs_own_whatever_compiles(
+    start: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """FlexAttention and torchao's optimizers compile without `runtime.compile`; another run's code is told."""
+    for variable in CACHE_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
+    assert load_record(run)["pretrain"]["compile_cache"] == "own"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "warm"))
+    run = start("name=b", "budget.steps=1", f"runtime.compile={how}")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "warm")
+    assert load_record(run)["pretrain"]["compile_cache"] == "given"
+
+
+@pytest.mark.parametrize("variable", CACHE_VARIABLES)
+def test_a_resume_does_not_take_back_that_compiled_code_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in CACHE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    write_record_section(tmp_path, pretrain={})
+    assert parts.compile_cache(tmp_path) == "own"
+    with monkeypatch.context() as patch:
+        patch.setenv(variable, str(tmp_path))
+        found = parts.compile_cache(tmp_path)
+    write_record_section(tmp_path, pretrain={"compile_cache": found})
+    assert (found, parts.compile_cache(tmp_path)) == ("given", "given")
 
 
 def test_bad_values_are_refused() -> None:
