@@ -134,14 +134,18 @@ def check_gate(
 def attention_kernels(
     config: TrainConfig, execution: EngineConfig, model: ModelConfig, device: torch.device
 ) -> list[str]:
-    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes."""
-    if execution.attention.kernel != "auto":
-        return [execution.attention.kernel]
+    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes.
+
+    UserError where the one that is set cannot run on this device, in this number format or with this dropout.
+    """
+    kernel, mode = execution.attention.kernel, resolve(execution.precision.mode, device)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    if kernel != "auto":
+        attention.refuse_unfit(kernel, device, dtype, model.attention_dropout)
+        return [kernel]
     length, rows = config.sequence_length, config.packing == "rows"
     bounds = torch.empty(0, dtype=torch.int32, device=device)
     packing = attention.Packing(bounds, length if rows else None, length, length)
-    mode = resolve(execution.precision.mode, device)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
     windows = {model.half_window(layer) for layer in range(model.num_layers)}
     return sorted({attention.choose(packing, window, dtype, model.attention_dropout) for window in windows})
 

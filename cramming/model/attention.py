@@ -27,10 +27,13 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
-from cramming.model.kernels import KERNELS, has_flash
+from cramming.model.kernels import FLASH_TYPES, KERNELS, has_flash
 from cramming.model.packing import Layout, Packing, sequence_ids
 
-__all__ = ["KERNELS", "AttentionConfig", "Layout", "Packing", "asked_by", "attend", "choose", "prepare", "sequence_ids"]
+__all__ = [
+    "KERNELS", "AttentionConfig", "Layout", "Packing", "asked_by", "attend", "choose", "prepare", "refuse_unfit",
+    "sequence_ids",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,16 @@ def prepare(
     """The layout for all layers of one window. `dtype` is what queries will have, `dropout` the rate in force now."""
     if kernel == "auto":
         kernel = choose(packing, half_window, dtype, dropout)
-    elif kernel not in KERNELS:
-        raise UserError(f"attention.{_unknown(kernel)}")
+    refuse_unfit(kernel, packing.bounds_S.device, dtype, dropout)
     return KERNELS[kernel].prepare(packing, num_tokens, half_window)
+
+
+def refuse_unfit(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> None:
+    """UserError where the kernel of this name does not exist or cannot run so."""
+    if kernel not in KERNELS:
+        raise UserError(f"attention.{_unknown(kernel)}")
+    if refuse := KERNELS[kernel].refuse:
+        refuse(device, dtype, dropout)
 
 
 def asked_by(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
@@ -74,7 +84,7 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
     """The kernel that `auto` stands for."""
     equal = packing.row_length is not None
     windowed = half_window is not None and half_window < packing.max_length - 1
-    flash = packing.bounds_S.is_cuda and dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
+    flash = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
     if flash and (windowed or not equal) and has_flash(packing.bounds_S.device):
         return "varlen"
     return "sdpa" if equal or packing.aligned_length is not None else "padded"

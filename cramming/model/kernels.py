@@ -15,6 +15,7 @@ from cramming.config import UserError
 from cramming.model.packing import Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
+FLASH_TYPES = (torch.bfloat16, torch.float16)
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
@@ -152,14 +153,31 @@ def has_flash(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
-def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    if not packing.bounds_S.is_cuda:
+def _varlen_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
+    if device.type != "cuda":
         raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
-    if not has_flash(packing.bounds_S.device):
+    if not has_flash(device):
         raise UserError(
             "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
-            f" {torch.cuda.get_device_name(packing.bounds_S.device)}; set it to auto, sdpa or padded"
+            f" {torch.cuda.get_device_name(device)}; set it to auto, sdpa or padded"
         )
+    if dtype not in FLASH_TYPES:
+        raise UserError(
+            f"attention.kernel=varlen: FlashAttention computes in 16 bits, not in {str(dtype).removeprefix('torch.')};"
+            " set it to auto, sdpa or padded, or take precision=bf16"
+        )
+    _refuse_dropout("varlen", dropout)
+
+
+def _refuse_dropout(kernel: str, dropout: float) -> None:
+    if dropout:
+        raise UserError(
+            f"attention.kernel={kernel}: has no dropout, and model.attention_dropout={dropout:g}; set it to auto, sdpa"
+            " or padded, or model.attention_dropout=0"
+        )
+
+
+def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
 
 
@@ -172,7 +190,7 @@ def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layou
 def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
 
-    assert dropout == 0.0, "the varlen kernel has no dropout; `auto` does not choose it when there is any"
+    assert dropout == 0.0, "refused before, and `auto` does not choose it when there is any"
     side = -1 if layout.half_window is None else layout.half_window
     bounds, longest = layout.bounds_S, layout.max_length
     if layout.asking_bounds_S is None:
@@ -183,9 +201,13 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     return out
 
 
-def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    if not packing.bounds_S.is_cuda and torch.is_grad_enabled():
+def _flex_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
+    if device.type != "cuda" and torch.is_grad_enabled():
         raise UserError("attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded")
+    _refuse_dropout("flex", dropout)
+
+
+def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     layout = Layout("flex", packing.bounds_S, packing.max_length, half_window)
     everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
     return _flex_restrict(layout, everyone_T, num_tokens)
@@ -206,7 +228,7 @@ def _flex_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
 
 
 def _flex_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    assert dropout == 0.0, "the flex kernel has no dropout"
+    assert dropout == 0.0, "refused before"
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
     attention = _compiled_flex_attention() if q.is_cuda else _flex_attention()
     out = attention(q, k, v, block_mask=layout.block_mask)
@@ -226,17 +248,21 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 class Kernel(NamedTuple):
-    """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask."""
+    """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask.
+
+    `refuse(device, dtype, dropout)`: UserError where it cannot run, if there are such cases.
+    """
 
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
     restrict: Callable[[Layout, Tensor, int], Layout | None] | None
+    refuse: Callable[[torch.device, torch.dtype, float], None] | None = None
 
 
 KERNELS: dict[str, Kernel] = {
     "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
     "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
     "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
-    "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict),
-    "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict),
+    "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict, _varlen_refuse),
+    "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict, _flex_refuse),
 }

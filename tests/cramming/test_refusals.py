@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cramming import gate, parts, tricks
 from cramming.config import UserError
 from cramming.model import attention
 from cramming.record import MetricsLog, load_record, write_record_section
+from cramming.sections import Sections, attention_kernels
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -126,6 +128,45 @@ def test_an_automatic_attention_kernel_hides_no_trick(
     monkeypatch.setattr(attention, "choose", lambda *_: "varlen")
     with pytest.raises(UserError, match=r"attention.kernel=varlen.*'attention varlen' failed"):
         start("name=b", f"gates={gates}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded"),
+        (["attention.kernel=flex"], "attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_found_before_anything_is_written(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, overrides: list[str], names: str
+) -> None:
+    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    assert names in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["attention.kernel=varlen"], "attention.kernel=varlen: FlashAttention computes in 16 bits, not in float32"),
+        (["attention.kernel=varlen", "precision=bf16", "model.attention_dropout=0.1"], "model.attention_dropout=0.1"),
+        (["attention.kernel=flex", "model.attention_dropout=0.1"], "attention.kernel=flex: has no dropout"),
+        (["attention.kernel=varlen", "precision=bf16"], None),
+        (["attention.kernel=flex"], None),
+    ],
+)
+def test_a_kernel_without_this_number_format_or_dropout_is_found_by_the_check(
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    names: str | None,
+) -> None:
+    """On a GPU, which is only asked for its properties."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    sections = Sections.of(compose(*tiny_overrides, *overrides))
+    arguments = (sections.train, sections.execution, sections.model, torch.device("cuda"))
+    with pytest.raises(UserError, match=names) if names else nullcontext():
+        assert attention_kernels(*arguments) == [sections.execution.attention.kernel]
 
 
 @pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])

@@ -24,7 +24,7 @@ UNEVEN = Packing(
 def run(kernel: str, packing: Packing, window: int | None, qkv: Tensor) -> tuple[Tensor, Tensor]:
     """Output and gradient of its weighted sum."""
     qkv = qkv.clone().requires_grad_()
-    layout = attention.prepare(kernel, packing, len(qkv), window, torch.float32, 0.0)
+    layout = attention.prepare(kernel, packing, len(qkv), window, qkv.dtype, 0.0)
     out = attention.attend(*qkv.unbind(1), layout)
     (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
     assert qkv.grad is not None
@@ -144,6 +144,24 @@ def test_unknown_kernel_lists_the_known_ones() -> None:
 def test_kernel_that_cannot_run_here_is_refused(kernel: str, packing: Packing) -> None:
     with pytest.raises(UserError, match=f"attention.kernel={kernel}: "):
         attention.prepare(kernel, packing, 96, None, torch.float32, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "dropout", "says"),
+    [
+        ("varlen", torch.float32, 0.0, "FlashAttention computes in 16 bits, not in float32; set it to auto"),
+        ("varlen", torch.bfloat16, 0.1, "has no dropout, and model.attention_dropout=0.1; set it to auto"),
+        ("flex", torch.float32, 0.1, "has no dropout, and model.attention_dropout=0.1; set it to auto"),
+        ("varlen", torch.float16, 0.0, None),
+        ("flex", torch.float32, 0.0, None),
+    ],
+)
+def test_a_number_format_or_dropout_that_a_kernel_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, dtype: torch.dtype, dropout: float, says: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(UserError, match=f"attention.kernel={kernel}: {says}") if says else nullcontext():
+        attention.refuse_unfit(kernel, torch.device("cuda"), dtype, dropout)
 
 
 @pytest.mark.gpu
