@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
@@ -20,14 +21,21 @@ STAND_IN = "flash stand-in"
 def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     """Whole rows without masks: the flash kernels take bounds and windows as numbers."""
     groups = ((num_tokens // packing.max_length, packing.max_length),)
-    return Layout(STAND_IN, packing.bounds_S, packing.max_length, half_window, groups, (None,))
+    return Layout(STAND_IN, packing, half_window, groups, (None,))
+
+
+def _stand_in_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+    """As the flash kernel does: not with a window."""
+    return None if layout.windowed else layout
 
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
     """Within it the kernel `STAND_IN` exists, and head chunks are those of a GPU."""
     chunk = heads.CHUNK_ELEMENTS["cpu"]
-    attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(prepare=_stand_in_prepare)
+    attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(
+        prepare=_stand_in_prepare, restrict=_stand_in_restrict
+    )
     heads.CHUNK_ELEMENTS["cpu"] = heads.CHUNK_ELEMENTS["cuda"]
     try:
         yield

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
-from cramming.model.kernels import FLASH_TYPES, KERNELS, has_flash
+from cramming.model.kernels import FLASH_TYPES, KERNELS, has_flash, rows_restrict
 from cramming.model.packing import Layout, Packing, sequence_ids
 
 __all__ = [
@@ -71,12 +71,14 @@ def refuse_unfit(kernel: str, device: torch.device, dtype: torch.dtype, dropout:
 
 
 def asked_by(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    """The same layout when only the tokens `asking_M` ask; None if its kernel cannot do that.
+    """The layout when only the tokens `asking_M` ask; None if no kernel can do that.
 
-    They ascend, and each row of `packing.row_length` or `aligned_length` has as many of them: what `Masker` makes.
+    They ascend, and each row of `packing.row_length` or `aligned_length` has as many of them: what `Masker` makes. So
+    where the layout's own kernel cannot (FlashAttention with a window), SDPA can, and a masked language model's last
+    layer computes what `model.config.flops_per_token` counts.
     """
-    restrict = KERNELS[layout.kernel].restrict
-    restricted = restrict(layout, asking_M, num_tokens) if restrict else None
+    restricted = KERNELS[layout.kernel].restrict(layout, asking_M, num_tokens)
+    restricted = restricted or rows_restrict(layout, asking_M, num_tokens)
     return None if restricted is None else restricted._replace(asking_M=asking_M)
 
 

@@ -33,7 +33,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     ids_T = sequence_ids(packing.bounds_S, num_tokens)
     mask = _both(ids_T[:, None] == ids_T[None, :], _band(num_tokens, half_window, ids_T.device))
-    return Layout("dense", packing.bounds_S, packing.max_length, half_window, masks=(mask,))
+    return Layout("dense", packing, half_window, masks=(mask,))
 
 
 def _dense_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
@@ -62,17 +62,24 @@ def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) ->
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
         mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
     groups = ((num_tokens // length, length),)
-    return Layout("sdpa", packing.bounds_S, packing.max_length, half_window, groups, (mask,))
+    return Layout("sdpa", packing, half_window, groups, (mask,))
 
 
-def _sdpa_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
-    ((rows, length),), (mask,) = layout.groups, layout.masks
+def rows_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+    """For SDPA on equal rows, whatever kernel `layout` is of; None for ragged ones."""
+    packing, reach = layout.packing, layout.half_window
+    length = packing.row_length or packing.aligned_length
+    if length is None:
+        return None
+    rows = num_tokens // length
     assert asking_M.shape[0] % rows == 0, f"{asking_M.shape[0]} asking tokens are not as many in each of {rows} rows"
-    if mask is None:
-        return layout
-    mask_BLL = mask.expand(rows, length, length) if mask.ndim == 2 else mask[:, 0]
-    mask_BCL = mask_BLL.reshape(num_tokens, length).index_select(0, asking_M).view(rows, -1, length)
-    return layout._replace(masks=(mask_BCL[:, None],))
+    place_M, mask = asking_M % length, _band(length, reach, asking_M.device)
+    if mask is not None:
+        mask = mask.index_select(0, place_M).view(rows, -1, length)
+    if packing.row_length is None:
+        ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(rows, length)
+        mask = _both(ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask)
+    return Layout("sdpa", packing, reach, ((rows, length),), (None if mask is None else mask[:, None],))
 
 
 def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
@@ -94,8 +101,7 @@ def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None) 
         groups.append((len(members), longest))
         first += len(members) * longest
     gather_P = torch.cat(gather)
-    layout = (packing.bounds_S, packing.max_length, half_window, tuple(groups), tuple(masks))
-    return Layout("padded", *layout, gather_P, scatter_T)
+    return Layout("padded", packing, half_window, tuple(groups), tuple(masks), gather_P, scatter_T)
 
 
 def _group_by_length(lengths: list[int], num_tokens: int) -> list[list[int]]:
@@ -118,7 +124,7 @@ def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layou
     lengths = torch.tensor([length for _, length in layout.groups], device=asking_M.device)
     steps_R = lengths.repeat_interleave(rows)
     begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
-    bounds_S = layout.bounds_S.long()
+    bounds_S = layout.packing.bounds_S.long()
     sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, asking_M))
     asking_R = torch.searchsorted(sequence_M, sequence_R)
     if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
@@ -178,13 +184,13 @@ def _refuse_dropout(kernel: str, dropout: float) -> None:
 
 
 def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    return Layout("varlen", packing.bounds_S, packing.max_length, half_window)
+    return Layout("varlen", packing, half_window)
 
 
 def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    if layout.half_window is not None and layout.half_window < layout.max_length - 1:
+    if layout.windowed:
         return None  # FlashAttention counts a window from the place among the queries, not among the keys
-    return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.bounds_S.long()).int())
+    return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.packing.bounds_S.long()).int())
 
 
 def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
@@ -192,7 +198,7 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
 
     assert dropout == 0.0, "refused before, and `auto` does not choose it when there is any"
     side = -1 if layout.half_window is None else layout.half_window
-    bounds, longest = layout.bounds_S, layout.max_length
+    bounds, longest = layout.packing.bounds_S, layout.packing.max_length
     if layout.asking_bounds_S is None:
         out = varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
     else:
@@ -208,7 +214,7 @@ def _flex_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> No
 
 
 def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    layout = Layout("flex", packing.bounds_S, packing.max_length, half_window)
+    layout = Layout("flex", packing, half_window)
     everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
     return _flex_restrict(layout, everyone_T, num_tokens)
 
@@ -216,7 +222,7 @@ def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) ->
 def _flex_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
     from torch.nn.attention.flex_attention import create_block_mask  # imported late: brings the compiler along
 
-    ids_T, reach = sequence_ids(layout.bounds_S, num_tokens), layout.half_window
+    ids_T, reach = sequence_ids(layout.packing.bounds_S, num_tokens), layout.half_window
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         place = asking_M[query]
@@ -255,13 +261,13 @@ class Kernel(NamedTuple):
 
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
-    restrict: Callable[[Layout, Tensor, int], Layout | None] | None
+    restrict: Callable[[Layout, Tensor, int], Layout | None]
     refuse: Callable[[torch.device, torch.dtype, float], None] | None = None
 
 
 KERNELS: dict[str, Kernel] = {
     "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
-    "sdpa": Kernel(_sdpa_prepare, _grouped_attend, _sdpa_restrict),
+    "sdpa": Kernel(_sdpa_prepare, _grouped_attend, rows_restrict),
     "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
     "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict, _varlen_refuse),
     "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict, _flex_refuse),

@@ -25,8 +25,7 @@ class Layout(NamedTuple):
     """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks that SDPA sees."""
 
     kernel: str
-    bounds_S: Tensor
-    max_length: int
+    packing: Packing
     half_window: int | None
     groups: tuple[tuple[int, int], ...] = ()
     masks: tuple[Tensor | None, ...] = ()
@@ -36,6 +35,11 @@ class Layout(NamedTuple):
     asking_bounds_S: Tensor | None = None  # bounds of the sequences among the asking tokens, for varlen
     asking_gather_M: Tensor | None = None  # asking token of each row of the groups, where every sequence asks once
     block_mask: Any = None  # of FlexAttention
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the window hides anything."""
+        return self.half_window is not None and self.half_window < self.packing.max_length - 1
 
     def at_asking(self, x_TX: Tensor) -> Tensor:
         """The rows of `x_TX` that belong to the tokens that ask."""
