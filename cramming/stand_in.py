@@ -26,7 +26,7 @@ def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None
 
 def _stand_in_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
     """As the flash kernel does: not with a window."""
-    return None if layout.windowed else layout
+    return None if layout.is_windowed() else layout
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M tokens that ask.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cramming.config import UserError
-from cramming.model.packing import Layout, Packing, sequence_ids
+from cramming.model import flex
+from cramming.model.packing import Layout, Packing, refuse_dropout, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TYPES = (torch.bfloat16, torch.float16)
@@ -172,15 +172,7 @@ def _varlen_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> 
             f"attention.kernel=varlen: FlashAttention computes in 16 bits, not in {str(dtype).removeprefix('torch.')};"
             " set it to auto, sdpa or padded, or take precision=bf16"
         )
-    _refuse_dropout("varlen", dropout)
-
-
-def _refuse_dropout(kernel: str, dropout: float) -> None:
-    if dropout:
-        raise UserError(
-            f"attention.kernel={kernel}: has no dropout, and model.attention_dropout={dropout:g}; set it to auto, sdpa"
-            " or padded, or model.attention_dropout=0"
-        )
+    refuse_dropout("varlen", dropout)
 
 
 def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
@@ -188,7 +180,7 @@ def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) 
 
 
 def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    if layout.windowed:
+    if layout.is_windowed():
         return None  # FlashAttention counts a window from the place among the queries, not among the keys
     return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.packing.bounds_S.long()).int())
 
@@ -205,52 +197,6 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
         out = varlen_attn(q_THK, k_THK, v_THK, layout.asking_bounds_S, bounds, longest, longest)
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out
-
-
-def _flex_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
-    if device.type != "cuda" and torch.is_grad_enabled():
-        raise UserError("attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded")
-    _refuse_dropout("flex", dropout)
-
-
-def _flex_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    layout = Layout("flex", packing, half_window)
-    everyone_T = torch.arange(num_tokens, device=packing.bounds_S.device)
-    return _flex_restrict(layout, everyone_T, num_tokens)
-
-
-def _flex_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
-    from torch.nn.attention.flex_attention import create_block_mask  # imported late: brings the compiler along
-
-    ids_T, reach = sequence_ids(layout.packing.bounds_S, num_tokens), layout.half_window
-
-    def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = asking_M[query]
-        together = ids_T[place] == ids_T[key]
-        return together if reach is None else together & ((place - key).abs() <= reach)
-
-    shape = (None, None, len(asking_M), num_tokens)
-    return layout._replace(block_mask=create_block_mask(may_see, *shape, device=str(ids_T.device)))
-
-
-def _flex_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    assert dropout == 0.0, "refused before"
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
-    attention = _compiled_flex_attention() if q.is_cuda else _flex_attention()
-    out = attention(q, k, v, block_mask=layout.block_mask)
-    return out[0].transpose(0, 1)
-
-
-def _flex_attention() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention
-
-
-@functools.cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
-    """Uncompiled it would build the whole [T, T] score matrix."""
-    return torch.compile(_flex_attention(), dynamic=False)
 
 
 class Kernel(NamedTuple):
@@ -270,5 +216,5 @@ KERNELS: dict[str, Kernel] = {
     "sdpa": Kernel(_sdpa_prepare, _grouped_attend, rows_restrict),
     "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
     "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict, _varlen_refuse),
-    "flex": Kernel(_flex_prepare, _flex_attend, _flex_restrict, _flex_refuse),
+    "flex": Kernel(flex.prepare, flex.attend, flex.restrict, flex.refuse),
 }

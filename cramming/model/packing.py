@@ -1,9 +1,11 @@
-"""Which tokens belong together, and what attention derives of it once per forward pass."""
+"""Which tokens belong together, and what attention derives of it once per forward pass; what all kernels share."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from cramming.config import UserError
 
 
 class Packing(NamedTuple):
@@ -36,8 +38,7 @@ class Layout(NamedTuple):
     asking_gather_M: Tensor | None = None  # asking token of each row of the groups, where every sequence asks once
     block_mask: Any = None  # of FlexAttention
 
-    @property
-    def windowed(self) -> bool:
+    def is_windowed(self) -> bool:
         """Whether the window hides anything."""
         return self.half_window is not None and self.half_window < self.packing.max_length - 1
 
@@ -50,3 +51,12 @@ def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
     """For each token the index of its sequence, int64 [T]."""
     tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
     return torch.searchsorted(bounds_S, tokens_T, right=True) - 1
+
+
+def refuse_dropout(kernel: str, dropout: float) -> None:
+    """UserError where attention probabilities would be dropped by a kernel that cannot."""
+    if dropout:
+        raise UserError(
+            f"attention.kernel={kernel}: has no dropout, and model.attention_dropout={dropout:g}; set it to auto, sdpa"
+            " or padded, or model.attention_dropout=0"
+        )

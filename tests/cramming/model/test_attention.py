@@ -2,11 +2,13 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cramming.config import UserError
 from cramming.model import attention
@@ -209,6 +211,59 @@ def test_flex_equals_dense(packing: Packing, window: int | None) -> None:
         fewer = attention.asked_by(flex, asking, 96)
         assert fewer is not None
         torch.testing.assert_close(attention.attend(q[asking], k, v, fewer), expected[asking], atol=1e-5, rtol=1e-5)
+
+
+def packed(num_tokens: int, aligned: int | None) -> Packing:
+    """Documents of all lengths, cut at multiples of `aligned`; some empty ones at the end."""
+    ends = torch.randint(1, 300, (num_tokens // 40,)).cumsum(0)
+    ends = torch.cat([ends[ends < num_tokens], torch.arange(0, num_tokens + 1, aligned or num_tokens)])
+    bounds = torch.cat([ends.unique(), torch.full((3,), num_tokens)]).int()
+    return Packing(bounds, None, int(bounds.diff().max()), aligned)
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 127, 128, 300])
+@pytest.mark.parametrize("num_tokens", [128, 1000, 1024])
+def test_blocks_of_flex_are_those_of_the_whole_mask(num_tokens: int, window: int | None) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    packing = packed(num_tokens, 500 if num_tokens == 1000 else None)
+    with torch.no_grad():
+        found = attention.prepare("flex", packing, num_tokens, window, torch.float32, 0.0).block_mask
+    (mask_TT,) = attention.prepare("dense", packing, num_tokens, window, torch.float32, 0.0).masks
+    assert mask_TT is not None
+    shape = (None, None, num_tokens, num_tokens)
+    expected = create_block_mask(lambda b, h, q, k: mask_TT[q, k], *shape, device="cpu")
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.shape == expected.shape
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_flex_over_many_blocks_equals_dense(window: int | None) -> None:
+    packing, (q, k, v) = packed(1000, 250), torch.randn(1000, 3, HEADS, SIZE).unbind(1)
+    asking = torch.cat([torch.randperm(250)[:70].sort().values + first for first in range(0, 1000, 250)])
+    with torch.no_grad():
+        expected = attention.attend(q, k, v, attention.prepare("dense", packing, 1000, window, torch.float32, 0.0))
+        flex = attention.prepare("flex", packing, 1000, window, torch.float32, 0.0)
+        torch.testing.assert_close(attention.attend(q, k, v, flex), expected, atol=1e-5, rtol=1e-5)
+        fewer = attention.asked_by(flex, asking, 1000)
+        assert fewer is not None
+        torch.testing.assert_close(attention.attend(q[asking], k, v, fewer), expected[asking], atol=1e-5, rtol=1e-5)
+
+
+def test_the_blocks_of_flex_take_no_mask_of_all_pairs() -> None:
+    """65,536 tokens: with the whole mask 4.3 GB, once for each kind of layer in each pass."""
+    largest = [0]
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            largest[0] = max([largest[0], *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
+            return out
+
+    with torch.no_grad(), Sizes():
+        attention.prepare("flex", packed(2**16, 1024), 2**16, 128, torch.float32, 0.0)
+    assert 2**9 < largest[0] <= 513 * 513  # blocks of 128 by blocks of 128, and one more in torch's own transposition
 
 
 @pytest.mark.gpu
