@@ -10,12 +10,14 @@ The result changes speed only: a step's loss is the mean over all its targets, h
 
 import copy
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from cramming import device as devices
 from cramming.config import UserError
@@ -132,13 +134,32 @@ def try_step(engine: Engine, batches: list[Batch]) -> None:
     devices_used = [engine.device] if engine.device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices_used))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled(engine.model))
         assert alone.step(batches, 0.0, may_update=lambda: False) is None
         devices.synchronize(engine.device)
 
 
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Within it what `parallel.apply` compiled of a model runs as it is written.
+
+    Not by a stance of torch.compile, which would hold for FlexAttention too: that compiles itself, and eagerly it makes
+    the scores of all pairs.
+    """
+    calls = {part: part._compiled_call_impl for part in model.modules() if part._compiled_call_impl is not None}
+    for part in calls:
+        part._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for part, call in calls.items():
+            part._compiled_call_impl = call
+
+
 def release(engine: Engine) -> None:
     """Give back what a try, finished or not, has left."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # code for a size that was tried (FlexAttention's): few may be kept, then it stays eager
     engine.optimizer.zero_grad(set_to_none=True)
     gc.collect()  # an exception's frames hold tensors in circles
     if engine.device.type == "cuda":

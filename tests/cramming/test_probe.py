@@ -92,6 +92,40 @@ class Greedy(nn.Module):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+class Compiling(nn.Module):
+    """A model that is compiled, and calls what compiles itself, as FlexAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.compiled = nn.Parameter(torch.ones(3)), list[str]()
+        self.inner = torch.compile(lambda x: x * 2, backend=self._seen("inner"))
+        self.compile(backend=self._seen("whole"))
+
+    def _seen(self, name: str) -> Any:
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            self.compiled.append(name)
+            return graph.forward
+
+        return backend
+
+    def forward(self, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(self.weight).sum(), torch.tensor(1)
+
+
+def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None:
+    """FlexAttention would else make all scores, and hardly a size would fit; the model itself is compiled later."""
+    model = Compiling()
+    engine = Engine(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), Precision(PrecisionConfig("fp32", False), CPU), None,
+        Mesh.solo(CPU), CPU,
+    )  # fmt: skip
+    assert probe.tries(engine, tiny_source.batch, missing=0)(2)
+    assert set(model.compiled) == {"inner"}
+    model.compiled.clear()
+    engine.step([tiny_source.batch(0, 2)], 0.1)
+    assert set(model.compiled) == {"whole"}
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("limit", [1, 4, 5, 100])
 def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: int) -> None:

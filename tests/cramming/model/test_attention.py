@@ -263,7 +263,7 @@ def test_the_blocks_of_flex_take_no_mask_of_all_pairs() -> None:
 
     with torch.no_grad(), Sizes():
         attention.prepare("flex", packed(2**16, 1024), 2**16, 128, torch.float32, 0.0)
-    assert 2**9 < largest[0] <= 513 * 513  # blocks of 128 by blocks of 128, and one more in torch's own transposition
+    assert largest[0] <= 513 * 513  # blocks of 128 by blocks of 128, and one more in torch's own transposition
 
 
 @pytest.mark.gpu
