@@ -15,7 +15,7 @@ from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
-from cramming.record import load_metrics, load_record, write_record_section
+from cramming.record import is_run, load_metrics, load_record, write_record_section
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -82,6 +82,29 @@ def validate(parts: Parts, progress: float) -> dict[str, float]:
     parts.metrics.write(row)
     say(f"step {parts.work.steps} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
     return {"loss": loss, "accuracy": accuracy, "targets": targets}
+
+
+class ResumeWithLessError(UserError):
+    """The record now has a smaller micro-batch, with which a resume goes on: the run is to be kept."""
+
+
+def out_of_memory(parts: Parts) -> UserError:
+    """What to do about training that ran out of memory; a micro-batch that `auto` chose is made smaller on record."""
+    rows, engine = parts.train.rows, parts.engine
+    share = parts.train.batch_size // parts.mesh.world_size
+    fewer = max((n for n in range(1, rows // 2 + 1) if share % n == 0), default=0)
+    begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
+    if not fewer or engine.in_backward:
+        return UserError(f"{begins}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)")
+    found = load_record(parts.folder)["pretrain"].get("micro_batch_found") if is_run(parts.folder) else None
+    if found:
+        found = f"{found}; {rows} did not fit in training"
+        write_record_section(parts.folder, pretrain={"micro_batch": fewer, "micro_batch_found": found})
+        return ResumeWithLessError(
+            f"{begins}, though auto had found it to fit; go on with resume=true, which takes {fewer}"
+        )
+    again = " under another name, or go on with resume=true if something else had the memory"
+    return UserError(f"{begins}; set train.micro_batch={fewer}" + (again if parts.work.steps else ""))
 
 
 def finish(parts: Parts, reason: EndReason) -> None:

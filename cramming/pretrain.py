@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
-from cramming.account import Judge, announce, finish, log_step, validate, warn
+from cramming.account import Judge, ResumeWithLessError, announce, finish, log_step, out_of_memory, validate, warn
 from cramming.budget import EndReason
 from cramming.config import ENVIRONMENT_ERRORS, UserError, build
 from cramming.data.batches import Batch, prefetch
@@ -99,7 +99,7 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
             warn(parts, judge)
         train_and_finish(parts, stop)
     except (UserError, OSError) as error:
-        started = not is_new or (parts is not None and parts.work.steps > 0)
+        started = not is_new or (parts is not None and parts.work.steps > 0) or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
             shutil.rmtree(folder)
         if isinstance(error, OSError) and error.errno in ENVIRONMENT_ERRORS:
@@ -116,6 +116,8 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> None:
         reason = train(parts, stop)
         if mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
+    except torch.OutOfMemoryError:
+        raise out_of_memory(parts) from None
     finally:
         if parts.clock:
             parts.clock.close(reason)

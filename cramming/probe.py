@@ -2,8 +2,9 @@
 
 On a GPU it is found by trying: forward and backward passes of two real micro-batches with the trained model itself, the
 update refused, so weights, optimizer and random states stay as they were; running out of memory is survived. Space
-for the optimizer's state, which the first update makes, is held meanwhile. On a CPU running out of memory ends the
-process, so there the predicted peak is compared with the memory that is free.
+for the optimizer's state, which the first update makes, is held meanwhile, and a margin for what a try does not show.
+Where that was not enough, the training ends with a record of the next smaller size, and a resume goes on with it. On a
+CPU running out of memory ends the process, so there the predicted peak is compared with the memory that is free.
 
 The result changes speed only: a step's loss is the mean over all its targets, however they are cut.
 """
@@ -29,6 +30,9 @@ from cramming.record import load_record, write_record_section
 from cramming.simulate import Recipe, Simulation, largest_below, largest_fitting, micro_batch_sizes
 
 CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
+# Of a GPU's memory. A try is two micro-batches, eager and without an update; a day of training cuts freed memory into
+# pieces, compiles, updates and validates. A guess, not measured: half as much again as `cramming plan` allows for that.
+GPU_MARGIN = 0.06
 
 
 class Found(NamedTuple):
@@ -78,7 +82,8 @@ Finding = tuple[int | None, str]
 def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:
     """On a GPU: real passes, bisecting."""
     missing = 0 if engine.optimizer.state else Simulation(recipe).tracker.live["optimizer"]
-    fits, tried = tries(engine, make_batch, missing), dict[int, bool]()
+    margin = margin_bytes(engine.device)
+    fits, tried = tries(engine, make_batch, missing + margin), dict[int, bool]()
 
     def noted(rows: int) -> bool:
         tried[rows] = fits(rows)
@@ -87,7 +92,13 @@ def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: R
     rows = largest_fitting(sizes, noted)
     torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
     results = (f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
-    return rows, f"tried on {engine.device}: {', '.join(results)}"
+    return rows, f"tried on {engine.device} with {format_count(margin, 'B')} held back: {', '.join(results)}"
+
+
+def margin_bytes(device: torch.device) -> int:
+    """What a try leaves free of the memory that this process may have on a GPU."""
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return int(GPU_MARGIN * share * devices.describe(device).memory_bytes)
 
 
 def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sizes: list[int]) -> Finding:

@@ -139,6 +139,22 @@ def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: 
     assert torch.equal(model.weight, torch.ones(3))
 
 
+def test_a_try_on_a_gpu_leaves_room_for_more(
+    make_recipe: Callable[..., Recipe], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the optimizer's state, and for what only training shows: a share of what the process may have."""
+    engine, held = engine_of(recipe := make_recipe(MODEL)), list[int]()
+    state = Simulation(recipe).tracker.live["optimizer"]
+    info = device.DeviceInfo("cuda", "a GPU", 1_000_000, None)
+    monkeypatch.setattr(device, "describe", lambda _: info)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.5)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(probe, "tries", lambda engine, make, bytes_: held.append(bytes_) or (lambda rows: rows <= 4))
+    rows, how = probe.by_trying(engine, tiny_source.batch, recipe, [1, 2, 4, 8])
+    assert (rows, held) == (4, [state + 30_000])
+    assert how == "tried on cpu with 30.0 kB held back: 4 fits, 8 does not fit"
+
+
 def test_on_a_cpu_the_prediction_decides(
     make_recipe: Callable[..., Recipe], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cramming import probe
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
@@ -194,6 +196,51 @@ def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pyte
     run = start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3", "resume=true")
     assert result(run) == result(given)
     assert load_record(run)["pretrain"]["micro_batch"] == 8
+
+
+def run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int
+) -> None:
+    auto = ["train.micro_batch=auto", "checkpoint.every_steps=3"]
+    monkeypatch.setattr(probe, "find_micro_batch", lambda *_: probe.Found(8, "auto, as told"))
+    for resume, before, after in (("false", 8, 4), ("true", 4, 2)):
+        with monkeypatch.context() as patch:
+            break_at(patch, step if resume == "false" else 1, run_out_of_memory)
+            said = refused(*auto, f"resume={resume}")
+        assert said == (
+            f"train.micro_batch={before}: cpu ran out of memory in training, though auto had found it to fit; go on"
+            f" with resume=true, which takes {after}"
+        )
+    assert [p["ended"] for p in processes_of(read_journal(tmp_path / "runs/a/budget.jsonl"))] == ["failed"] * 2
+    section = load_record(start("name=a", "resume=true", *auto))["pretrain"]
+    assert (section["status"], section["steps"], section["micro_batch"]) == ("finished", 12, 2)
+    assert section["micro_batch_found"] == "auto, as told; 8 did not fit in training; 4 did not fit in training"
+    whole = load_record(unbroken)["pretrain"]
+    assert section["tokens"] == whole["tokens"]
+    assert section["validation"]["loss"] == pytest.approx(whole["validation"]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "says"),
+    [
+        ([], 1, "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2"),
+        ([], 5, "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the"),
+        (["train.batch_size=9", "train.micro_batch=9"], 1, "; set train.micro_batch=3"),
+        (["train.micro_batch=1"], 1, "; use memory=checkpoint or a smaller model"),
+        (IN_BACKWARD, 1, "; use memory=checkpoint or a smaller model"),
+    ],
+)
+def test_out_of_memory_with_a_given_micro_batch_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, settings: list[str], step: int, says: str
+) -> None:
+    break_at(monkeypatch, step, run_out_of_memory)
+    assert says in refused(*settings)
+    assert (tmp_path / "runs" / "a").exists() == (step > 1)
 
 
 def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_freed_memory_is_used_again() -> None:
     assert faults["keep"] < 15_000 < 200_000 < faults["default"]
 
 
-@pytest.mark.parametrize("how", ["off", "blocks"])
+@pytest.mark.parametrize("how", ["'off'", "blocks"])
 def test_compiled_code_is_the_runs_own_whatever_compiles(
     start: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
