@@ -241,7 +241,7 @@ def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
             temporary.replace(path)
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # of a write or sync: it knows no name
+        if isinstance(error, OSError) and error.errno and not error.filename:  # of a write or sync: it knows no name
             error.filename = str(path)
         raise
 

@@ -20,7 +20,7 @@ from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
-# Logits at a time. Few rows make slow matrix products, and each chunk reads and writes the whole weight's gradient: on a
+# Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
 # CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md).
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
