@@ -64,7 +64,8 @@ def usage() -> str:
         "",
         "`cramming <verb> --help` lists the groups of settings, `--cfg job` prints the settings in force,",
         "`--check` (run, prepare, pretrain, glue, report) only says whether settings and named files are in order,",
-        "`--multirun` runs one job per combination of values, e.g. `cramming pretrain -m name=a,b ...`.",
+        "`--multirun` runs one job per combination of values, once all of them are in order, for example",
+        "    cramming pretrain --multirun 'name=lr-${optim.lr}' optim.lr=1e-3,2e-3",
         'Shell completion: eval "$(cramming completion bash)"',
     ]
     return "\n".join(lines)
