@@ -179,6 +179,8 @@ class Engine:
             scaler.update()
         elif finite:
             self.optimizer.step()
+        if self.clip is not None and fused:
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
         self.optimizer.zero_grad(set_to_none=True)
         return Update(norm.item(), finite)
 
