@@ -22,7 +22,7 @@ import torch
 
 from cramming.config import UserError
 from cramming.device import available_bytes
-from cramming.precision import Mode
+from cramming.precision import Mode, float32_products
 from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
 from eval.finetune import Hyperparameters, Predictions, Selection, finetune
@@ -80,9 +80,10 @@ def _run(job: Job, on_examples: OnExamples) -> Predictions:
     if job.device == "cpu":
         keep_freed_memory()
     task, device = ALL_TASKS[job.task], torch.device(job.device)
-    return finetune(
-        task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
-    )
+    with float32_products(tf32=job.precision != "fp32"):
+        return finetune(
+            task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
+        )
 
 
 def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:

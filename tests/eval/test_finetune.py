@@ -20,10 +20,12 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM, SequenceClassifier
+from cramming.precision import Mode
 from eval import finetune as finetuning
 from eval.datasets import Split, TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import Hyperparameters, Predictions, finetune
+from eval.jobs import Job, run_jobs
 from eval.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.packed import PackedSplit, by_length
 from eval.tasks import TASKS
@@ -176,6 +178,17 @@ def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
     found = run(bert, name, examples=800).scored[name]
     assert labels is not None
     if name == "stsb":
+@pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
+def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
+    data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
+    job = Job("sst2", 0, "pretrained", data, source, hyper, mode, "cpu", 1, "last")
+    seen: set[str] = set()
+    for before in ("high", "highest"):
+        torch.set_float32_matmul_precision(before)
+        list(run_jobs([job], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
+        assert seen == {during} and torch.get_float32_matmul_precision() == before
+
+
         assert np.corrcoef(found, labels)[0, 1] > 0.3
     else:
         assert (found == labels).mean() > 0.75
