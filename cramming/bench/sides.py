@@ -34,7 +34,7 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.precision import Precision, PrecisionConfig
+from cramming.precision import Precision, PrecisionConfig, float32_products
 from cramming.probe import find_micro_batch
 from cramming.sections import TrainConfig
 from cramming.simulate import Recipe
@@ -260,17 +260,21 @@ SIDES: dict[str, type[Ours] | type[CompiledLoop] | type[HuggingFaceTrainer]] = {
 }
 
 
-def matmul_flops(device: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
-    """Floating-point operations per second of large square products here and now: the median of repeats."""
+def matmul_flops(device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0) -> float:
+    """Floating-point operations per second of large square products here and now: the median of repeats.
+
+    `tf32` concerns those of fp32.
+    """
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    a @ b
     rates: list[float] = []
-    until = time.perf_counter() + seconds
-    while not rates or time.perf_counter() < until:
-        devices.synchronize(device)
-        began = time.perf_counter()
+    with float32_products(tf32):
         a @ b
-        devices.synchronize(device)
-        rates.append(2 * size**3 / (time.perf_counter() - began))
+        until = time.perf_counter() + seconds
+        while not rates or time.perf_counter() < until:
+            devices.synchronize(device)
+            began = time.perf_counter()
+            a @ b
+            devices.synchronize(device)
+            rates.append(2 * size**3 / (time.perf_counter() - began))
     return statistics.median(rates)
