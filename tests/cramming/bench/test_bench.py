@@ -1,6 +1,7 @@
 """The verb `bench` on shapes so small that the processes' start is what takes time."""
 
 import importlib.util
+import itertools
 import json
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from cramming import gate, tricks
 from cramming.bench import main as bench
 from cramming.bench import report, sides
 from cramming.bench.data import topic_batches
-from cramming.bench.sides import SIDES
+from cramming.bench.sides import SIDES, Common
 from cramming.bench.worker import Steps, Worker
 from cramming.cli import with_positional
 from cramming.config import UserError, build
@@ -289,6 +290,18 @@ def test_ours_computes_in_the_peers_number_format(
     bench.pair(settings, bench_config(settings), torch.device("cuda"), shape, bench.PEERS[1], "32x2")
     assert [job["side"] for job in jobs] == ["bert loop", "ours", "ours"]
     assert all(job["settings"]["precision"] == settings["precision"] for job in jobs)
+
+
+def test_a_gpus_batches_are_made_ahead_in_pinned_memory(
+    compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    job = {"settings": compose(*TINY), "vocab_size": 128}
+    gpu, cpu = (list(Common(job, torch.device(kind)).batches(1, 2)) for kind in ("cuda", "cpu"))
+    tensors = [(b.ids_T, b.positions_T, b.packing.bounds_S, b.target_positions_M, b.target_ids_M) for b in gpu]
+    assert all(any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors))
+    assert [batch.ids_T.tolist() for batch in gpu] == [batch.ids_T.tolist() for batch in cpu]
 
 
 def test_the_first_word_is_a_setting() -> None:
