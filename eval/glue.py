@@ -234,8 +234,9 @@ def score_model(
     pieces = stored_pieces(store, keys, init)
     todo = [run for run in keys if run not in pieces]
     by_name = {d.task.name: d for d in data}
-    weight_bytes = sum(f.stat().st_size for f in source.folder.glob("*.safetensors"))
-    workers = choose_workers(settings.workers, settings.threads, len(todo), device, weight_bytes)
+    workers = choose_workers(
+        settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
+    )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         todo.sort(key=lambda run: -len(by_name[run[0]].train))
     jobs = make_jobs(todo, by_name, source, init, settings, precision, device, cache)

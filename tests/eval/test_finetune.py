@@ -126,6 +126,30 @@ def test_packed_batch_equals_single_examples(bert: Path, stock: bool) -> None:
     assert together.std(0).min() > 1e-3
 
 
+def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothing(bert: Path) -> None:
+    """The device `meta` has shapes but no values: reading one from it would raise."""
+    data, chosen = encode(bert, make_data("stsb", 30)).train, [7, 3, 29, 0]
+    batch, shapes = (PackedSplit(data, torch.device(kind)).batch(torch.tensor(chosen)) for kind in ("cpu", "meta"))
+    parts = [slice(data.starts_N[i], data.starts_N[i + 1]) for i in chosen]
+    lengths = [part.stop - part.start for part in parts]
+    assert batch.ids_T.tolist() == np.concatenate([data.ids_T[part] for part in parts]).tolist()
+    assert batch.types_T.tolist() == np.concatenate([data.types_T[part] for part in parts]).tolist()
+    assert batch.positions_T.tolist() == [place for length in lengths for place in range(length)]
+    assert batch.packing == (batch.packing.bounds_S, None, max(lengths), *batch.packing[3:])
+    assert batch.packing.bounds_S.tolist() == [0, *itertools.accumulate(lengths)]
+    assert batch.labels_S is not None and data.labels_N is not None and shapes.labels_S is not None
+    assert batch.labels_S.tolist() == data.labels_N[chosen].tolist()
+    for one, shape in ((batch.ids_T, shapes.ids_T), (batch.labels_S, shapes.labels_S)):
+        assert shape.is_meta and (shape.shape, shape.dtype) == (one.shape, one.dtype)
+
+
+def test_weights_of_either_format_are_counted(bert: Path, tmp_path: Path) -> None:
+    assert open_model(bert).weight_bytes == (bert / "model.safetensors").stat().st_size
+    shutil.copy(bert / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    assert open_model(tmp_path).weight_bytes == 1000
+
+
 def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
     own, stock = classifier(bert), classifier(bert, stock=True)
     assert isinstance(stock.encoder, StockEncoder)
@@ -154,6 +178,17 @@ def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
     assert not np.array_equal(first.scored["stsb"], other.scored["stsb"])
 
 
+@pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
+def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
+    data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
+    job = Job("sst2", 0, "pretrained", data, source, hyper, mode, "cpu", 1, "last")
+    seen: set[str] = set()
+    for before in ("high", "highest"):
+        torch.set_float32_matmul_precision(before)
+        list(run_jobs([job], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
+        assert seen == {during} and torch.get_float32_matmul_precision() == before
+
+
 @pytest.mark.parametrize("init", ["pretrained", "random"])
 def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
     bert: Path, init: str, monkeypatch: pytest.MonkeyPatch
@@ -178,17 +213,6 @@ def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
     found = run(bert, name, examples=800).scored[name]
     assert labels is not None
     if name == "stsb":
-@pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
-def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
-    data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
-    job = Job("sst2", 0, "pretrained", data, source, hyper, mode, "cpu", 1, "last")
-    seen: set[str] = set()
-    for before in ("high", "highest"):
-        torch.set_float32_matmul_precision(before)
-        list(run_jobs([job], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
-        assert seen == {during} and torch.get_float32_matmul_precision() == before
-
-
         assert np.corrcoef(found, labels)[0, 1] > 0.3
     else:
         assert (found == labels).mean() > 0.75
