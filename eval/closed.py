@@ -56,14 +56,12 @@ def from_scratch(record: Record) -> Outcome:
     are used anywhere."""
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
-    init, start = at(record, "pretrain.init"), at(record, "pretrain.start")
-    if start is None and at(record, "rules_version") == "1":
+    start, init = at(record, "pretrain.start"), at(record, "pretrain.init")  # the latter up to version 2 only
+    if start is None and at(record, "rules_version") == "1" and init == "scratch":
         start = "random"  # then there was no other
     known = isinstance(start, str) and start in FROM_SCRATCH
-    return (
-        init == "scratch" and known,
-        f"initial weights: {init or 'not on record'}, embeddings {start or 'not on record'}",
-    )
+    old = "" if init in (None, "scratch") else f", initial weights {init}"
+    return known and not old, f"start: {start or 'not on record'}{old}"
 
 
 def own_weights_scored(record: Record) -> Outcome:

@@ -134,7 +134,6 @@ def _record(suite: str) -> dict[str, Any]:
         },
         "pretrain": {
             "status": "finished",
-            "init": "scratch",
             "objective": "mlm",
             "devices": 1,
             "parameters": 12_345_678,
