@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES
+from eval.tasks import AVERAGES, OFFICIAL_SHA256
 from eval.validity import NO_PRETRAINING
 
 MIN_SEEDS = 3
@@ -176,7 +176,32 @@ def full_tasks(record: Record) -> Outcome:
         name.split("/")[1] for name, task in tasks_of(record) if name.startswith("pretrained/") and task.get("subset")
     ]
     problems += [f"scored on subsets: {', '.join(subsets)}"] if subsets else []
-    return all_or(problems, "every task, on all of its data")
+    contents = _contents(record)
+    problems += [f"{OTHER}: {', '.join(names)}" for name, names in contents.items() if name == OTHER]
+    shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in contents.items())
+    return all_or(problems, f"every task, on all of its data; {shown}" if shown else "every task, on all of its data")
+
+
+OTHER = "as many examples as the official data, but not those (by SHA-256)"
+
+
+def _contents(record: Record) -> dict[str, list[str]]:
+    """The entries of GLUE's averages with all of their examples, by what the SHA-256 of these says of them."""
+    found: dict[str, list[str]] = {}
+    if at(record, "glue.pretrained.suite") != "glue":
+        return found
+    for name in AVERAGES["glue"]["avg9"].entries:
+        task = at(record, f"glue.pretrained.tasks.{name}")
+        if not isinstance(task, Mapping) or task.get("subset"):
+            continue
+        sha256, official = task.get("data_sha256"), OFFICIAL_SHA256.get(name)
+        if not sha256:
+            found.setdefault("SHA-256 of the data not recorded", []).append(name)
+        elif official is None:
+            found.setdefault("official SHA-256 not known", []).append(f"{name} ({str(sha256)[:12]})")
+        else:
+            found.setdefault("official by SHA-256" if sha256 == official else OTHER, []).append(name)
+    return found
 
 
 def clean_code(record: Record) -> Outcome:

@@ -12,6 +12,7 @@ import pytest
 from cramming.record import RULES_VERSION
 from eval.reading import load_run
 from eval.rules import COMPARABLE, RULES, foreseen, judge
+from eval.tasks import AVERAGES
 
 Record = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
@@ -192,6 +193,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R23": [
         lambda r: r["environment"]["git"].update(dirty=True),
+        lambda r: _tasks(r)["rte"].update(data_sha256="0" * 64),
         lambda r: r["environment"]["git"].update(commit=None),
         lambda r: r.update(resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]),
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
