@@ -138,9 +138,7 @@ def global_hyperparameters(record: Record) -> Outcome:
         elif own != reference:
             keys = [str(k) for k in {**own, **reference} if own.get(k) != reference.get(k)]
             problems.append(f"{name} differs in {', '.join(keys)}")
-    tried = entries(at(record, "glue.pretrained.sweep.points"))
-    chosen = f", chosen from {len(tried)} sets by the mean over all tasks" if tried else ""
-    return all_or(problems, f"the same for every task and initialisation{chosen}")
+    return all_or(problems, "the same for every task and initialisation")
 
 
 def few_epochs(record: Record) -> Outcome:
@@ -150,11 +148,20 @@ def few_epochs(record: Record) -> Outcome:
     return ok, ", ".join(f"{init}: {e if e is None else f'{e:g}'} epochs" for init, e in epochs.items()) or "no scores"
 
 
-def last_epoch(record: Record) -> Outcome:
-    """The last epoch is scored; nothing is selected by its score."""
-    found = {init: section.get("selection") for init, section in sections(record).items()}
-    ok = bool(found) and set(map(str, found.values())) == {"last epoch"}
-    return ok, ", ".join(f"{init}: {value}" for init, value in found.items()) or "no scores"
+def nothing_selected(record: Record) -> Outcome:
+    """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep, the
+    hyperparameters."""
+    found = {init: (section.get("selection"), swept(section)) for init, section in sections(record).items()}
+    ok = bool(found) and all(one == ("last epoch", "") for one in found.values())
+    words = (f"{init}: {selection}{', ' * bool(sets)}{sets}" for init, (selection, sets) in found.items())
+    return ok, "; ".join(words) or "no scores"
+
+
+def swept(section: Record) -> str:
+    """Such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
+    if section.get("sweep") is None:
+        return ""
+    return f"best of {len(entries(at(section, 'sweep.points')))} sets of hyperparameters"
 
 
 def enough_seeds(record: Record) -> Outcome:
