@@ -322,6 +322,8 @@ def test_the_other_trainer_gets_the_constants_of_ours(
     compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("accelerate")
+    from transformers import Trainer  # noqa: F401 - the first import of it puts another module in transformers' place
+
     given: list[Any] = []
 
     class Noted:
