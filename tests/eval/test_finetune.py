@@ -129,7 +129,9 @@ def test_packed_batch_equals_single_examples(bert: Path, stock: bool) -> None:
 def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothing(bert: Path) -> None:
     """The device `meta` has shapes but no values: reading one from it would raise."""
     data, chosen = encode(bert, make_data("stsb", 30)).train, [7, 3, 29, 0]
-    batch, shapes = (PackedSplit(data, torch.device(kind)).batch(torch.tensor(chosen)) for kind in ("cpu", "meta"))
+    here, there = (PackedSplit(data, torch.device(kind)) for kind in ("cpu", "meta"))
+    assert there.ids_T.is_meta and there.starts_N.is_meta and not there.lengths_N.is_meta
+    batch, shapes = (split.batch(torch.tensor(chosen)) for split in (here, there))
     parts = [slice(data.starts_N[i], data.starts_N[i + 1]) for i in chosen]
     lengths = [part.stop - part.start for part in parts]
     assert batch.ids_T.tolist() == np.concatenate([data.ids_T[part] for part in parts]).tolist()
