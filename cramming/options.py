@@ -35,7 +35,7 @@ CONTEXT_BYTES = {"cuda": 600 * 2**20, "cpu": 400 * 2**20}
 ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
 
 # What is tried: changes to the memory section, fastest first.
-TRICKS: tuple[dict[str, Any], ...] = (
+CHECKPOINTING: tuple[dict[str, Any], ...] = (
     {"checkpoint_every": 0, "checkpoint": "full"},
     {"checkpoint_every": 1, "checkpoint": "selective"},
     {"checkpoint_every": 2, "checkpoint": "full"},
@@ -149,7 +149,7 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does).
+    """The configured setting, then for each of `variants` the largest micro-batch that fits (the smallest, if none).
 
     UserError where `pretrain` would refuse the configured memory section.
     """
@@ -168,11 +168,11 @@ def explore(job: Job, target: Target) -> Iterator[Option]:
 
 
 def variants(job: Job, target: Target) -> list[MemoryConfig]:
-    """The configured memory section and, on top of it, every trick that goes with it and with the rest of the job."""
+    """The configured memory section and, on top of it, each checkpointing that goes with it and the rest of the job."""
     configured = job.execution.memory
     refuse_unplanned(job, target, configured)
     found = [configured]
-    for changes in TRICKS:
+    for changes in CHECKPOINTING:
         try:
             memory = replace(configured, **changes)
             refuse_unplanned(job, target, memory)
