@@ -7,8 +7,8 @@ state; then any step can be asked for.
 
 What is not simulated: `torch.compile` (the step runs eagerly; compiled code needs as much or less), the copies in 8
 bits that mode fp8 makes, what an allocator wastes, and what lies outside torch's tensors (a CUDA context). Where the
-target is a GPU and this machine has none, CPU tensors stand for it (cramming/stand_in.py); copies to host memory cannot
-be told from copies on the device, so offloading is not seen.
+target is a GPU and this machine has none, CPU tensors stand for it (cramming/stand_in.py). What is offloaded takes no
+device memory then either; but its copies, and what the CPU computes, are counted as if the device did them.
 """
 
 from bisect import bisect_right
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -88,7 +89,7 @@ class Simulation:
         stands_in = recipe.device_type == "cuda" and not torch.cuda.is_available()
         self.device = torch.device("cpu" if stands_in else recipe.device_type)
         self.tracker = StorageTracker(self.device.type, flash_scratch if recipe.device_type == "cuda" else None)
-        self._stand_in = as_on_cuda if stands_in else nullcontext
+        self._stand_in = partial(as_on_cuda, self.tracker) if stands_in else nullcontext
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
