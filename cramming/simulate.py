@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from cramming.data.batches import Batch
@@ -28,6 +28,7 @@ from cramming.execution import EngineConfig, build_model, equip
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
+from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Mode
 from cramming.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
@@ -97,6 +98,8 @@ class Simulation:
             self.tracker.truth = False  # no random number is outside its bounds
             with self.device:  # tensors without data cannot be moved
                 model = build_model(execution, recipe.model)
+            if execution.memory.offload_weights:
+                self._bring_home(model.encoder.blocks)
             self.tracker.truth = True  # gradients are finite
             self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
@@ -118,6 +121,14 @@ class Simulation:
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
         return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
+
+    def _bring_home(self, blocks: nn.Module) -> None:
+        """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
+        lane = Lane(self.device)
+        for module in blocks.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                host = lane.host_empty(parameter).copy_(parameter.detach())
+                setattr(module, name, nn.Parameter(host, requires_grad=parameter.requires_grad))
 
     def _make_gradients(self) -> None:
         for parameter in self.engine.parameters:
