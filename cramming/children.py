@@ -20,10 +20,11 @@ def run_or_exit(arguments: Sequence[str]) -> None:
 def run_process(command: list[str]) -> int:
     """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way.
 
+    Where it was so near its end that it still ends well, the signal is ours: nobody asked for what would come next.
     On Linux it gets a SIGTERM as well when we are gone without having been able to pass anything on (`kill -9`).
     """
     children: list[subprocess.Popen[bytes]] = []
-    asked = False
+    asked = interrupted = False
 
     def pass_on(*_: object) -> None:
         nonlocal asked
@@ -38,13 +39,18 @@ def run_process(command: list[str]) -> int:
         children.append(subprocess.Popen(command, preexec_fn=ended_with_us))
         if asked:
             children[0].terminate()
-        while True:
+        while (code := children[0].poll()) is None:
             try:
-                return children[0].wait()
+                code = children[0].wait()
             except KeyboardInterrupt:
-                continue
+                interrupted = True
     finally:
         signal.signal(signal.SIGTERM, previous)
+    if code == 0 and asked:
+        signal.raise_signal(signal.SIGTERM)
+    if code == 0 and interrupted:
+        raise KeyboardInterrupt
+    return code
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:

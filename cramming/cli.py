@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
@@ -63,7 +64,8 @@ def usage() -> str:
         "",
         "`cramming <verb> --help` lists the groups of settings, `--cfg job` prints the settings in force,",
         "`--check` (run, prepare, pretrain, glue, report) only says whether settings and named files are in order,",
-        "`--multirun` runs one job per combination of values, e.g. `cramming pretrain -m name=a,b ...`.",
+        "`--multirun` runs one job per combination of values, once all of them are in order, for example",
+        "    cramming pretrain --multirun 'name=lr-${optim.lr}' optim.lr=1e-3,2e-3",
         'Shell completion: eval "$(cramming completion bash)"',
     ]
     return "\n".join(lines)
@@ -131,7 +133,7 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     flags = [CHECK] * (CHECK in overrides)
     if flags and verb not in ("run", *PIPELINE):
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
-    overrides = with_quoted_homes(with_implied(with_positional(verb, [o for o in overrides if o != CHECK])))
+    overrides = with_quotes(with_implied(with_positional(verb, [o for o in overrides if o != CHECK])))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -153,6 +155,8 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     job.__module__ = "cramming.cli"
     sys.argv = [f"cramming {verb}", *overrides]
     try:
+        if {"-m", "--multirun"}.intersection(overrides) and verb in ("run", *PIPELINE):
+            check_points(verb, overrides)
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from None
@@ -162,6 +166,37 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         raise _group_without_a_name(overrides) from None
     if mistakes and mistakes[0]:
         raise mistakes[0]
+
+
+def check_points(verb: str, overrides: Sequence[str]) -> None:
+    """UserError for a mistake in any point of a multirun, before a day goes into those that come before it."""
+    from hydra import compose, initialize_config_dir
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    from cramming.record import refuse_finished_run, run_folder
+
+    parsed = OverridesParser.create().parse_overrides([o for o in overrides if not o.startswith("-")])
+    points = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+    common, folders = set(points[0]).intersection(*points), set[Path]()
+    for point in points:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            settings = cast(dict[str, Any], OmegaConf.to_container(compose("config", point), resolve=True))
+        try:
+            check(verb, settings)
+            if verb in ("run", "pretrain"):
+                refuse_finished_run(settings)
+        except UserError as error:
+            raise UserError(f"{' '.join(o for o in point if o not in common) or 'the only point'}: {error}") from None
+        folder = run_folder(settings)
+        if verb in ("run", "pretrain") and folder in folders:
+            varied = next((o.partition("=")[0] for o in point if o not in common), "seed")
+            raise UserError(
+                f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
+                f" example 'name={varied.rpartition('.')[2]}-${{{varied}}}'"
+            )
+        folders.add(folder)
 
 
 def _group_without_a_name(overrides: Sequence[str]) -> UserError:
@@ -213,9 +248,17 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
 
 
-def with_quoted_homes(overrides: Sequence[str]) -> list[str]:
-    """`data.paths=[~/a.txt,b.txt]` with `~/a.txt` in quotes, without which Hydra's grammar has no `~` in a value."""
-    return [re.sub(r"(?<=[=\[,])(~[^,\]\s'\"]*)", r'"\1"', override) for override in overrides]
+def with_quotes(overrides: Sequence[str]) -> list[str]:
+    """`data.paths=[~/a.txt,b.txt,größe]` with `~/a.txt` and `größe` in quotes, which Hydra's grammar wants there."""
+
+    in_quotes, value = r"'[^']*'|\"[^\"]*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
+
+    def quoted(found: re.Match[str]) -> str:
+        word = found[0]
+        plain = word[0] in "'\"" or (word.isascii() and not word.startswith("~"))
+        return word if plain else f'"{word}"'
+
+    return [re.sub(f"{in_quotes}|{value}", quoted, override) for override in overrides]
 
 
 def refuse_unknown_flags(verb: str, arguments: Sequence[str]) -> None:
@@ -295,8 +338,8 @@ def _one_line(error: Exception) -> str:
     text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https|Config search path)", text)[0]
     key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
     words = " ".join(text.split())
-    words = re.sub(r" To append to your .*", "", words)
-    if "LexerNoViableAlt" in words or "mismatched input" in words or "extraneous input" in words:
+    words = re.sub(r" To append to your .*|^Lexer\w+Exception: ", "", words)
+    if "LexerNoViableAlt" in text or "mismatched input" in words or "extraneous input" in words:
         return f"{words}; put special characters into quotes: 'key=\"value\"'"
     if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
         return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"

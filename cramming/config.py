@@ -239,8 +239,10 @@ def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(old)
         else:
             temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         _remove(temporary)
+        if isinstance(error, OSError) and error.errno and not error.filename:  # of a write or sync: it knows no name
+            error.filename = str(path)
         raise
 
 

@@ -97,7 +97,7 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
         announce(parts)
         if settings["division"] == "closed":
             warn(parts, judge)
-        train_and_finish(parts, stop)
+        reason = train_and_finish(parts, stop)
     except (UserError, OSError) as error:
         started = not is_new or (parts is not None and parts.work.steps > 0)
         if not started:  # nothing to resume: the name stays free
@@ -106,11 +106,19 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
             again = "with resume=true" if started else "again"
             raise UserError(f"{error.filename or folder}: {error.strerror}; make room, then run {again}") from None
         raise
+    if reason != "stopped":
+        return
+    if is_new and not parts.work.steps:  # somebody saw a mistake in what was announced
+        shutil.rmtree(folder)
+        say(f"{folder}: stopped before the first step; the name is free again")
+    elif mesh.is_main:
+        say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
+    raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def train_and_finish(parts: Parts, stop: StopRequest) -> None:
-    """Train, save, complete the record; exits with 128 + signal if it was stopped."""
-    folder, mesh = parts.folder, parts.mesh
+def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
+    """Train, save, complete the record."""
+    mesh = parts.mesh
     reason: EndReason = "failed"
     try:
         reason, data_wait_share = train(parts, stop)
@@ -126,10 +134,7 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> None:
     if mesh.is_main:
         finish(parts, reason, data_wait_share)
     mesh.barrier()
-    if reason == "stopped":
-        if mesh.is_main:
-            say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
-        raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
+    return reason
 
 
 def train(parts: Parts, stop: StopRequest) -> tuple[EndReason, float]:

@@ -75,8 +75,9 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
         raise UserError(f"name={config['name']}: no run in {home}; `cramming pretrain name={config['name']}` makes one")
     status = at(load_record(home), "pretrain.status")
     if status != "finished":
+        state = {None: "is missing", "running": "is still running, or was killed"}.get(status, f"is {status}")
         raise UserError(
-            f"name={config['name']}: the pretraining in {home} is {status or 'missing'}, not finished;"
+            f"name={config['name']}: the pretraining in {home} {state}, not finished;"
             " go on with `cramming pretrain` and resume=true, or give model_path=<folder>"
         )
     run = load_run(home)

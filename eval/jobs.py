@@ -2,7 +2,7 @@
 
 A small model leaves most of a many-core CPU idle, so on a CPU several (task, seed) runs work side by side, each with a
 fixed number of threads: sums are then formed in the same order however many processes there are, and the numbers do
-not depend on it. Workers are spawned, ignore Ctrl-C (the parent ends them) and watch their parent, so that none
+not depend on it. Workers are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none
 outlives it, not even after a `kill -9`.
 """
 
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
@@ -93,7 +94,8 @@ def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> 
     try:
         while True:
             for job in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for the next
-                waiting[pool.submit(_run_in_worker, job)] = job
+                with _ctrl_c_held_back():
+                    waiting[pool.submit(_run_in_worker, job)] = job
             if not waiting:
                 return
             done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -113,13 +115,22 @@ def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> 
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """For us a moment, for the process that starts in it always: it is ended by us, without a word, from the first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _counter: "Synchronized[int]"
 
 
 def _begin_worker(counter: "Synchronized[int]") -> None:
     global _counter
     _counter = counter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

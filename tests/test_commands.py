@@ -42,7 +42,7 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.parametrize("shown", SHOWN)
 def test_a_command_composes(shown: str) -> None:
     verb, *words = shlex.split(SHOWN[shown], comments=True)
-    overrides = cli.with_quoted_homes(cli.with_implied(cli.with_positional(verb, words)))
+    overrides = cli.with_quotes(cli.with_implied(cli.with_positional(verb, words)))
     if {"--help", "--hydra-help", "--cfg"}.intersection(overrides):
         return
     several = {"--multirun", "-m"}.intersection(overrides)

@@ -20,9 +20,9 @@ from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
-# Logits at a time. On a CPU a chunk should stay in the last-level cache (and under the size from which malloc maps
-# fresh pages for every block); on a GPU it should be large enough that launches cost nothing.
-CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+# Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
+# CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md).
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -37,7 +37,7 @@ class HostOptimizer(torch.optim.Optimizer):
         self._masters = {p: p if p in at_home else _host_copy(p, lane) for ps in self._parameters for p in ps}
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._inner = build([{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups])
-        super().__init__(self._outer_groups(), {})
+        super().__init__(self._outer_groups(), {"fused": self._inner.defaults.get("fused")})
         self.state = self._inner.state
 
     @torch.no_grad()
@@ -61,6 +61,7 @@ class HostOptimizer(torch.optim.Optimizer):
             self._inner.param_groups = [
                 {**group, "params": [self._masters[p] for p in group["params"]]} for group in self.param_groups
             ]
+            self._inner.grad_scale = getattr(self, "grad_scale", None)  # type: ignore[attr-defined]  # clips, if fused
             self._inner.step()
         finally:
             self._inner.param_groups = all_groups

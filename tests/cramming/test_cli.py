@@ -88,12 +88,22 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
     assert plain(settings)
 
 
+def test_letters_beyond_ascii_need_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
+    assert (
+        run("pretrain", "data=text", "name=größe", "runs=/home/müller/läufe x", "data.paths=[a,ü.txt,'b,ö.txt']").code
+        == 0
+    )
+    (settings,) = verb_calls
+    assert (settings["name"], settings["runs"]) == ("größe", "/home/müller/läufe x")
+    assert settings["data"]["paths"] == ["a", "ü.txt", "b,ö.txt"]
+
+
 def test_a_home_folder_needs_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
     typed = ["data=text", "data.paths=[~/a.txt,b.txt,~/wiki/*.xz,'~/c, d.txt']", "runs=~/runs", "~tokenizer.path"]
-    quoted = cli.with_quoted_homes(typed)
+    quoted = cli.with_quotes(typed)
     assert quoted == ["data=text", "data.paths=[\"~/a.txt\",b.txt,\"~/wiki/*.xz\",'~/c, d.txt']", 'runs="~/runs"',
                       "~tokenizer.path"]  # fmt: skip
-    assert cli.with_quoted_homes(quoted) == quoted
+    assert cli.with_quotes(quoted) == quoted
     assert run("pretrain", *typed[:3]).code == 0
     assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "b.txt", "~/wiki/*.xz", "~/c, d.txt"]
     assert verb_calls[0]["runs"] == "~/runs"
@@ -108,7 +118,6 @@ def test_a_home_folder_needs_no_quotes(run: Run, verb_calls: list[dict[str, Any]
         (["pretrain", "+colour=red"], ["colour: unknown setting"]),
         (["pretrain", "model=huge"], ["model/huge", "bert-base", "tiny"]),
         (["pretrain", "a=["], ["a=["]),
-        (["pretrain", "name=ünï"], ["name=ünï", "quotes"]),
         (["pretrain", "experiment=null"], ["experiment=null", "experiment=none"]),
         (["prepare", "data=3"], ["data=3", "name of one of its files"]),
         (["pretrain", "a b"], ["a b"]),
@@ -216,6 +225,21 @@ class TestChildren:
         assert run(verb, "--multirun", "name=a,b", "model=tiny").code == 0
         assert commands == [[verb, f"name={name}", "model=tiny"] for name in "ab"]
 
+    def test_a_mistake_in_any_point_is_found_before_the_first_begins(self, run: Run, commands: list[list[str]]) -> None:
+        ended = run("pretrain", "-m", "name=a,b", "train.micro_batch=8,3")
+        assert ended.code == 2 and is_one_line(ended.err) and not commands
+        assert "name=a train.micro_batch=3: train.batch_size" in ended.err
+
+    def test_two_points_of_one_name_are_refused_before_the_first_begins(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
+        ended = run("pretrain", "-m", "optim.lr=1e-3,2e-3")
+        assert ended.code == 2 and "name=default: more than one point" in ended.err and not commands
+        assert "'name=lr-${optim.lr}'" in ended.err
+        assert run("pretrain", "-m", "name=lr-${optim.lr}", "optim.lr=1e-3,2e-3").code == 0
+        assert [command[-1] for command in commands] == ["optim.lr=0.001", "optim.lr=0.002"]
+        assert run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0  # a grid of one run's fine-tuning
+
     def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
         assert run("pretrain", "-m", "name=bad,b").code == 3
         assert commands == [["pretrain", "name=bad"]]
@@ -278,6 +302,16 @@ def test_a_child_gets_our_sigterm() -> None:
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 7
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_that_a_child_outlives_in_peace_is_ours(sent: int, code: int) -> None:
+    """As when Ctrl-C comes while a verb finishes: what would come next was not asked for."""
+    child = "import signal, time; [signal.signal(s, lambda *_: None) for s in (2, 15)]; print('on', flush=True)"
+    with parent_of(child + "; time.sleep(0.5)") as process:
+        time.sleep(0.1)
+        process.send_signal(sent)
+        assert process.wait(10) == code
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")

@@ -78,6 +78,23 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(
         assert moved == pytest.approx(stats.grad_norm if factor else 1e-3, rel=1e-3)
 
 
+def test_a_fused_update_clips_as_a_separate_pass_does(make_model: Callable[..., Any], tiny_source: Any) -> None:
+    """AdamW's first step hardly knows how long a gradient is, so two of different lengths are taken."""
+    for clip in (0.05, 1e9):
+        found, expected = make_model(), make_model()
+        optimizers = [
+            torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused) for m, fused in ((found, True), (expected, False))
+        ]
+        for model, optimizer in zip((found, expected), optimizers):
+            precision = Precision(PrecisionConfig("fp32", False), CPU)
+            one = Engine(model, optimizer, precision, clip, Mesh(ParallelConfig("auto"), CPU), CPU)
+            for rows in (1, 6):
+                one.step([tiny_source.batch(0, rows)], 1e-3)
+        for name in ("exp_avg", "exp_avg_sq"):
+            moments = [[state[name] for state in optimizer.state.values()] for optimizer in optimizers]
+            torch.testing.assert_close(*moments, rtol=1e-4, atol=1e-9)
+
+
 def test_the_learning_rate_is_the_steps(make_model: Callable[..., Any], tiny_source: Any) -> None:
     moves = []
     for rate in (0.0, 0.1, 0.2):

@@ -120,6 +120,17 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
     assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "failed", "finished"]
 
 
+def test_stopped_before_the_first_step_the_name_is_free_again(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        break_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        start("name=mistyped", "optim.lr=1.0")
+    assert ended.value.code == 130
+    assert not (unbroken.parent.parent / "runs" / "mistyped").exists()
+    assert start("name=mistyped", "optim.lr=1e-4").is_dir()
+
+
 def test_a_time_budget_is_used_and_never_passed(start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four seconds, as if this process had just begun (with `unbroken` its imports are done); stopped, resumed."""
     limit = 4.0
