@@ -164,7 +164,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["optim.lr=0"], "optim: lr=0"),
         (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
         (["schedule.decay=2"], "schedule: decay=2"),
-        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequences, which is not a multiple of"),
+        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequence(s), which is not a multiple of"),
         (
             [*RAMP, "schedule.batch_start=0.25"],
             "train.micro_batch=4 x 1 process(es); set train.micro_batch=2 or schedule.",
@@ -207,7 +207,7 @@ def test_a_batch_that_grows_is_cut_for_all_processes(
     settings = compose(*RAMP, "schedule.batch_start=0.1", "train.batch_size=120", "train.micro_batch=20")
     found = Sections.of(settings)
     with pytest.raises(
-        UserError, match=rf"grows by 12 sequences, .*20 x {processes} process\(es\); set {fits}schedule"
+        UserError, match=rf"grows by 12 sequence\(s\), .*20 x {processes} process\(es\); set {fits}schedule"
     ):
         refuse_unfit_ramp(found.train, found.schedule, found.execution.memory, processes)
     if fits:
