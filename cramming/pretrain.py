@@ -26,7 +26,7 @@ from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
-from cramming.schedule import learning_rate_factor, micro_batches_per_step
+from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.sections import Sections, TrainConfig, check_sections
 
 
@@ -155,8 +155,8 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
     with Progress("pretrain", total=100.0, unit="%") as bar:
         while True:
             progress = mesh.from_main(clock.progress() if clock else 0.0)
-            count = micro_batches_per_step(parts.schedule, progress, parts.micro_batches)
-            sequences = count * config.rows * mesh.world_size
+            sequences = sequences_per_step(parts.schedule, progress, config.batch_size)
+            count = sequences // (config.rows * mesh.world_size)
             tokens = sequences * config.sequence_length
             flops = tokens * parts.flops_per_token
             fits = bool(clock and clock.has_room_for(seconds=pace.step_seconds(count), tokens=tokens, flops=flops))
