@@ -207,9 +207,9 @@ class BudgetClock:
         """Share of the budget spent, 0 to 1."""
         return min(1.0, self.spent() / self.config.limit)
 
-    def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0, steps: int = 1) -> bool:
-        """Whether a piece of work that costs this much ends inside the budget."""
-        cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": float(steps)}
+    def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
+        """Whether a step that costs this much ends inside the budget."""
+        cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": 1.0}
         return self.spent() + cost[self.config.unit] <= self.config.limit * (1 + 1e-12)
 
     def close(self, reason: EndReason) -> None:

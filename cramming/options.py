@@ -24,8 +24,8 @@ from cramming.model.config import ModelConfig, flops_per_token
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
-from cramming.schedule import ScheduleConfig, micro_batches_per_step
-from cramming.sections import Sections, TrainConfig
+from cramming.schedule import ScheduleConfig, ramp_step, sequences_per_step
+from cramming.sections import Sections, TrainConfig, refuse_unfit_ramp
 from cramming.simulate import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
 
 GIB = 2**30
@@ -35,7 +35,7 @@ CONTEXT_BYTES = {"cuda": 600 * 2**20, "cpu": 400 * 2**20}
 ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
 
 # What is tried: changes to the memory section, fastest first.
-TRICKS: tuple[dict[str, Any], ...] = (
+CHECKPOINTING: tuple[dict[str, Any], ...] = (
     {"checkpoint_every": 0, "checkpoint": "full"},
     {"checkpoint_every": 1, "checkpoint": "selective"},
     {"checkpoint_every": 2, "checkpoint": "full"},
@@ -149,14 +149,15 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each trick the largest micro-batch that fits (the smallest, if none does).
+    """The configured setting, then for each of `variants` the largest micro-batch that fits (the smallest, if none).
 
     UserError where `pretrain` would refuse the configured memory section.
     """
     seen: set[tuple[MemoryConfig, int]] = set()
-    batch, configured = job.train.batch_size, job.execution.memory
-    sizes = [batch] if configured.update_in_backward else micro_batch_sizes(batch)  # one micro-batch is all it can take
-    for memory in variants(job, target):
+    configured, tried = job.execution.memory, variants(job, target)
+    sizes = micro_batch_sizes(ramp_step(job.schedule, job.train.batch_size))
+    sizes = sizes[-1:] if configured.update_in_backward else sizes  # one micro-batch is all it can take
+    for memory in tried:
         simulation = Simulation(job.recipe(target, memory))
         price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
         fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
@@ -168,11 +169,11 @@ def explore(job: Job, target: Target) -> Iterator[Option]:
 
 
 def variants(job: Job, target: Target) -> list[MemoryConfig]:
-    """The configured memory section and, on top of it, every trick that goes with it and with the rest of the job."""
+    """The configured memory section and, on top of it, each checkpointing that goes with it and the rest of the job."""
     configured = job.execution.memory
     refuse_unplanned(job, target, configured)
     found = [configured]
-    for changes in TRICKS:
+    for changes in CHECKPOINTING:
         try:
             memory = replace(configured, **changes)
             refuse_unplanned(job, target, memory)
@@ -183,10 +184,11 @@ def variants(job: Job, target: Target) -> list[MemoryConfig]:
 
 
 def refuse_unplanned(job: Job, target: Target, memory: MemoryConfig) -> None:
-    """UserError where `pretrain` would refuse `memory` whatever the micro-batch, in one process on `target`."""
+    """UserError where `pretrain` would refuse `memory` in one process on `target`, were each step one micro-batch."""
     refuse_contradictions(memory, job.execution.runtime)
     clip, fits = job.execution.optim.clip, str(job.train.batch_size)
     refuse_unfit(memory, micro_batches=1, clip=clip, mode=target.mode, processes=1, fits=fits)
+    refuse_unfit_ramp(job.train, job.schedule, memory, world_size=1)
 
 
 def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
@@ -208,5 +210,6 @@ def tokens_in_budget(job: Job, tokens_per_second: float) -> float:
         return budget.limit * 1e18 / flops_per_token(job.model, length, job.targets_per_row / length, last_layer)
     if budget.unit == "tokens":
         return budget.limit
-    points = [micro_batches_per_step(job.schedule, p / 1000, 1000) / 1000 for p in range(1000)]
-    return budget.limit * job.train.batch_size * length * sum(points) / len(points)
+    steps = min(int(budget.limit), 10_000)  # all of them, or evenly chosen ones
+    sequences = sum(sequences_per_step(job.schedule, step / steps, job.train.batch_size) for step in range(steps))
+    return budget.limit * sequences / steps * length

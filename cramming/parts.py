@@ -29,7 +29,7 @@ from cramming.record import (
     write_record_section,
 )
 from cramming.runtime import RuntimeConfig
-from cramming.schedule import ScheduleConfig
+from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.sections import Sections, TrainConfig, check_sections, micro_batches_of, refuse_unfit_step
 from cramming.start import StartConfig, start_from_text
 
@@ -164,9 +164,10 @@ def with_micro_batch(sections: Sections, found: Checked, engine: Engine, folder:
     length = config.sequence_length
     form = (length, sections.objective.targets_per_row(length), config.packing)
     recipe = Recipe(found.model, execution, engine.precision.mode, engine.device.type, *form)
-    rows = micro_batch_of_run(folder, engine, found.source.batch, recipe, config.batch_size)
+    largest = ramp_step(sections.schedule, config.batch_size) // engine.mesh.world_size
+    rows = micro_batch_of_run(folder, engine, found.source.batch, recipe, largest)
     config = replace(config, micro_batch=rows)
-    refuse_unfit_step(config, execution, engine.mesh, engine.device)
+    refuse_unfit_step(config, sections.schedule, execution, engine.mesh, engine.device)
     return config
 
 

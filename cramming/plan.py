@@ -9,8 +9,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from cramming.config import UserError, build, write_atomically
 from cramming.model.config import count_parameters
 from cramming.options import (
@@ -71,11 +69,9 @@ def describe(job: Job, target: Target) -> None:
             " holds what is predicted"
         )
     say(f"rates: {target.rates.basis}")
-    memory = job.execution.memory
-    if target.kind == "cuda" and not torch.cuda.is_available():
-        for name in ("offload_activations", "offload_weights", "offload_optimizer"):
-            if getattr(memory, name):
-                say(f"memory.{name}: not seen, for want of a GPU here: counted as if it stayed on the device")
+    for name in ("offload_activations", "offload_weights", "offload_optimizer"):
+        if target.kind == "cuda" and getattr(job.execution.memory, name):
+            say(f"memory.{name}: the time of its copies, and of what the CPU computes, is counted as if on the device")
     if target.mode == "fp8":
         say("fp8: both memory and time are those of bf16; a compiled fp8 step is faster, and keeps copies in 8 bits")
     if job.execution.runtime.compile != "off":

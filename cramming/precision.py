@@ -9,7 +9,8 @@ and values with `attention.last_layer=targets`: it is then two products with par
 the layer that was converted.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -47,6 +48,17 @@ def resolve(mode: str, device: torch.device) -> Mode:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if has_bf16 else "fp32"
+
+
+@contextmanager
+def float32_products(tf32: bool) -> Iterator[None]:
+    """fp32 matrix products with TF32's rounding, or without; a setting of the whole process, which is then put back."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Precision:

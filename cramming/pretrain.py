@@ -15,19 +15,18 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cramming import device as devices
 from cramming.account import Judge, ResumeWithLessError, announce, finish, log_step, out_of_memory, validate, warn
 from cramming.budget import EndReason
 from cramming.config import ENVIRONMENT_ERRORS, UserError, build
-from cramming.data.batches import Batch, prefetch
+from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
-from cramming.schedule import learning_rate_factor, micro_batches_per_step
+from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.sections import Sections, TrainConfig, check_sections
 
 
@@ -156,8 +155,8 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
     with Progress("pretrain", total=100.0, unit="%") as bar:
         while True:
             progress = mesh.from_main(clock.progress() if clock else 0.0)
-            count = micro_batches_per_step(parts.schedule, progress, parts.micro_batches)
-            sequences = count * config.rows * mesh.world_size
+            sequences = sequences_per_step(parts.schedule, progress, config.batch_size)
+            count = sequences // (config.rows * mesh.world_size)
             tokens = sequences * config.sequence_length
             flops = tokens * parts.flops_per_token
             fits = bool(clock and clock.has_room_for(seconds=pace.step_seconds(count), tokens=tokens, flops=flops))
@@ -211,10 +210,8 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
 def micro_batch_stream(parts: Parts) -> Generator[Batch]:
     """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
     mesh, rows, first = parts.mesh, parts.train.rows, parts.work.sequences
-    pin = parts.engine.device.type == "cuda"
 
     def make(k: int) -> Batch:
-        batch = parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
-        return batch.map(Tensor.pin_memory) if pin else batch
+        return parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
 
-    return prefetch(make, parts.runtime.prefetch)
+    return made_ahead(make, parts.engine.device, parts.runtime.prefetch)

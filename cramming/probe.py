@@ -6,7 +6,9 @@ for the optimizer's state, which the first update makes, is held meanwhile, and 
 Where that was not enough, the training ends with a record of the next smaller size, and a resume goes on with it. On a
 CPU running out of memory ends the process, so there the predicted peak is compared with the memory that is free.
 
-The result changes speed only: a step's loss is the mean over all its targets, however they are cut.
+The result changes speed only: a step's loss is the mean over all its targets, however they are cut, and how many these
+are does not depend on it. Where the batch grows, that is because the micro-batch divides what it grows by
+(`schedule.ramp_step`).
 """
 
 import copy
@@ -43,14 +45,17 @@ class Found(NamedTuple):
 
 
 def micro_batch_of_run(
-    folder: Path, engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, batch_size: int
+    folder: Path, engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sequences: int
 ) -> int:
-    """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded."""
+    """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded.
+
+    It divides `sequences`: of one step in this process, or by which its steps grow.
+    """
     mesh = engine.mesh
     recorded = load_record(folder).get("pretrain", {}).get("micro_batch", 0) if mesh.is_main else 0
     rows = int(mesh.from_main(float(recorded or 0)))
     if rows == 0:
-        rows, how = find_micro_batch(engine, make_batch, recipe, batch_size // mesh.world_size)
+        rows, how = find_micro_batch(engine, make_batch, recipe, sequences)
         if mesh.is_main:
             write_record_section(folder, pretrain={"micro_batch": rows, "micro_batch_found": how})
             say(f"train.micro_batch: {rows} sequences ({how})")
@@ -58,7 +63,7 @@ def micro_batch_of_run(
 
 
 def find_micro_batch(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: Recipe, sequences: int) -> Found:
-    """The largest size that divides `sequences` (of one step in this process) and fits on the engine's device.
+    """The largest size that divides `sequences` and fits on the engine's device.
 
     `make_batch(first_sample, rows)` gives real batches. With several processes the smallest result of all counts.
     """

@@ -8,6 +8,7 @@ does, in whatever unit the budget is.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 # What a shape does not look at, and the value that this must then have: a setting that does nothing is a mistake.
@@ -25,8 +26,8 @@ class ScheduleConfig:
     """Shape of the learning rate, and the ramp of the batch size, over the budget.
 
     `warmup` and `decay` are shares of the budget; `final` is the learning rate at the end as a share of the peak;
-    `start` is the share of the peak at progress 0. The batch grows linearly from `batch_start` of train.batch_size to
-    all of it at progress `batch_ramp` (0: no ramp).
+    `start` is the share of the peak at progress 0. The batch grows from `batch_start` of train.batch_size (1: no
+    ramp) to all of it at progress `batch_ramp`: linearly, in equal steps (`ramp_step`) that these two sizes decide.
     """
 
     name: Literal["constant", "linear", "cosine", "triangle", "wsd"]
@@ -49,6 +50,11 @@ class ScheduleConfig:
                 )
         if not 0 < self.batch_start <= 1:
             raise ValueError(f"batch_start={self.batch_start} is not a share above 0 and at most 1")
+        if (self.batch_start == 1) != (self.batch_ramp == 0):
+            raise ValueError(
+                f"batch_start={self.batch_start} and batch_ramp={self.batch_ramp}: neither does anything without the"
+                " other; without a ramp they are 1.0 and 0.0"
+            )
         if self.name == "wsd" and self.warmup + self.decay > 1:
             raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
 
@@ -102,9 +108,30 @@ SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
 }
 
 
-def micro_batches_per_step(config: ScheduleConfig, progress: float, full: int) -> int:
-    """Micro-batches to accumulate at `progress`, where the full batch has `full` of them; at least one."""
-    if config.batch_ramp == 0 or progress >= config.batch_ramp:
-        return full
+@cache
+def ramp_step(config: ScheduleConfig, batch_size: int) -> int:
+    """Sequences by which the batch grows, of which every batch is a multiple; all of `batch_size` without a ramp.
+
+    The largest divisor of `batch_size` that is at most the first batch and leaves that below the full one. A
+    micro-batch divides it (`sections.refuse_unfit_ramp`), so the same batches follow whatever a device's memory holds
+    at once. ValueError where the first batch is below one sequence or can only be the full one.
+    """
+    if config.batch_start == 1:
+        return batch_size
+    first = config.batch_start * batch_size
+    for step in range(math.floor(first + 1e-9), 0, -1):
+        if batch_size % step == 0 and round(first / step) * step < batch_size:
+            return step
+    raise ValueError(
+        f"batch_start={config.batch_start:g} of {batch_size} sequences is {first:.3g}: no whole number from 1 to"
+        f" {batch_size - 1}"
+    )
+
+
+def sequences_per_step(config: ScheduleConfig, progress: float, batch_size: int) -> int:
+    """Sequences of one optimizer step at `progress`: the multiple of `ramp_step` nearest to the straight line."""
+    if progress >= config.batch_ramp:
+        return batch_size
+    step = ramp_step(config, batch_size)
     share = config.batch_start + (1 - config.batch_start) * progress / config.batch_ramp
-    return max(1, min(full, round(share * full)))
+    return step * round(share * batch_size / step)

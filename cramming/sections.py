@@ -20,10 +20,10 @@ from cramming.execution import EngineConfig
 from cramming.model import attention
 from cramming.model.config import ModelConfig
 from cramming.optim import refuse_missing_package
-from cramming.parallel.apply import refuse_contradictions, refuse_unfit
+from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
 from cramming.precision import refuse_missing_hardware, resolve
-from cramming.schedule import ScheduleConfig
+from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.start import StartConfig
 from cramming.tricks import changed
 
@@ -32,7 +32,8 @@ from cramming.tricks import changed
 class TrainConfig:
     """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass.
 
-    `micro_batch: auto` becomes a number in `parts.build_parts`: the largest that fits.
+    `micro_batch: auto` becomes a number in `parts.build_parts`: the largest that fits and that divides a process's
+    share of a step, or of what the schedule lets steps grow by.
     """
 
     sequence_length: int
@@ -98,13 +99,15 @@ def check_sections(
     settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device
 ) -> tuple[list[str], dict[str, str]]:
     """UserError for what can be known to be wrong before there is a corpus; else kernels, and `check_gate`'s states."""
-    refuse_unfit_step(sections.train, sections.execution, mesh, device)
+    refuse_unfit_step(sections.train, sections.schedule, sections.execution, mesh, device)
     kernels = attention_kernels(sections.train, sections.execution, sections.model, device)
     name = devices.describe(device).name
     return kernels, check_gate(settings, sections.execution, kernels, device, name)
 
 
-def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, device: torch.device) -> None:
+def refuse_unfit_step(
+    config: TrainConfig, schedule: ScheduleConfig, execution: EngineConfig, mesh: Mesh, device: torch.device
+) -> None:
     """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
     refuse_missing_hardware(execution.precision, device)
     refuse_missing_package(execution.optim)
@@ -117,6 +120,37 @@ def refuse_unfit_step(config: TrainConfig, execution: EngineConfig, mesh: Mesh, 
         processes=mesh.world_size,
         fits=str(config.batch_size),
     )
+    refuse_unfit_ramp(config, schedule, execution.memory, mesh.world_size)
+
+
+def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, memory: MemoryConfig, world_size: int) -> None:
+    """UserError where the batch cannot grow as the schedule says, in whole micro-batches of all processes."""
+    if schedule.batch_ramp == 0:
+        return
+    without = "schedule.batch_start=1.0 schedule.batch_ramp=0.0"
+    if memory.update_in_backward:
+        raise UserError(
+            f"schedule.batch_ramp={schedule.batch_ramp:g}: memory.update_in_backward=true takes the whole batch at"
+            f" once, which cannot grow; set {without}"
+        )
+    try:
+        step = ramp_step(schedule, config.batch_size)
+    except ValueError as error:
+        raise UserError(f"schedule.{error}; raise train.batch_size or set {without}") from None
+    rows = 1 if config.micro_batch == "auto" else config.micro_batch
+    if step % (rows * world_size):
+        share, rest = divmod(step, world_size)
+        fits = [size for size in range(1, min(rows, share) + 1) if not rest and share % size == 0]
+        raise UserError(
+            f"schedule.batch_start={schedule.batch_start:g}: train.batch_size={config.batch_size} grows by {step}"
+<<<<<<< HEAD
+            f" sequence(s), not a multiple of train.micro_batch={config.micro_batch} x {world_size} process(es);"
+            f" set {f'train.micro_batch={fits[-1]} or ' if fits else ''}{without}"
+=======
+            f" sequence(s), which is not a multiple of train.micro_batch={config.micro_batch} x {world_size}"
+            f" process(es); set {f'train.micro_batch={fits[-1]} or ' if fits else ''}{without}"
+>>>>>>> mend-c
+        )
 
 
 def check_gate(

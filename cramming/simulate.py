@@ -7,8 +7,8 @@ state; then any step can be asked for.
 
 What is not simulated: `torch.compile` (the step runs eagerly; compiled code needs as much or less), the copies in 8
 bits that mode fp8 makes, what an allocator wastes, and what lies outside torch's tensors (a CUDA context). Where the
-target is a GPU and this machine has none, CPU tensors stand for it (cramming/stand_in.py); copies to host memory cannot
-be told from copies on the device, so offloading is not seen.
+target is a GPU and this machine has none, CPU tensors stand for it (cramming/stand_in.py). What is offloaded takes no
+device memory then either; but its copies, and what the CPU computes, are counted as if the device did them.
 """
 
 from bisect import bisect_right
@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from cramming.data.batches import Batch
@@ -27,6 +28,7 @@ from cramming.execution import EngineConfig, build_model, equip
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
+from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Mode
 from cramming.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
@@ -88,7 +90,7 @@ class Simulation:
         stands_in = recipe.device_type == "cuda" and not torch.cuda.is_available()
         self.device = torch.device("cpu" if stands_in else recipe.device_type)
         self.tracker = StorageTracker(self.device.type, flash_scratch if recipe.device_type == "cuda" else None)
-        self._stand_in = as_on_cuda if stands_in else nullcontext
+        self._stand_in = partial(as_on_cuda, self.tracker) if stands_in else nullcontext
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
@@ -96,6 +98,8 @@ class Simulation:
             self.tracker.truth = False  # no random number is outside its bounds
             with self.device:  # tensors without data cannot be moved
                 model = build_model(execution, recipe.model)
+            if execution.memory.offload_weights:
+                self._bring_home(model.encoder.blocks)
             self.tracker.truth = True  # gradients are finite
             self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
@@ -117,6 +121,14 @@ class Simulation:
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
         return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
+
+    def _bring_home(self, blocks: nn.Module) -> None:
+        """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
+        lane = Lane(self.device)
+        for module in blocks.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                host = lane.host_empty(parameter).copy_(parameter.detach())
+                setattr(module, name, nn.Parameter(host, requires_grad=parameter.requires_grad))
 
     def _make_gradients(self) -> None:
         for parameter in self.engine.parameters:

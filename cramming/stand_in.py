@@ -1,7 +1,7 @@
 """A GPU's behaviour on CPU tensors, for a simulation of one where there is none.
 
 Attention saves what flash attention saves (queries, keys, values, output, log-sum-exp, no mask), head chunks and loops
-over parameters are the GPU's.
+over parameters are the GPU's. What `Lane` puts into host memory counts as such.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
-from cramming.tracker import aten
+from cramming.parallel.lane import Lane
+from cramming.tracker import HOST, StorageTracker, aten
 
 STAND_IN = "flash stand-in"
 
@@ -30,16 +31,26 @@ def _stand_in_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Lay
 
 
 @contextmanager
-def as_on_cuda() -> Iterator[None]:
-    """Within it the kernel `STAND_IN` exists, and head chunks are those of a GPU."""
-    chunk = heads.CHUNK_ELEMENTS["cpu"]
+def as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
+    """Within it the kernel `STAND_IN` exists, head chunks are those of a GPU, and `tracker` knows host memory."""
+    chunk, host_empty = heads.CHUNK_ELEMENTS["cpu"], Lane.host_empty
+
+    def on_host(self: Lane, like: Tensor) -> Tensor:
+        category, tracker.category = tracker.category, HOST
+        try:
+            return host_empty(self, like)
+        finally:
+            tracker.category = category
+
     attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(
         prepare=_stand_in_prepare, restrict=_stand_in_restrict
     )
     heads.CHUNK_ELEMENTS["cpu"] = heads.CHUNK_ELEMENTS["cuda"]
+    Lane.host_empty = on_host  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Lane.host_empty = host_empty  # type: ignore[method-assign]
         del attention.KERNELS[STAND_IN]
         heads.CHUNK_ELEMENTS["cpu"] = chunk
 

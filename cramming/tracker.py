@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 aten = torch.ops.aten
 MODE_MACHINERY = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 PLAIN = (Tensor, nn.Parameter, FakeTensor)
+HOST = "host"  # the category of what is not on the device, where both are called by one name: it has no size
 
 
 class Operation(NamedTuple):
@@ -49,8 +50,9 @@ class _Entry:
 class StorageTracker(TorchDispatchMode):
     """Live bytes on `device_type` by category, now and at the largest sum; and the operations, by phase.
 
-    A new storage gets the present `category`; `reclassify` moves it later. `scratch(func, args)` may name bytes that a
-    kernel takes for itself while it runs.
+    A new storage gets the present `category`; `reclassify` moves it later. Where host and device have one name, what
+    begins as `HOST`, and what is computed from such tensors alone, is not counted. `scratch(func, args)` may
+    name bytes that a kernel takes for itself while it runs.
     """
 
     def __init__(self, device_type: str, scratch: Callable[[Any, tuple[Any, ...]], int] | None = None):
@@ -70,10 +72,10 @@ class StorageTracker(TorchDispatchMode):
         self.operations = {}
 
     def reclassify(self, tensor: Tensor, category: str) -> None:
-        """Count the tensor's storage under `category` from now on."""
+        """Count the tensor's storage, unless it is on the host, under `category` from now on."""
         for storage in _storages(tensor):
             entry = self._entries.get(id(storage))
-            if entry:
+            if entry and entry.category != HOST:
                 self.live[entry.category] -= entry.size
                 self.live[category] += entry.size
                 entry.category = category
@@ -96,11 +98,11 @@ class StorageTracker(TorchDispatchMode):
             self._note_sum(self.total + self.scratch(func, args))
         result = func(*args, **(kwargs or {}))
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        fresh = [self._note(tensor, func, args) for tensor in outputs]
+        fresh = [self._note(tensor, func, args, kwargs or {}) for tensor in outputs]
         self._count(func, args, kwargs or {}, result, outputs, any(fresh))
         return result
 
-    def _note(self, tensor: Tensor, func: Any, args: Any) -> bool:
+    def _note(self, tensor: Tensor, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether the tensor has a storage that was not there before."""
         fresh = False
         for storage in _storages(tensor):
@@ -110,13 +112,19 @@ class StorageTracker(TorchDispatchMode):
             category = self.category
             if func is aten._to_copy.default and self.category_of(args[0]) == "weights":
                 category = "workspace"  # a copy of weights in 16 bits
-            entry = self._entries[key] = _Entry(storage.nbytes(), category)
+            elif kwargs.get("device") is None and self._all_on_host(args):
+                category = HOST
+            entry = self._entries[key] = _Entry(0 if category == HOST else storage.nbytes(), category)
             entry.ref = weakref.ref(storage, partial(self._freed, key))
             self.live[category] += entry.size
             self.total += entry.size
             self._note_sum(self.total)
             fresh = True
         return fresh
+
+    def _all_on_host(self, args: Any) -> bool:
+        inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        return bool(inputs) and all(self.category_of(tensor) == HOST for tensor in inputs)
 
     def _note_sum(self, total: int) -> None:
         if total > self.peak:

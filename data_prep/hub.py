@@ -1,18 +1,21 @@
 """Text from the Hugging Face hub, streamed with `datasets`; or from a local folder that `datasets` can load.
 
 A data set may hold text (`text_field`), or token ids with the tokenizer that made them (`ids_field`, `tokenizer_file`),
-as the cramming paper's ready-made corpus does. Without network this says so at once, where the libraries would retry
-for half a minute.
+as the cramming paper's ready-made corpus does. A data set of the hub can change at any time, so a corpus is made from
+one commit of it, whatever `revision` says: the one that it stands for when the preparation begins. Without network this
+says so at once, where the libraries would retry for half a minute.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.hub import one_line, why_unreachable
 from data_prep.files import missing_field, text_value
 from data_prep.sources import DataConfig, Document, Source
@@ -30,7 +33,7 @@ class HubConfig(DataConfig):
     dataset: str | None = None
     subset: str | None = None
     split: str = "train"
-    revision: str | None = None
+    revision: str | None = None  # a branch, tag or commit; null: the newest commit when the preparation begins
     text_field: str = "text"
     ids_field: str | None = None  # a column of token ids, instead of text
     tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
@@ -52,28 +55,47 @@ class HubSource(Source):
         assert config.dataset is not None
         self.config, self.dataset = config, config.dataset
         self.local = Path(self.dataset).is_dir()
+        self.costly = not config.max_documents
         self.total = config.max_documents
+        self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit that is read: that of the run this one goes on with, else asked of the hub; None for a folder."""
+        if self.local:
+            return None
+        return self.earlier[0]["revision"] if self.earlier else self._newest_commit()
 
     def inventory(self) -> list[dict[str, Any]]:
-        config = self.config
-        name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
-        return [
-            {
-                "name": name,
-                "kind": "hub",
-                "license": config.license,
-                "revision": config.revision,
-                **self.place,
-            }
-        ]
-
-    @property
-    def place(self) -> dict[str, str]:
-        """The data set by its name on the hub, or the local folder, for the model card."""
-        return {"folder" if self.local else "dataset": self.dataset}
+        entry = {"name": self.name, "kind": "hub", "license": self.config.license, "revision": self.commit}
+        # The data set by its name on the hub, or the local folder, for the model card.
+        place = {"folder": self.dataset, "sha256": self._folder_sha256()} if self.local else {"dataset": self.dataset}
+        return [entry | place]
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        return super().changed([{**entry, **self.place} for entry in inventory])  # older corpora lack the place
+        now = self.inventory()[0]
+        return None if [now | entry for entry in inventory] == [now] else self.name  # older corpora lack some keys
+
+    def _folder_sha256(self) -> str:
+        """Of the names and contents of all files that are not hidden."""
+        digest, root = hashlib.sha256(), Path(self.dataset)
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root)
+            if path.is_file() and not any(part.startswith(".") for part in name.parts):
+                digest.update(f"{name}\n{file_sha256(path)}\n".encode())
+        return digest.hexdigest()
+
+    def _newest_commit(self) -> str | None:
+        self._require_network()
+        import huggingface_hub
+
+        try:
+            found = huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision)
+        except Exception as error:
+            if not (is_network_error(error) or isinstance(error, ValueError)):
+                raise
+            raise UserError(f"data.dataset={self.dataset}: cannot be found: {one_line(error)}") from None
+        return found.sha
 
     def documents(self) -> Iterator[Document]:
         return self._documents(self._open)
@@ -97,7 +119,7 @@ class HubSource(Source):
     def _documents(self, open_stream: Callable[[], Any], keep_state: bool = True) -> Iterator[Document]:
         self.position = 0
         field = self.config.ids_field or self.config.text_field
-        name = self.inventory()[0]["name"]
+        name = self.name
         records = resumed(open_stream, f"data.dataset={self.dataset}", () if self.local else WAIT_SECONDS, keep_state)
         while (record := self._next(records)) is not None:
             if field not in record:
@@ -131,7 +153,7 @@ class HubSource(Source):
                 self.dataset,
                 config.subset,
                 split=config.split,
-                revision=config.revision,
+                revision=self.commit,
                 streaming=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -151,7 +173,7 @@ class HubSource(Source):
                 self.dataset,
                 config.tokenizer_file,
                 repo_type="dataset",
-                revision=config.revision,
+                revision=self.commit,
             )
         except (OSError, ValueError) as error:
             raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {one_line(error)}") from None

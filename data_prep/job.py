@@ -63,6 +63,7 @@ class Job:
         if self.compared != compared:
             return f"the tasks in {self.data.decontaminate.tasks}"
         source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
+        self.source.pin(source)
         if changed := self.source.changed(source):
             return changed
         before, now = inventory[len(source) :], self._tokenizer_entry()

@@ -4,6 +4,8 @@ At every point of the mixed stream each part has given its share of the bytes (o
 within one document: the next document is always from the part that is furthest behind its weight. `seed` sets where in
 its turn each part begins. The stream ends with the first part that has no more, as the proportions could not be kept.
 What the filters remove comes later, so shares of the finished corpus can differ; its card gives them.
+
+A sample for the tokenizer has the same proportions. With a part that is costly to read it ends when it is large enough.
 """
 
 import random
@@ -48,6 +50,7 @@ class MixSource(Source):
     def __init__(self, config: MixConfig) -> None:
         self.config = config
         self.sources = [_open(config, number) for number in range(len(config.parts))]
+        self.costly = any(source.costly for source in self.sources)
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self.unit = "%"
@@ -65,15 +68,32 @@ class MixSource(Source):
         ]
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        found = (source.changed(entries) for source, entries in self._by_source(inventory))
+        return next(filter(None, found), None)
+
+    def pin(self, inventory: list[dict[str, Any]]) -> None:
+        for source, entries in self._by_source(inventory):
+            source.pin(entries)
+
+    def _by_source(self, inventory: list[dict[str, Any]]) -> Iterator[tuple[Source, list[dict[str, Any]]]]:
+        """Each part's source with its own entries, as it made them."""
         for name, source in zip(self.parts(), self.sources):
             entries = [entry for entry in inventory if entry["part"] == name]
-            bare = [{key: entry[key] for key in entry if key not in ("part", "weight")} for entry in entries]
-            if changed := source.changed(bare):
-                return changed
-        return None
+            yield source, [{key: entry[key] for key in entry if key not in ("part", "weight")} for entry in entries]
 
     def documents(self) -> Iterator[Document]:
-        streams = [limited(source.documents(), source.config) for source in self.sources]  # type: ignore[attr-defined]
+        return self._mixed([source.documents() for source in self.sources])
+
+    def sample_documents(self, characters: float) -> Iterator[Document]:
+        for document in self._mixed([source.sample_documents(characters) for source in self.sources]):
+            yield document
+            characters -= len(document.text)
+            if self.costly and characters <= 0:
+                return
+
+    def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
+        """The parts' `documents`, by weight."""
+        streams = [limited(stream, source.config) for stream, source in zip(documents, self.sources)]  # type: ignore[attr-defined]
         names, by_bytes = self.parts(), self.config.unit == "bytes"
         phase = random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.

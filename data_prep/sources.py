@@ -108,6 +108,8 @@ class Source(abc.ABC):
     total: float | None = None
     position: float = 0
     unit: str = "documents"
+    costly: bool = False  # to read it twice takes too long
+    earlier: list[dict[str, Any]] | None = None  # the inventory of the run that this one goes on with
 
     @abc.abstractmethod
     def inventory(self) -> list[dict[str, Any]]:
@@ -118,6 +120,10 @@ class Source(abc.ABC):
         now = self.inventory()
         return None if inventory == now else ", ".join(entry["name"] for entry in now)
 
+    def pin(self, inventory: list[dict[str, Any]]) -> None:
+        """Read what an earlier run with this inventory has read, where the source can still be had as it was then."""
+        self.earlier = inventory
+
     def parts(self) -> list[str]:
         """The values of `Document.source`, where they are not the names of the inventory."""
         return []
@@ -127,7 +133,7 @@ class Source(abc.ABC):
         """All documents from the beginning, in the same order at every call."""
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
-        """The documents to draw a sample of so many characters from: all of them, unless reading twice is too dear."""
+        """The documents to draw a sample of so many characters from: all of them, unless the source is `costly`."""
         return self.documents()
 
     def tokenizer_file(self) -> Path | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES
+from eval.tasks import AVERAGES, OFFICIAL_SHA256
 from eval.validity import NO_PRETRAINING
 
 MIN_SEEDS = 3
@@ -56,14 +56,12 @@ def from_scratch(record: Record) -> Outcome:
     are used anywhere."""
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
-    init, start = at(record, "pretrain.init"), at(record, "pretrain.start")
-    if start is None and at(record, "rules_version") == "1":
+    start, init = at(record, "pretrain.start"), at(record, "pretrain.init")  # the latter up to version 2 only
+    if start is None and at(record, "rules_version") == "1" and init == "scratch":
         start = "random"  # then there was no other
     known = isinstance(start, str) and start in FROM_SCRATCH
-    return (
-        init == "scratch" and known,
-        f"initial weights: {init or 'not on record'}, embeddings {start or 'not on record'}",
-    )
+    old = "" if init in (None, "scratch") else f", initial weights {init}"
+    return known and not old, f"start: {start or 'not on record'}{old}"
 
 
 def own_weights_scored(record: Record) -> Outcome:
@@ -140,9 +138,7 @@ def global_hyperparameters(record: Record) -> Outcome:
         elif own != reference:
             keys = [str(k) for k in {**own, **reference} if own.get(k) != reference.get(k)]
             problems.append(f"{name} differs in {', '.join(keys)}")
-    tried = entries(at(record, "glue.pretrained.sweep.points"))
-    chosen = f", chosen from {len(tried)} sets by the mean over all tasks" if tried else ""
-    return all_or(problems, f"the same for every task and initialisation{chosen}")
+    return all_or(problems, "the same for every task and initialisation")
 
 
 def few_epochs(record: Record) -> Outcome:
@@ -152,11 +148,20 @@ def few_epochs(record: Record) -> Outcome:
     return ok, ", ".join(f"{init}: {e if e is None else f'{e:g}'} epochs" for init, e in epochs.items()) or "no scores"
 
 
-def last_epoch(record: Record) -> Outcome:
-    """The last epoch is scored; nothing is selected by its score."""
-    found = {init: section.get("selection") for init, section in sections(record).items()}
-    ok = bool(found) and set(map(str, found.values())) == {"last epoch"}
-    return ok, ", ".join(f"{init}: {value}" for init, value in found.items()) or "no scores"
+def nothing_selected(record: Record) -> Outcome:
+    """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep, the
+    hyperparameters."""
+    found = {init: (section.get("selection"), swept(section)) for init, section in sections(record).items()}
+    ok = bool(found) and all(one == ("last epoch", "") for one in found.values())
+    words = (f"{init}: {selection}{', ' * bool(sets)}{sets}" for init, (selection, sets) in found.items())
+    return ok, "; ".join(words) or "no scores"
+
+
+def swept(section: Record) -> str:
+    """Such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
+    if section.get("sweep") is None:
+        return ""
+    return f"best of {len(entries(at(section, 'sweep.points')))} sets of hyperparameters"
 
 
 def enough_seeds(record: Record) -> Outcome:
@@ -178,7 +183,32 @@ def full_tasks(record: Record) -> Outcome:
         name.split("/")[1] for name, task in tasks_of(record) if name.startswith("pretrained/") and task.get("subset")
     ]
     problems += [f"scored on subsets: {', '.join(subsets)}"] if subsets else []
-    return all_or(problems, "every task, on all of its data")
+    contents = _contents(record)
+    problems += [f"{OTHER}: {', '.join(names)}" for name, names in contents.items() if name == OTHER]
+    shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in contents.items())
+    return all_or(problems, f"every task, on all of its data; {shown}" if shown else "every task, on all of its data")
+
+
+OTHER = "as many examples as the official data, but not those (by SHA-256)"
+
+
+def _contents(record: Record) -> dict[str, list[str]]:
+    """The entries of GLUE's averages with all of their examples, by what the SHA-256 of these says of them."""
+    found: dict[str, list[str]] = {}
+    if at(record, "glue.pretrained.suite") != "glue":
+        return found
+    for name in AVERAGES["glue"]["avg9"].entries:
+        task = at(record, f"glue.pretrained.tasks.{name}")
+        if not isinstance(task, Mapping) or task.get("subset"):
+            continue
+        sha256, official = task.get("data_sha256"), OFFICIAL_SHA256.get(name)
+        if not sha256:
+            found.setdefault("SHA-256 of the data not recorded", []).append(name)
+        elif official is None:
+            found.setdefault("official SHA-256 not known", []).append(f"{name} ({str(sha256)[:12]})")
+        else:
+            found.setdefault("official by SHA-256" if sha256 == official else OTHER, []).append(name)
+    return found
 
 
 def clean_code(record: Record) -> Outcome:

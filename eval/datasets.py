@@ -68,8 +68,12 @@ class TaskData:
     @property
     def sha256(self) -> str:
         """Hash of everything a result depends on."""
-        splits = (self.train, *self.scored, *self.blind)
-        return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in splits).encode()).hexdigest()
+        return content_sha256(self.train, *self.scored, *self.blind)
+
+
+def content_sha256(*splits: Split) -> str:
+    """Hash of several sets: their texts and labels in order, not how the files spell them."""
+    return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in splits).encode()).hexdigest()
 
 
 def tasks_in_folder(folder: Path, wanted: Sequence[str] | None) -> tuple[list[Task], dict[str, str]]:

@@ -27,7 +27,7 @@ EVERY: Fields = {
 TRAINED: Fields = {
     "a section": ("corpus", "corpus.tokenizer", "pretrain.budget"),
     "text": (
-        "corpus.folder", "corpus.manifest_sha256", "pretrain.init", "pretrain.objective", "pretrain.budget.unit",
+        "corpus.folder", "corpus.manifest_sha256", "pretrain.objective", "pretrain.budget.unit",
         "pretrain.budget.journal_sha256",
     ),
     "a finite number": (

@@ -49,8 +49,9 @@ class EvalConfig:
     `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
     predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
     the closed division does not allow; `floor` scores a bag of words too; `sweep` keeps this result as one point of a
-    grid and records the best so far; `minimal_pairs` is a folder of BLiMP's files; `workers` null means what cores and
-    memory allow; `threads` is per run, and part of the result, unlike `workers`.
+    grid and records the best so far, which the closed division does not allow either; `minimal_pairs` is a folder of
+    BLiMP's files; `workers` null means what cores and memory allow; `threads` is per run, and part of the result,
+    unlike `workers`.
     """
 
     source: SourceName
@@ -234,8 +235,9 @@ def score_model(
     pieces = stored_pieces(store, keys, init)
     todo = [run for run in keys if run not in pieces]
     by_name = {d.task.name: d for d in data}
-    weight_bytes = sum(f.stat().st_size for f in source.folder.glob("*.safetensors"))
-    workers = choose_workers(settings.workers, settings.threads, len(todo), device, weight_bytes)
+    workers = choose_workers(
+        settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
+    )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         todo.sort(key=lambda run: -len(by_name[run[0]].train))
     jobs = make_jobs(todo, by_name, source, init, settings, precision, device, cache)

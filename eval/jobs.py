@@ -1,9 +1,9 @@
 """Runs fine-tuning jobs, one after the other or in several processes.
 
-A small model leaves most of a many-core CPU idle, so on a CPU several (task, seed) runs work side by side, each with a
-fixed number of threads: sums are then formed in the same order however many processes there are, and the numbers do
-not depend on it. Workers are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none
-outlives it, not even after a `kill -9`.
+A small model leaves most of a many-core CPU idle, and most of a GPU, so several (task, seed) runs work side by side. On
+a CPU each has a fixed number of threads: sums are then formed in the same order however many processes there are, and
+the numbers do not depend on it. Workers are spawned, never see Ctrl-C (the parent ends them) and watch their parent,
+so that none outlives it, not even after a `kill -9`.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ import torch
 
 from cramming.config import UserError
 from cramming.device import available_bytes
-from cramming.precision import Mode
+from cramming.precision import Mode, float32_products
 from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
 from eval.finetune import Hyperparameters, Predictions, Selection, finetune
@@ -33,6 +33,10 @@ from eval.superglue import ALL_TASKS
 POLL_SECONDS = 0.5
 PROCESS_BYTES = 1.2e9  # Python, torch and a task's arrays
 WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, activations
+# On the GPU: CUDA's context and kernels, a task's arrays, and the activations of a group of `EVALUATION_TOKENS`, which
+# are the most. By reckoning for BERT-base, not measured.
+GPU_PROCESS_BYTES = 3e9
+FREE_SHARE = 0.7  # of what is free now, what may be planned with
 
 OnExamples = Callable[[int], None]
 
@@ -53,12 +57,17 @@ class Job:
     selection: Selection
 
 
-def choose_workers(wanted: int | None, threads: int, jobs: int, device: torch.device, weight_bytes: int) -> int:
-    """Processes to use: as wanted, else as many as cores and memory allow on a CPU, and one on a GPU."""
+def choose_workers(
+    wanted: int | None, threads: int, jobs: int, seeds: int, device: torch.device, weight_bytes: int
+) -> int:
+    """Processes to use: as wanted, else as many as cores and memory allow, and on a GPU at most one for each seed."""
     if wanted is None:
-        room = 0.7 * available_bytes() / (PROCESS_BYTES + WEIGHT_COPIES * weight_bytes)
+        copies = WEIGHT_COPIES * weight_bytes
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = min(cores // threads, int(room)) if device.type == "cpu" else 1
+        wanted = min(cores // threads, int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)))
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            wanted = min(wanted, seeds, int(FREE_SHARE * free / (GPU_PROCESS_BYTES + copies)))
     return max(1, min(wanted, jobs))
 
 
@@ -81,9 +90,10 @@ def _run(job: Job, on_examples: OnExamples) -> Predictions:
     if job.device == "cpu":
         keep_freed_memory()
     task, device = ALL_TASKS[job.task], torch.device(job.device)
-    return finetune(
-        task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
-    )
+    with float32_products(tf32=job.precision != "fp32"):
+        return finetune(
+            task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection
+        )
 
 
 def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:
@@ -103,13 +113,14 @@ def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> 
             counted = counter.value
             for future in done:
                 yield waiting.pop(future), future.result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller eval.workers"
-        ) from None
-    except BaseException:
+    except BaseException as error:
         for process in multiprocessing.active_children():
             process.kill()
+        if isinstance(error, BrokenProcessPool | torch.OutOfMemoryError):
+            raise UserError(
+                "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller"
+                " eval.workers"
+            ) from None
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -13,7 +13,7 @@ from cramming.progress import compact
 from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
-from eval.rules import MIN_SEEDS
+from eval.rules import MIN_SEEDS, swept
 from eval.standings import FLOOR, UNTRAINED, Entrant, Score, columns_of, gain_over
 from eval.tasks import AVERAGES, ENTRIES, TASKS
 
@@ -92,7 +92,7 @@ def division_cell(row: Entrant) -> Cell:
 def _detail(row: Entrant) -> str:
     what = UNTRAINED.get(row.init, row.init)
     seeds = len(entries(row.section.get("seeds")))
-    parts = [what, f"{seeds} seed{'s' if seeds != 1 else ''}"]
+    parts = [what, f"{seeds} seed{'s' if seeds != 1 else ''}", swept(row.section)]
     if row.init == "pretrained":
         parts += [model_words(row.run.record), budget_words(row.run.record)]
     return ", ".join(p for p in parts if p)
@@ -217,9 +217,8 @@ def _protocol(row: Entrant) -> str:
     few = f" (fewer than the {MIN_SEEDS} of the closed division)" if count < MIN_SEEDS else ""
     split, selection = row.section.get("split"), row.section.get("selection")
     of_seeds = "one seed" if count == 1 else f"median of {count} seeds"
-    tried = len(entries(at(row.section, "sweep.points")))
-    swept = f", hyperparameters chosen from {tried} sets by the mean over all tasks" if tried else ""
-    return f"{split} split, {of_seeds}{few}, {selection} scored{length}{swept}"
+    chosen = f", {sets} by the mean over all tasks" if (sets := swept(row.section)) else ""
+    return f"{split} split, {of_seeds}{few}, {selection} scored{length}{chosen}"
 
 
 def _gaps(row: Entrant) -> str:

@@ -35,8 +35,8 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 class ModelSource:
     """A model folder: `label` is what the user called it, `own` whether the suite's encoder can run it.
 
-    `designed` tells whether its weights had a design before training; `sha256` is that of the weight file (of all their
-    hashes where there are several).
+    `sha256` is that of the weight file (of all their hashes where there are several), `weight_bytes` what they take;
+    `designed` tells whether the weights had a design before training.
     """
 
     folder: Path
@@ -45,6 +45,7 @@ class ModelSource:
     vocab_size: int
     max_length: int | None
     sha256: str
+    weight_bytes: int
     designed: bool = False
 
 
@@ -67,15 +68,16 @@ def open_model(path: str | Path) -> ModelSource:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     hashes = [file_sha256(file) for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
+    size = sum(file.stat().st_size for file in weights)
     own = _own_config(folder, config.get("model_type"))
     if own is not None:
         assert own.vocab_size is not None, folder
         designed = own.attention_init != "random"
-        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, designed)
+        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, designed)
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
-    return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256)
+    return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256, size)
 
 
 def position_limit(config: ModelConfig) -> int | None:

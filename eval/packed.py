@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cramming.model.attention import Packing
 from cramming.model.encoder import Encoder
@@ -25,35 +26,38 @@ class Batch(NamedTuple):
 
 
 class PackedSplit:
-    """A split's arrays as tensors, from which any choice of examples is packed into a batch."""
+    """A split's arrays on the device, from which any choice of examples is packed there into a batch.
+
+    Only `lengths_N` is in main memory: the sizes of a batch are known without asking the device.
+    """
 
     def __init__(self, encoded: Encoded, device: torch.device) -> None:
         self.device = device
-        self.ids_T = torch.from_numpy(encoded.ids_T)
-        self.types_T = torch.from_numpy(encoded.types_T)
-        self.starts_N = torch.from_numpy(encoded.starts_N[:-1])
         self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
-        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N)
+        arrays = (encoded.ids_T, encoded.types_T, encoded.starts_N)
+        self.ids_T, self.types_T, self.starts_N = (torch.from_numpy(array).to(device) for array in arrays)
+        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
 
     def __len__(self) -> int:
-        return len(self.starts_N)
+        return len(self.lengths_N)
 
     def batch(self, chosen_S: Tensor) -> Batch:
-        """The examples `chosen_S` (int64 [S]) end to end."""
+        """The examples `chosen_S` (int64 [S], in main memory) end to end."""
         lengths_S = self.lengths_N[chosen_S]
-        bounds_S = torch.zeros(len(chosen_S) + 1, dtype=torch.int64)
-        torch.cumsum(lengths_S, 0, out=bounds_S[1:])
-        total = int(bounds_S[-1])
-        firsts_T = bounds_S[:-1].repeat_interleave(lengths_S, output_size=total)
-        positions_T = torch.arange(total) - firsts_T
-        index_T = self.starts_N[chosen_S].repeat_interleave(lengths_S, output_size=total) + positions_T
-        packing = Packing(self._to(bounds_S.int()), None, int(lengths_S.max()))
-        labels_S = None if self.labels_N is None else self._to(self.labels_N[chosen_S])
-        ids_T, types_T = self.ids_T[index_T].long(), self.types_T[index_T].long()
-        return Batch(self._to(ids_T), self._to(positions_T), self._to(types_T), packing, labels_S)
-
-    def _to(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        total, longest = int(lengths_S.sum()), int(lengths_S.max())
+        if self.device.type == "cuda":
+            chosen_S = chosen_S.pin_memory()  # else the copy would wait for the steps before it
+        chosen_S = chosen_S.to(self.device, non_blocking=True)
+        starts_S = self.starts_N[chosen_S]
+        lengths_S = self.starts_N[chosen_S + 1] - starts_S
+        bounds_S = F.pad(lengths_S.cumsum(0), (1, 0))
+        places_S = torch.stack((bounds_S[:-1], starts_S))  # in the batch, and in the split
+        firsts_T, sources_T = places_S.repeat_interleave(lengths_S, 1, output_size=total)
+        positions_T = torch.arange(total, device=self.device) - firsts_T
+        index_T = sources_T + positions_T
+        labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
+        packing = Packing(bounds_S.int(), None, longest)
+        return Batch(self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S)
 
 
 class VocabularyPart:

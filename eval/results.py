@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval import superglue
-from eval.datasets import TaskData
+from eval.datasets import Split, TaskData, content_sha256
 from eval.finetune import Predictions, Selection
 from eval.metrics import score
 from eval.tasks import AVERAGES, Source, Task
@@ -108,7 +108,8 @@ def summarise(
         for split in task_data.scored:
             entries[split.source.entry] = {
                 **_entry(task_data.task, split.source, of_task, seeds),
-                **_sizes(suite, task_data, split.source, len(split)),
+                **_sizes(suite, task_data, split),
+                "data_sha256": content_sha256(task_data.train, split),
                 "hyperparameters": dict(hyper),
             }
     missing = dict(absent) | {name: why for task_data in data for name, why in task_data.absent.items()}
@@ -166,9 +167,9 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _sizes(suite: str, data: TaskData, source: Source, examples: int) -> dict[str, Any]:
+def _sizes(suite: str, data: TaskData, split: Split) -> dict[str, Any]:
     """Examples used beside the official numbers, which only GLUE itself has."""
-    official = suite != "embedded"
+    official, examples, source = suite != "embedded", len(split), split.source
     return {
         "train_examples": len(data.train),
         "official_train_examples": data.task.train.examples if official else None,

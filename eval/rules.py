@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from eval import closed, validity
-from eval.closed import MIN_SEEDS, names_of
+from eval.closed import MIN_SEEDS, names_of, swept
 from eval.reading import Outcome, Record, at
 from eval.validity import COMPARABLE
 
-__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge", "names_of"]
+__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge", "names_of", "swept"]
 
 Check = Callable[[Record], Outcome]
 
@@ -104,7 +104,7 @@ _CLOSED: dict[str, Check] = {
     "R17": closed.tokenizer_origin,
     "R18": closed.global_hyperparameters,
     "R19": closed.few_epochs,
-    "R20": closed.last_epoch,
+    "R20": closed.nothing_selected,
     "R21": closed.enough_seeds,
     "R22": closed.full_tasks,
     "R23": closed.clean_code,

@@ -130,11 +130,13 @@ def refuse_equal_vocabularies(settings: Mapping[str, Any], sizes: Sequence[int])
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:
-    """The verbs that a run still needs. One that diverged has no score, and needs none."""
+    """The verbs that a run still needs. One that diverged has no score, and needs none.
+
+    Whether all is scored only `glue` itself knows: it keeps what it has and does the rest.
+    """
     status = _status(folder)
     verbs = [] if status in ("finished", "diverged") else ["prepare", "pretrain"]
-    scored = not glue or status == "diverged" or sections(load_run(folder).record)
-    return verbs if scored else [*verbs, "glue"]
+    return [*verbs, "glue"] if glue and status != "diverged" else verbs
 
 
 def _run(folder: Path, overrides: list[str], glue: bool) -> None:

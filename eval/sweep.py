@@ -4,7 +4,8 @@
         eval.hyperparameters.batch_size=16,32 ...
 
 Every point of the grid is a scoring like any other and lies in `glue/<init>/sweep/<hash>/`. After each, the record gets
-the best point so far, for all initialisations the same one, with the list of all points and how it was chosen. What a
+the best point so far, for all initialisations the same one, with the list of all points and how it was chosen. By that
+mark the rules (R20) know a choice by the scores that are printed, which the closed division does not allow. What a
 task would like best by itself is never looked at: that would be one set per task.
 """
 

@@ -12,9 +12,10 @@ from cramming.record import FORMAT_VERSION
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES
 
-# Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13), so what
-# version 1 accepted still stands; a version that forbids something, or scores otherwise, begins a new tuple.
-COMPARABLE = ("1", "2")
+# Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
+# 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well. A
+# version that scores otherwise, or forbids what older records do not show, begins a new tuple.
+COMPARABLE = ("1", "2", "3")
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006
 JOURNAL_ROUNDING_SECONDS = 0.01
@@ -22,8 +23,8 @@ NO_PRETRAINING = "no pretraining in this record"
 
 
 def format_and_versions(record: Record) -> Outcome:
-    """The record has this version's format, and names the suite's version and a comparable version of the rules (1 or
-    2).
+    """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2
+    or 3).
     """
     found = [at(record, key) for key in ("format", "suite_version", "rules_version")]
     ok = found[0] == FORMAT_VERSION and bool(found[1]) and str(found[2]) in COMPARABLE

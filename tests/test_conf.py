@@ -22,8 +22,8 @@ from cramming.parallel.mesh import ParallelConfig
 from cramming.plan import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
-from cramming.schedule import ScheduleConfig
-from cramming.sections import TrainConfig
+from cramming.schedule import ScheduleConfig, sequences_per_step
+from cramming.sections import Sections, TrainConfig, refuse_unfit_ramp
 from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
@@ -98,6 +98,16 @@ def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, A
     if settings["data"]["source"] == "text":  # where a user's files lie is the user's to say
         settings["data"]["paths"] = ["a.txt"]
     build_all(settings)
+
+
+@pytest.mark.parametrize(
+    "choice", [f"{group}={option}" for group in ("schedule", "train", "experiment") for option in GROUPS[group]]
+)
+def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[..., dict[str, Any]], choice: str) -> None:
+    found = Sections.of(compose(choice))
+    refuse_unfit_ramp(found.train, found.schedule, found.execution.memory, world_size=1)
+    sizes = [sequences_per_step(found.schedule, p, found.train.batch_size) for p in (0.0, 1.0)]
+    assert (sizes[0] < sizes[1]) == (found.schedule.batch_ramp > 0)
 
 
 @pytest.mark.parametrize("option", [option for option in GROUPS["experiment"] if option.endswith("-day")])

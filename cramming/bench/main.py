@@ -104,7 +104,7 @@ class Pairs:
     ) -> None:
         self.shapes, self.config, self.device, self.running = shapes, config, device, running
         self.bases: dict[str, Worker] = {}
-        self.ceilings: dict[str, float] = {}
+        self.ceilings: dict[tuple[str, bool], float] = {}  # by mode, and whether fp32 products are TF32's
 
     def row(self, trick: Trick) -> dict[str, Any]:
         """What a trick costs, or the reason why it was not run."""
@@ -116,13 +116,14 @@ class Pairs:
             job = job_of(settings, REFERENCE, vocab_size, self.device)
             self.bases[shape] = self.running.enter_context(Worker(job))
             warm_up(self.bases[shape])
-        row = measure(self.bases[shape], job_of(settings, trick, vocab_size, self.device), self.config)
+        job = job_of(settings, trick, vocab_size, self.device)
+        row = measure(self.bases[shape], job, self.config)
         if "error" in row:
             return row
-        dtype = row["precision"]
-        if dtype not in self.ceilings:
-            self.ceilings[dtype] = matmul_flops(self.device, DTYPES[dtype])
-        return {**row, "shape": shape, "ceiling_flops": self.ceilings[dtype]}
+        mode, tf32 = row["precision"], job["settings"]["precision"]["tf32"]
+        if (mode, tf32) not in self.ceilings:
+            self.ceilings[mode, tf32] = matmul_flops(self.device, DTYPES[mode], tf32)
+        return {**row, "shape": shape, "ceiling_flops": self.ceilings[mode, tf32]}
 
 
 def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
@@ -154,7 +155,7 @@ def pair(
     """One peer beside ours, eager and compiled, on one shape: two rows; one that says why if the peer cannot run."""
     family = {**peer["model"], **shape, "model.intermediate_size": int(peer["inner"] * shape["model.hidden_size"])}
     stack = tricks.best(device.type, resolve("auto", device)).settings
-    ours = {**stack, "precision.mode": settings["precision"]["mode"]}
+    ours = {key: value for key, value in stack.items() if not key.startswith("precision.")}  # the peer's is ours
     common = {"vocab_size": config.vocab_size, "device": device.type}
     about = {"peer": peer["side"], "shape": label}
     results: list[dict[str, Any]] = []
@@ -233,6 +234,7 @@ def chosen(config: BenchConfig, device: torch.device) -> list[Trick]:
     return [t for t in every if t.name in config.only]
 
 
+# Of the products that a mode's utilisation is measured by; of fp8 the table says that they are bf16's.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 BERT = {"model.norm_order": "post", "model.mlp": "plain", "model.positions": "learned", "model.norm_bias": True,
         "model.embedding_norm": True, "model.final_norm": False, "model.first_attn_norm": True, "model.token_types": 2,

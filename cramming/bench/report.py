@@ -19,9 +19,10 @@ from cramming.gate import WINDOW, Floor
 FORMULA = (
     "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
     " backward pass, a multiply-add as 2; recomputation not counted) per second, over the rate of large square matrix"
-    " products in the same number format measured in the same run. A dash: it came to more than 100 %, which is no"
-    " utilisation. Those products were disturbed while they were measured, or the model's own run faster, as on a CPU"
-    " without units for the format."
+    " products in the same number format (TF32 where fp32 products are TF32's) measured in the same run; beside fp8,"
+    " which only a part of the model's products are in, bf16's, as the cell says. A dash: it came to more than 100 %,"
+    " which is no utilisation. Those products were disturbed while they were measured, or the model's own run faster,"
+    " as on a CPU without units for the format."
 )
 
 
@@ -47,8 +48,10 @@ def gate_cell(row: dict[str, Any]) -> str:
 
 
 def utilisation_cell(row: dict[str, Any]) -> str:
-    """`62%`, or a dash where the ceiling it is measured by was none."""
+    """`62%`, `62% of bf16's` in mode fp8, or a dash where the ceiling it is measured by was none."""
     share = row["flops_per_token"] * row["tokens_per_second"] / row["ceiling_flops"]
+    if row["precision"] == "fp8":
+        return f"{share:.0%} of bf16's"
     return f"{share:.0%}" if share <= 1 else "–"
 
 

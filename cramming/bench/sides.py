@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
-from cramming import runtime
 from cramming.bench.data import SPECIAL, topic_batches
 from cramming.config import UserError, build
-from cramming.data.batches import Batch, BatchSource, prefetch
+from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.masking import ObjectiveConfig
 from cramming.engine import StepStats
 from cramming.execution import EngineConfig, build_engine
@@ -34,8 +33,9 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.precision import Precision, PrecisionConfig
+from cramming.precision import Precision, PrecisionConfig, float32_products
 from cramming.probe import find_micro_batch
+from cramming.runtime import RuntimeConfig, prepare_heap
 from cramming.sections import TrainConfig
 from cramming.simulate import Recipe
 
@@ -51,6 +51,7 @@ class Common:
         self.train = build(TrainConfig, settings["train"], "train")
         self.objective = build(ObjectiveConfig, settings["objective"], "objective")
         self.optim = build(OptimConfig, settings["optim"], "optim")
+        self.runtime = build(RuntimeConfig, settings["runtime"], "runtime")
         self.model_config = replace(build(ModelConfig, settings["model"], "model"), vocab_size=job["vocab_size"])
         self.how = build(AttentionConfig, settings["attention"], "attention")
         length, rate = self.train.sequence_length, self.objective.targets_per_row(self.train.sequence_length)
@@ -60,7 +61,7 @@ class Common:
         )
 
     def batches(self, first: int, count: int, per_step: int = 1) -> Iterator[Batch]:
-        """The micro-batches of `count` steps, `per_step` each. A GPU's are made ahead by a thread, as in a run."""
+        """The micro-batches of `count` steps, `per_step` each. A GPU's are made ahead and pinned, as in a run."""
         rows = self.train.batch_size // per_step
 
         def make(index: int) -> Batch:
@@ -69,7 +70,7 @@ class Common:
         if self.device.type == "cpu":  # the cores have enough to do
             yield from map(make, range(count * per_step))
             return
-        with closing(prefetch(make)) as ahead:
+        with closing(made_ahead(make, self.device, self.runtime.prefetch)) as ahead:
             yield from itertools.islice(ahead, count * per_step)
 
     def learning_rate(self, step: int) -> float:
@@ -82,7 +83,7 @@ class Ours(Common):
     def __init__(self, job: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(job, device)
         settings = job["settings"]
-        runtime.prepare_heap(build(runtime.RuntimeConfig, settings["runtime"], "runtime"), device)
+        prepare_heap(self.runtime, device)
         devices.seed_everything(0)
         mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
         execution = EngineConfig.of(settings)
@@ -158,8 +159,9 @@ class CompiledLoop(Common):
         rows, length = self.train.batch_size, self.train.sequence_length
         seconds, losses, before = [], [], time.perf_counter()
         for step, batch in enumerate(self.batches(first, count), first):
+            batch = batch.to(self.device)
             labels = torch.full_like(batch.ids_T, -100).scatter_(0, batch.target_positions_M, batch.target_ids_M)
-            ids, labels = (x.view(rows, length).to(self.device, non_blocking=True) for x in (batch.ids_T, labels))
+            ids, labels = (x.view(rows, length) for x in (batch.ids_T, labels))
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
             with self.autocast() if self.precision != "fp32" else nullcontext():
@@ -260,17 +262,21 @@ SIDES: dict[str, type[Ours] | type[CompiledLoop] | type[HuggingFaceTrainer]] = {
 }
 
 
-def matmul_flops(device: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
-    """Floating-point operations per second of large square products here and now: the median of repeats."""
+def matmul_flops(device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0) -> float:
+    """Floating-point operations per second of large square products here and now: the median of repeats.
+
+    `tf32` concerns those of fp32.
+    """
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    a @ b
     rates: list[float] = []
-    until = time.perf_counter() + seconds
-    while not rates or time.perf_counter() < until:
-        devices.synchronize(device)
-        began = time.perf_counter()
+    with float32_products(tf32):
         a @ b
-        devices.synchronize(device)
-        rates.append(2 * size**3 / (time.perf_counter() - began))
+        until = time.perf_counter() + seconds
+        while not rates or time.perf_counter() < until:
+            devices.synchronize(device)
+            began = time.perf_counter()
+            a @ b
+            devices.synchronize(device)
+            rates.append(2 * size**3 / (time.perf_counter() - began))
     return statistics.median(rates)

@@ -162,6 +162,13 @@ def _most_starts_within(document_starts: np.ndarray, length: int) -> int:
     return int((ends - np.arange(len(document_starts))).max())
 
 
+def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int = 3) -> Generator[Batch]:
+    """`prefetch`, for a GPU into pinned memory, from where copies to it do not wait."""
+    if device.type != "cuda":
+        return prefetch(make, depth)
+    return prefetch(lambda index: make(index).map(Tensor.pin_memory), depth)
+
+
 def prefetch(make: Callable[[int], Batch], depth: int = 3) -> Generator[Batch]:
     """make(0), make(1), ... computed ahead in one thread, at most `depth` waiting; close() ends it."""
     waiting: queue.Queue[Batch | BaseException] = queue.Queue(depth)

@@ -191,12 +191,10 @@ def load_encoder_config(
     return build(ModelConfig, values, where)
 
 
-def load_masked_lm(
-    folder: Path, kernel: str = "auto", dropout: float | None = None, attention_dropout: float | None = None
-) -> MaskedLM:
+def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout: float | None = None) -> MaskedLM:
     """A masked language model from an own folder or a stock one; UserError if its weights lack the head."""
     config = load_encoder_config(folder, dropout, attention_dropout)
-    model = MaskedLM(config, kernel)
+    model = MaskedLM(config)
     model.load_state_dict(_own_state(folder, config, {n: p.shape for n, p in model.named_parameters()}))
     return model
 

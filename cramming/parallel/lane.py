@@ -27,9 +27,9 @@ class Lane:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def host_empty(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def host_empty(self, like: Tensor) -> Tensor:
         """An empty tensor like `like` in host memory, pinned where there is a GPU to copy from it."""
-        return torch.empty(like.shape, dtype=dtype or like.dtype, device="cpu", pin_memory=self.stream is not None)
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=self.stream is not None)
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Event:
         """Begin to copy each source into its target, after all that is queued now; the event is their arrival."""
@@ -65,5 +65,5 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells two memories apart."""
-    return tensor.untyped_storage().data_ptr()
+    """What tells two memories apart: the storage itself. In a simulation all addresses are 0."""
+    return int(tensor.untyped_storage()._cdata)

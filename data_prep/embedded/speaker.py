@@ -107,8 +107,8 @@ class Speaker:
             colour=self.word(lexicon.COLOURS) if not patient.is_person and self.chance(extras) else None,
         )
 
-    def state(self, kinds: tuple[str, ...] = ALL_KINDS, people: float = 0.4) -> State:
-        entity = self.person() if self.chance(people) else self.thing(self.pick(kinds))
+    def state(self, kinds: tuple[str, ...] = ALL_KINDS) -> State:
+        entity = self.person() if self.chance(0.4) else self.thing(self.pick(kinds))
         return State(entity, self.pick(scales_for(entity)), self.chance(0.5))
 
     def fact(self, kinds: tuple[str, ...] = ALL_KINDS) -> State | Deed:

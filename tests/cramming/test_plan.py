@@ -13,6 +13,7 @@ from cramming import device, options, plan, roofline
 from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import refuse_contradictions
+from cramming.record import load_record
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
@@ -164,6 +165,23 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
 )
 def test_tokens_in_other_budgets(compose: Compose, budget: list[str], expected: float) -> None:
     assert plan.tokens_in_budget(plan.Job.of(compose(*SMALL, *budget)), 1.0) == pytest.approx(expected, rel=0.01)
+
+
+def test_tokens_of_a_growing_batch_are_those_of_the_run(
+    compose: Compose, start: Callable[..., Path], tiny_overrides: list[str]
+) -> None:
+    ramp = ["schedule.batch_start=0.25", "schedule.batch_ramp=0.9", "train.micro_batch=2"]
+    tokens = load_record(start("name=a", *ramp))["pretrain"]["tokens"]
+    assert tokens < 12 * 8 * 32
+    assert plan.tokens_in_budget(plan.Job.of(compose(*tiny_overrides, *ramp)), 1.0) == tokens
+
+
+def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compose: Compose, tmp_path: Path) -> None:
+    ramp = ("schedule.batch_start=0.5", "schedule.batch_ramp=0.5")
+    found = planned(compose, tmp_path, *ramp)
+    assert found["proposed"]["micro_batch"] == 16  # of 32
+    with pytest.raises(UserError, match=r"set train\.micro_batch=16 or schedule"):
+        planned(compose, tmp_path, *ramp, "train.micro_batch=32")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from cramming.execution import EngineConfig, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Mode, Precision, PrecisionConfig
+from cramming.record import load_metrics, load_record
 from cramming.simulate import Recipe, Simulation
 
 CPU = torch.device("cpu")
@@ -184,6 +187,22 @@ def test_memory_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp
     assert device.available_bytes() == 3000
     (tmp_path / "max").write_text("max\n")
     assert device.available_bytes() == pytest.approx(whole, rel=0.5)
+
+
+def test_a_batch_that_grows_does_so_whatever_fits(start: Callable[..., Path]) -> None:
+    """From half of 8 sequences, in steps of 4: also `auto`, with room for all 8, takes what divides these."""
+    curves = {}
+    for size in ("1", "2", "4", "auto"):
+        ramp = ("schedule=triangle", "schedule.batch_start=0.5", "schedule.batch_ramp=0.8")
+        run = start(f"name=m{size}", *ramp, f"train.micro_batch={size}")
+        curves[size] = [(row["tokens"], row["loss"]) for row in load_metrics(run) if "loss" in row]
+        assert load_record(run)["pretrain"]["sequences"] == curves[size][-1][0] // 32 < 12 * 8
+    grown = np.diff([0, *(tokens for tokens, _ in curves["4"])]) // 32
+    assert grown[0] == 4 and grown[-1] == 8
+    assert load_record(run)["pretrain"]["micro_batch"] == 4
+    for size, curve in curves.items():
+        assert [tokens for tokens, _ in curve] == [tokens for tokens, _ in curves["4"]], size
+        assert [loss for _, loss in curve] == pytest.approx([loss for _, loss in curves["4"]], rel=1e-4), size
 
 
 @pytest.mark.gpu

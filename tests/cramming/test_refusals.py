@@ -17,11 +17,13 @@ from cramming import gate, parts, tricks
 from cramming.config import UserError
 from cramming.model import attention
 from cramming.record import MetricsLog, load_record, write_record_section
-from cramming.sections import Sections, attention_kernels
+from cramming.sections import Sections, attention_kernels, refuse_unfit_ramp
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
 TOKENS = ["budget=tokens", "budget.steps=null"]
+RAMP = ["schedule.batch_ramp=0.5"]
+IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
 
 
 @pytest.mark.parametrize("setting", ["attention.kernel=varlen", "optim.name=adamw8bit"])
@@ -202,6 +204,22 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["optim.lr=0"], "optim: lr=0"),
         (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
         (["schedule.decay=2"], "schedule: decay=2"),
+        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequence(s), which is not a multiple of"),
+        (
+            [*RAMP, "schedule.batch_start=0.25"],
+            "train.micro_batch=4 x 1 process(es); set train.micro_batch=2 or schedule.",
+        ),
+        (
+            [*RAMP, "schedule.batch_start=0.5", "train.micro_batch=8"],
+            "; set train.micro_batch=4 or schedule.batch_start=1",
+        ),
+        ([*RAMP, "schedule.batch_start=0.1"], "schedule.batch_start=0.1 of 8 sequences is 0.8: no whole number"),
+        ([*RAMP, "schedule.batch_start=0.1", "train.micro_batch=auto"], "raise train.batch_size or set schedule."),
+        ([*RAMP, "schedule.batch_start=0.5", *IN_BACKWARD], "takes the whole batch at once, which cannot grow"),
+        (
+            [*RAMP, "schedule.batch_start=0.5", *IN_BACKWARD, "train.micro_batch=auto"],
+            "which cannot grow; set schedule.",
+        ),
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
@@ -216,6 +234,25 @@ def test_a_missing_package_is_found_before_anything_is_written(
 def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], names: str, refused: Refused) -> None:
     assert names in refused(*overrides)
     assert not (tmp_path / "runs" / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "fits"),
+    [(1, "train.micro_batch=12 or "), (2, "train.micro_batch=6 or "), (3, "train.micro_batch=4 or "), (5, "")],
+)
+def test_a_batch_that_grows_is_cut_for_all_processes(
+    compose: Callable[..., dict[str, Any]], processes: int, fits: str
+) -> None:
+    """Of 120 sequences it grows by 12 at a time."""
+    settings = compose(*RAMP, "schedule.batch_start=0.1", "train.batch_size=120", "train.micro_batch=20")
+    found = Sections.of(settings)
+    with pytest.raises(
+        UserError, match=rf"grows by 12 sequence\(s\), .*20 x {processes} process\(es\); set {fits}schedule"
+    ):
+        refuse_unfit_ramp(found.train, found.schedule, found.execution.memory, processes)
+    if fits:
+        fitting = replace(found.train, micro_batch=12 // processes)
+        refuse_unfit_ramp(fitting, found.schedule, found.execution.memory, processes)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -47,7 +47,10 @@ def crash() -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("settings", [[], ["schedule=triangle", "model.dropout=0.2", "train.packing=documents"]])
+RAMP = ["schedule=triangle", "schedule.batch_start=0.5", "schedule.batch_ramp=0.8"]
+
+
+@pytest.mark.parametrize("settings", [[], [*RAMP, "model.dropout=0.2", "train.packing=documents"]])
 def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], losses: Losses, result: Result
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cramming.schedule import SHAPES, UNUSED, ScheduleConfig, learning_rate_factor, micro_batches_per_step
+from cramming.schedule import SHAPES, UNUSED, ScheduleConfig, learning_rate_factor, ramp_step, sequences_per_step
 
 BASE = ScheduleConfig(
     "wsd", warmup=0.05, decay=0.4, decay_shape="linear", start=0.0, final=0.0, batch_start=1.0, batch_ramp=0.0
@@ -106,17 +106,29 @@ def test_known_points() -> None:
     assert learning_rate_factor(config(decay_shape="sqrt"), 0.7) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("full", [1, 2, 7, 32, 1000])
-@pytest.mark.parametrize(("start", "ramp"), [(1.0, 0.0), (0.1, 0.6), (0.5, 1.0), (1e-6, 0.3)])
-def test_batch_ramp_grows_from_its_start_to_the_full_batch(full: int, start: float, ramp: float) -> None:
+@pytest.mark.parametrize("size", [2, 7, 32, 96, 1000, 8192])
+@pytest.mark.parametrize(("start", "ramp"), [(0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5)])
+def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, start: float, ramp: float) -> None:
     ramped = config(batch_start=start, batch_ramp=ramp)
-    counts = [micro_batches_per_step(ramped, p, full) for p in GRID]
-    assert all(isinstance(c, int) and 1 <= c <= full for c in counts)
-    assert counts == sorted(counts)
-    assert counts[0] == (full if ramp == 0 else max(1, round(start * full)))
-    assert all(c == full for p, c in zip(GRID, counts) if p >= ramp)
-    steepest = max(b - a for a, b in pairwise(counts))
-    assert steepest <= (math.ceil(full / 2000 / ramp) if ramp else 0)
+    if start * size < 1 or round(start * size) == size:
+        with pytest.raises(ValueError, match=rf"batch_start={start} of {size} sequences is "):
+            ramp_step(ramped, size)
+        return
+    step = ramp_step(ramped, size)
+    assert size % step == 0 and step <= start * size + 1e-9
+    sizes = [sequences_per_step(ramped, p, size) for p in GRID]
+    for progress, found in zip(GRID, sizes):
+        line = size * min(1.0, start + (1 - start) * progress / ramp)
+        assert found % step == 0
+        assert abs(found - line) <= step / 2 + 1e-6, progress
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] == size
+
+
+@pytest.mark.parametrize("size", [1, 7, 8192])
+def test_without_a_ramp_every_batch_is_the_full_one(size: int) -> None:
+    assert ramp_step(BASE, size) == size
+    assert {sequences_per_step(BASE, p, size) for p in GRID} == {size}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,8 @@ def test_batch_ramp_grows_from_its_start_to_the_full_batch(full: int, start: flo
         ({"decay": 1.5}, "decay=1.5"),
         ({"final": 2.0}, "final=2.0"),
         ({"batch_start": 0.0}, "batch_start=0.0"),
+        ({"batch_start": 0.1}, "batch_start=0.1 and batch_ramp=0.0: neither does anything without the other"),
+        ({"batch_ramp": 0.3}, "batch_start=1.0 and batch_ramp=0.3: neither does anything without the other"),
         ({"batch_ramp": 1.1}, "batch_ramp=1.1"),
         ({"warmup": 0.7, "decay": 0.7}, "warmup=0.7 and decay=0.7"),
     ],

@@ -97,6 +97,34 @@ def test_checkpointing_lowers_the_activations_and_costs_arithmetic(make_recipe: 
     assert full.peak["activations"] < selective.peak["activations"] < plain.peak["activations"]
 
 
+def test_what_is_offloaded_takes_no_memory_of_a_gpu(make_recipe: Callable[..., Recipe]) -> None:
+    """With a GPU here or without one. Of six blocks about two have their activations on the device."""
+    deep = replace(MODEL, num_layers=6)
+    settings = ("memory=plain", "memory=offload", "memory=offload-weights", "memory=offload-optimizer")
+    recipes = [make_recipe(setting, mode="bf16", device_type="cuda") for setting in settings]
+    simulations = [Simulation(replace(recipe, model=deep)) for recipe in recipes]
+    plain, activations, weights, optimizer = (simulation.step(64, 2).peak for simulation in simulations)
+    assert activations["activations"] < 0.6 * plain["activations"]
+    assert activations["gradients"] == plain["gradients"]
+    blocks = 4 * sum(p.numel() for p in simulations[0].engine.model.encoder.blocks.parameters())  # type: ignore[union-attr, operator]
+    for name in ("weights", "gradients"):
+        assert weights[name] == plain[name] - blocks
+    assert sum(weights.values()) < sum(plain.values()) - 2 * blocks  # AdamW's moments of the blocks are there too
+    assert optimizer["optimizer"] < 0.001 * plain["optimizer"]  # counters of steps
+    assert optimizer["weights"] == plain["weights"]
+
+
+def test_offloading_is_simulated_by_the_code_that_does_it(make_recipe: Callable[..., Recipe]) -> None:
+    """Storages without data are told apart: activations travel to the host and back, weights once more than that."""
+    plain, activations, weights = (
+        Simulation(make_recipe(f"memory={name}")).step(64) for name in ("plain", "offload", "offload-weights")
+    )
+    moved = [sum(op.bytes * count for op, count in cost.micro_batch.items()) for cost in (plain, activations, weights)]
+    assert moved[1] > 1.2 * moved[0]
+    assert moved[2] > moved[0]
+    assert weights.flops == activations.flops == plain.flops
+
+
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
 def test_the_arithmetic_is_that_of_the_formula(recipe: Recipe, mode: Mode) -> None:
     """Up to attention's backward pass, which computes the scores again: 2.5 instead of 2 times its forward."""

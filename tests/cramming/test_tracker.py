@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from cramming.tracker import Operation, StorageTracker
+from cramming.tracker import HOST, Operation, StorageTracker
 
 
 def test_a_storage_counts_from_its_first_use_to_its_last() -> None:
@@ -38,6 +38,23 @@ def test_categories_and_the_parts_of_the_peak() -> None:
         del y, z
         assert tracker.category_of(weight) == "weights"
     assert +tracker.peak_parts == {"weights": 400, "activations": 200, "gradients": 100}
+
+
+def test_what_is_on_the_host_and_computed_there_is_not_counted() -> None:
+    with FakeTensorMode(), StorageTracker("cpu") as tracker:
+        tracker.category = HOST
+        home = torch.empty(1000)
+        tracker.category = "weights"
+        there = torch.empty_like(home, device="cpu").copy_(home)
+        assert tracker.total == 4000
+        tracker.category = "optimizer"
+        moments = [torch.zeros_like(home), home * 2]
+        torch._foreach_add_(moments, [home, home])
+        assert tracker.total == 4000
+        mixed = there + home
+        assert tracker.category_of(mixed) == "optimizer"
+        tracker.reclassify(home, "gradients")
+        assert +tracker.live == {"weights": 4000, "optimizer": 4000}
 
 
 @pytest.mark.parametrize("fake", [True, False])

@@ -3,10 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -103,6 +106,108 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
         main(hub_config(folder, ids_field="input_ids"))
     with pytest.raises(UserError, match="data: dataset is not set"):
         main(hub_config(""))
+
+
+class Hub:
+    """A hub with one data set: local folders by commit, of which `head` is the newest. One stream of it may break."""
+
+    def __init__(self, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folders, self.head, self.reached, self.breaks_in = folders, next(iter(folders)), True, 0
+        self.opened = 0
+        load = datasets.load_dataset
+
+        def info(_: Any, name: str, revision: str | None = None) -> Any:
+            return SimpleNamespace(sha=revision if revision in folders else self.head)
+
+        def stream(name: str, subset: Any, *, split: str, revision: str, streaming: bool) -> Any:
+            rows = load(str(folders[revision]), split=split, streaming=streaming)
+            self.opened += 1
+            return rows if self.opened != self.breaks_in else broken(rows)
+
+        def broken(rows: Any) -> Iterator[Any]:
+            yield from islice(rows, 150)
+            raise ConnectionError("reset by peer")
+
+        def download(name: str, file: str, *, repo_type: str, revision: str) -> str:
+            return str(folders[revision] / file)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        monkeypatch.setattr(datasets, "load_dataset", stream)
+        monkeypatch.setattr(hub, "why_unreachable", lambda: None if self.reached else "no route")
+        monkeypatch.setattr(hub, "WAIT_SECONDS", ())
+
+
+@pytest.fixture
+def a_hub(tmp_path: Path, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Hub:
+    folders = {letter * 40: tmp_path / letter for letter in "ab"}
+    for number, folder in enumerate(folders.values()):
+        folder.mkdir()
+        rows = (json.dumps({"text": text}) for text in made_up(200, seed=number))
+        (folder / "train.jsonl").write_text("\n".join(rows))
+    return Hub(folders, monkeypatch)
+
+
+def test_a_corpus_is_made_from_one_commit(
+    tmp_path: Path, hub_config: Config, a_hub: Hub, run: Run, contents: Contents
+) -> None:
+    """That which was the newest at the beginning, also when an interrupted run goes on after another came."""
+    first, second = a_hub.folders
+    config = hub_config("owner/name", shard_tokens=2000, max_documents=200)
+    folders = []
+    for name, commit in (("first", first), ("second", second)):
+        a_hub.head = commit
+        whole = {**config, "corpora": str(tmp_path / name)}
+        assert run(whole).manifest.sources[0]["revision"] == commit
+        folders.append(contents(corpus_folder(whole)))
+    assert folders[0] != folders[1]
+
+    a_hub.head, a_hub.breaks_in = first, a_hub.opened + 2  # the tokenizer is trained by then
+    with pytest.raises(UserError, match=r"broke off after 150 documents"):
+        main(config)
+    a_hub.head = second
+    assert run(config).manifest.sources[0]["revision"] == first
+    assert contents(corpus_folder(config)) == folders[0]
+
+
+def test_a_finished_corpus_of_the_hub_needs_no_network(hub_config: Config, a_hub: Hub, run: Run) -> None:
+    """Nor is it another one when the hub has gone on; one by a branch's name holds the commit too."""
+    first, second = a_hub.folders
+    configs = [hub_config("owner/name"), hub_config("owner/name", revision="main", name="by-branch")]
+    for config in configs:
+        assert run(config).manifest.sources[0]["revision"] == first
+    a_hub.head, a_hub.reached = second, False
+    for config in configs:
+        assert run(config).manifest.sources[0]["revision"] == first
+
+
+def test_ids_and_their_tokenizer_are_of_the_same_commit(
+    hub_config: Config, a_hub: Hub, run: Run, text_file: Path, text_config: Config
+) -> None:
+    own = run(text_config(text_file))
+    for folder in a_hub.folders.values():
+        (folder / "tokenizer.json").write_bytes(own.tokenizer_file.read_bytes())
+        rows = [[5 + number % 90, 6, 7 + number // 90] for number in range(150)]
+        (folder / "train.jsonl").write_text("\n".join(json.dumps({"input_ids": row}) for row in rows))
+    corpus = run(hub_config("owner/name", ids_field="input_ids", tokenizer_file="tokenizer.json"))
+    assert {entry["kind"]: entry["revision"] for entry in corpus.manifest.sources} == {
+        "hub": a_hub.head,
+        "tokenizer": a_hub.head,
+    }
+
+
+def test_a_changed_local_data_set_is_noticed(
+    tmp_path: Path, hub_config: Config, made_up: Callable[..., list[str]]
+) -> None:
+    file = tmp_path / "set" / "train.jsonl"
+    file.parent.mkdir()
+    for seed in (0, 1):
+        file.write_text("\n".join(json.dumps({"text": text}) for text in made_up(100, seed=seed)))
+        if seed == 0:
+            main(hub_config(file.parent))
+            main(hub_config(file.parent))
+    with pytest.raises(UserError, match="its sources have changed since"):
+        main(hub_config(file.parent))
 
 
 def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

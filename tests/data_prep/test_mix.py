@@ -69,6 +69,29 @@ def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> 
     main(config)  # a no-op: the inventory compares equal
 
 
+def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
+    mixed: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts' own samples by weight, as long as asked for; where no part is costly, all of the text."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (tmp_path / "2.jsonl").rename(folder / "train.jsonl")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    config = mixed([1, 3, 1])
+    hub = {"weight": 3, "source": "hub", "dataset": str(folder)}
+    config["data"]["parts"] = [*config["data"]["parts"][:1], hub]
+    source = parse(config).source
+    sample = list(source.sample_documents(40_000))
+    assert 40_000 <= sum(len(document.text) for document in sample) < 42_000
+    of_hub = [document.text for document in sample if "set" in document.source]
+    assert 0.65 < sum(map(len, of_hub)) / sum(len(document.text) for document in sample) < 0.85
+    first = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()[: len(of_hub)]]
+    assert set(of_hub) != set(first)  # shuffled, as the hub's own sample is
+    config["data"]["parts"][1]["max_documents"] = 150  # then it is small enough to be read twice
+    whole = parse(config).source
+    assert list(whole.sample_documents(12_000)) == list(whole.documents())
+
+
 def test_mistakes_in_parts_name_the_part(mixed: Config) -> None:
     for change, message in (
         ({"source": "web"}, r"parts\[1\].source='web': choose one of embedded, text, hub"),

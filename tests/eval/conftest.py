@@ -12,7 +12,7 @@ import pytest
 
 from cramming.config import file_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
-from eval.tasks import AVERAGES, ENTRIES
+from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
@@ -57,6 +57,7 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
             "eval_examples": source.examples,
             "official_eval_examples": source.examples if official else None,
             "subset": False,
+            "data_sha256": OFFICIAL_SHA256.get(name, "cd" * 32) if official else "cd" * 32,
             "hyperparameters": dict(HYPERPARAMETERS),
             "seconds": 12.5,
         }
@@ -134,7 +135,6 @@ def _record(suite: str) -> dict[str, Any]:
         },
         "pretrain": {
             "status": "finished",
-            "init": "scratch",
             "objective": "mlm",
             "devices": 1,
             "parameters": 12_345_678,

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import read_hub_task, read_task, tasks_in_folder
+from eval.datasets import content_sha256, read_hub_task, read_task, tasks_in_folder
 from eval.tasks import TASKS
 
 MNLI_TEXT = [
@@ -108,6 +108,22 @@ def test_content_decides_the_hash(glue: Path) -> None:
     assert read_task(glue, TASKS["rte"]).sha256 == before
     edit(glue / "RTE/dev.tsv", 2, lambda line: line.replace("says", "said"))
     assert read_task(glue, TASKS["rte"]).sha256 != before
+
+
+def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
+    """Other labels or texts of as many examples do; test sets and the other dev set do not."""
+
+    def hashes() -> list[str]:
+        data = read_task(glue, TASKS["mnli"])
+        return [content_sha256(data.train, split) for split in data.scored]
+
+    matched, mismatched = hashes()
+    (glue / "MNLI/test_matched.tsv").unlink()
+    edit(glue / "MNLI/dev_mismatched.tsv", 3, lambda line: drop_field(line) + "\tcontradiction")
+    edit(glue / "MNLI/dev_mismatched.tsv", 4, lambda line: drop_field(line) + "\tneutral")
+    assert hashes()[0] == matched and hashes()[1] not in (matched, mismatched)
+    edit(glue / "MNLI/train.tsv", 2, lambda line: line.replace("says", "said"))
+    assert hashes()[0] != matched
 
 
 def test_byte_order_mark_and_carriage_returns_are_no_content(glue: Path) -> None:

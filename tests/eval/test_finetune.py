@@ -20,10 +20,12 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM, SequenceClassifier
+from cramming.precision import Mode
 from eval import finetune as finetuning
 from eval.datasets import Split, TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import Hyperparameters, Predictions, finetune
+from eval.jobs import Job, run_jobs
 from eval.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.packed import PackedSplit, by_length
 from eval.tasks import TASKS
@@ -124,6 +126,32 @@ def test_packed_batch_equals_single_examples(bert: Path, stock: bool) -> None:
     assert together.std(0).min() > 1e-3
 
 
+def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothing(bert: Path) -> None:
+    """The device `meta` has shapes but no values: reading one from it would raise."""
+    data, chosen = encode(bert, make_data("stsb", 30)).train, [7, 3, 29, 0]
+    here, there = (PackedSplit(data, torch.device(kind)) for kind in ("cpu", "meta"))
+    assert there.ids_T.is_meta and there.starts_N.is_meta and not there.lengths_N.is_meta
+    batch, shapes = (split.batch(torch.tensor(chosen)) for split in (here, there))
+    parts = [slice(data.starts_N[i], data.starts_N[i + 1]) for i in chosen]
+    lengths = [part.stop - part.start for part in parts]
+    assert batch.ids_T.tolist() == np.concatenate([data.ids_T[part] for part in parts]).tolist()
+    assert batch.types_T.tolist() == np.concatenate([data.types_T[part] for part in parts]).tolist()
+    assert batch.positions_T.tolist() == [place for length in lengths for place in range(length)]
+    assert batch.packing == (batch.packing.bounds_S, None, max(lengths), *batch.packing[3:])
+    assert batch.packing.bounds_S.tolist() == [0, *itertools.accumulate(lengths)]
+    assert batch.labels_S is not None and data.labels_N is not None and shapes.labels_S is not None
+    assert batch.labels_S.tolist() == data.labels_N[chosen].tolist()
+    for one, shape in ((batch.ids_T, shapes.ids_T), (batch.labels_S, shapes.labels_S)):
+        assert shape.is_meta and (shape.shape, shape.dtype) == (one.shape, one.dtype)
+
+
+def test_weights_of_either_format_are_counted(bert: Path, tmp_path: Path) -> None:
+    assert open_model(bert).weight_bytes == (bert / "model.safetensors").stat().st_size
+    shutil.copy(bert / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    assert open_model(tmp_path).weight_bytes == 1000
+
+
 def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
     own, stock = classifier(bert), classifier(bert, stock=True)
     assert isinstance(stock.encoder, StockEncoder)
@@ -150,6 +178,17 @@ def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
     first, again, other = (run(bert, "stsb", seed, examples=64) for seed in (0, 0, 1))
     assert np.array_equal(first.scored["stsb"], again.scored["stsb"]) and first.train_loss == again.train_loss
     assert not np.array_equal(first.scored["stsb"], other.scored["stsb"])
+
+
+@pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
+def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
+    data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
+    job = Job("sst2", 0, "pretrained", data, source, hyper, mode, "cpu", 1, "last")
+    seen: set[str] = set()
+    for before in ("high", "highest"):
+        torch.set_float32_matmul_precision(before)
+        list(run_jobs([job], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
+        assert seen == {during} and torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize("init", ["pretrained", "random"])

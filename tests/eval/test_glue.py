@@ -114,6 +114,7 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
             per_seed = task["metrics"][task["main_metric"]]["per_seed"]
             assert len(per_seed) == 2 and task["score"] == pytest.approx(100 * np.median(per_seed))
             assert task["subset"] and task["hyperparameters"] == section["hyperparameters"] and task["seconds"] > 0
+        assert len({task["data_sha256"] for task in section["tasks"].values()}) == 3
         assert section["averages"]["avg9"]["value"] is None
         assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
     assert record["glue"]["pretrained"]["model_sha256"] and record["glue"]["random"]["model_sha256"] is None

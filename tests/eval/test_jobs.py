@@ -1,8 +1,12 @@
 """How many fine-tuning processes there are."""
 
+from concurrent.futures import Future
+from typing import Any, cast
+
 import pytest
 import torch
 
+from cramming.config import UserError
 from eval import jobs
 
 CPU = torch.device("cpu")
@@ -13,5 +17,46 @@ def test_memory_decides_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda pid: range(8), raising=False)
     for free, workers in ((1e12, 8), (3 * jobs.PROCESS_BYTES, 2), (0, 1)):
         monkeypatch.setattr(jobs, "available_bytes", lambda free=free: free)
-        assert jobs.choose_workers(None, 1, 100, CPU, 0) == workers
-    assert jobs.choose_workers(5, 1, 3, CPU, 0) == 3
+        assert jobs.choose_workers(None, 1, 100, 5, CPU, 0) == workers
+    assert jobs.choose_workers(5, 1, 3, 5, CPU, 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("free", "seeds", "cores", "weight_bytes", "workers"),
+    [
+        (140e9, 5, 16, 440e6, 5),  # one for each seed
+        (140e9, 50, 16, 440e6, 16),
+        (140e9, 50, 4, 440e6, 4),
+        (24e9, 5, 16, 440e6, 2),  # BERT-base on a card of 24 GB, and of 11
+        (11e9, 5, 16, 440e6, 1),
+        (24e9, 5, 16, 20e6, 5),
+        (0, 5, 16, 0, 1),
+    ],
+)
+def test_seeds_share_a_gpu_that_has_room(
+    monkeypatch: pytest.MonkeyPatch, free: float, seeds: int, cores: int, weight_bytes: int, workers: int
+) -> None:
+    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
+    monkeypatch.setattr(jobs, "available_bytes", lambda: 1e12)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150e9))
+    gpu = torch.device("cuda")
+    assert jobs.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == workers
+    assert jobs.choose_workers(3, 1, 100, seeds, gpu, weight_bytes) == 3
+    monkeypatch.setattr(jobs, "available_bytes", lambda: 0)
+    assert jobs.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == 1
+
+
+def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def submit(self, *_: Any) -> Future[Any]:
+            future = Future[Any]()
+            future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
+            return future
+
+        def shutdown(self, **_: Any) -> None: ...
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", Pool)
+    with pytest.raises(UserError, match=r"out of memory\?.* smaller eval\.workers"):
+        list(jobs.run_jobs([cast(jobs.Job, None)], 2, lambda count: None))

@@ -184,6 +184,17 @@ def test_anchors_of_similar_folder_names_differ() -> None:
     assert len({leaderboard.anchor(Run(Path(name), name)) for name in names}) == len(names)
 
 
+def test_what_a_sweep_chose_has_no_rank_and_says_so_in_its_row(runs: Path) -> None:
+    path = runs / "high" / "record.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["glue"]["pretrained"]["sweep"] = {"points": [{"mean": 70.0}] * 6}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    lines = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("|") and "| high<br>" in line)
+    assert row.startswith("|  | high<br>") and "3 seeds, best of 6 sets of hyperparameters," in row
+    assert "open<br>R20" in row and any(line.startswith("| 1 | low<br>") for line in lines)
+
+
 def test_subsets_and_missing_tasks_are_marked_and_have_no_rank(runs: Path, recompute_averages: Any) -> None:
     path = runs / "high" / "record.json"
     record = json.loads(path.read_text())

@@ -1,25 +1,27 @@
 """The verb `bench` on shapes so small that the processes' start is what takes time."""
 
 import importlib.util
+import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from cramming import gate, tricks
 from cramming.bench import main as bench
-from cramming.bench import report
+from cramming.bench import report, sides
 from cramming.bench.data import topic_batches
-from cramming.bench.sides import SIDES
-from cramming.bench.worker import Worker
+from cramming.bench.sides import SIDES, Common
+from cramming.bench.worker import Steps, Worker
 from cramming.cli import with_positional
-from cramming.config import UserError
+from cramming.config import UserError, build
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import DeviceInfo
 
@@ -216,10 +218,90 @@ def test_other_devices_keep_their_tables(compose: Callable[..., dict[str, Any]],
 
 def test_a_utilisation_above_one_is_a_dash() -> None:
     row = {"name": "a", "about": "b", "shape": "full", "tokens_per_second": 1e6, "speedup": 1.0, "flops_per_token": 1e6,
-           "peak_bytes": 2e6, "base_peak_bytes": 1e6}  # fmt: skip
-    _, _, half, whole, over, _, formula = report.tricks_table([row | {"ceiling_flops": c} for c in (2e12, 1e12, 9e11)])
-    assert [line.split(" | ")[4] for line in (half, whole, over)] == ["50%", "100%", "–"]
-    assert "A dash: it came to more than 100 %" in formula
+           "peak_bytes": 2e6, "base_peak_bytes": 1e6, "precision": "bf16"}  # fmt: skip
+    rows = [row | {"ceiling_flops": c} for c in (2e12, 1e12, 9e11)]
+    rows.append(row | {"ceiling_flops": 8e11, "precision": "fp8"})
+    _, _, *lines, _, formula = report.tricks_table(rows)
+    assert [line.split(" | ")[4] for line in lines] == ["50%", "100%", "–", "125% of bf16's"]
+    assert "A dash: it came to more than 100 %" in formula and "beside fp8" in formula
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_the_ceiling_is_measured_as_it_is_named_and_leaves_no_setting(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision("medium")
+    seen: list[str] = []
+    monkeypatch.setattr(sides.devices, "synchronize", lambda device: seen.append(torch.get_float32_matmul_precision()))
+    assert sides.matmul_flops(torch.device("cpu"), torch.float32, tf32, seconds=0) > 0
+    assert set(seen) == {"high" if tf32 else "highest"} and torch.get_float32_matmul_precision() == "medium"
+
+
+class FakeWorker:
+    """A side that is told what to do and does nothing; `jobs` are all that were built."""
+
+    jobs: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.jobs.append(job)
+        self.facts = {"flops_per_token": 1.0, "precision": job["settings"]["precision"]["mode"]}
+
+    def __enter__(self) -> "FakeWorker":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def run(self, first: int, count: int) -> Steps:
+        return Steps([1.0] * count, [1.0] * count, 1)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a GPU's workers would be told."""
+    monkeypatch.setattr(FakeWorker, "jobs", [])
+    monkeypatch.setattr(bench, "Worker", FakeWorker)
+    monkeypatch.setattr(bench, "resolve", lambda mode, device: "bf16" if mode == "auto" else mode)
+    return FakeWorker.jobs
+
+
+def bench_config(settings: dict[str, Any]) -> bench.BenchConfig:
+    return build(bench.BenchConfig, settings["bench"], "bench")
+
+
+def test_a_mode_is_measured_by_products_of_its_own_format(
+    compose: Callable[..., dict[str, Any]], jobs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "matmul_flops", lambda device, dtype, tf32: {torch.float32: 1.0 + tf32}.get(dtype, 4.0))
+    settings, rows = compose(*TINY), {trick.name: trick for trick in tricks.TRICKS}
+    config, gpu = bench_config(settings), torch.device("cuda")
+    with ExitStack() as running:
+        pairs = bench.Pairs({"full": settings, "small": settings}, config, gpu, running)
+        names = ("compile blocks", "tf32", "compile model", "bf16")
+        assert [pairs.row(rows[name])["ceiling_flops"] for name in names] == [1, 2, 1, 4]
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "bf16"])
+def test_ours_computes_in_the_peers_number_format(
+    compose: Callable[..., dict[str, Any]], jobs: list[dict[str, Any]], precision: str
+) -> None:
+    settings = compose(*PEERS, f"precision={precision}")
+    shape = {"model.hidden_size": 32, "train.batch_size": 4}
+    bench.pair(settings, bench_config(settings), torch.device("cuda"), shape, bench.PEERS[1], "32x2")
+    assert [job["side"] for job in jobs] == ["bert loop", "ours", "ours"]
+    assert all(job["settings"]["precision"] == settings["precision"] for job in jobs)
+
+
+def test_a_gpus_batches_are_made_ahead_in_pinned_memory(
+    compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
+    job = {"settings": compose(*TINY), "vocab_size": 128}
+    gpu, cpu = (list(Common(job, torch.device(kind)).batches(1, 2)) for kind in ("cuda", "cpu"))
+    tensors = [(b.ids_T, b.positions_T, b.packing.bounds_S, b.target_positions_M, b.target_ids_M) for b in gpu]
+    assert all(any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors))
+    assert [batch.ids_T.tolist() for batch in gpu] == [batch.ids_T.tolist() for batch in cpu]
 
 
 def test_the_first_word_is_a_setting() -> None:
@@ -240,6 +322,8 @@ def test_the_other_trainer_gets_the_constants_of_ours(
     compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("accelerate")
+    from transformers import Trainer  # noqa: F401 - the first import of it puts another module in transformers' place
+
     given: list[Any] = []
 
     class Noted:
