@@ -143,13 +143,8 @@ def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, memory: Mem
         fits = [size for size in range(1, min(rows, share) + 1) if not rest and share % size == 0]
         raise UserError(
             f"schedule.batch_start={schedule.batch_start:g}: train.batch_size={config.batch_size} grows by {step}"
-<<<<<<< HEAD
             f" sequence(s), not a multiple of train.micro_batch={config.micro_batch} x {world_size} process(es);"
             f" set {f'train.micro_batch={fits[-1]} or ' if fits else ''}{without}"
-=======
-            f" sequence(s), which is not a multiple of train.micro_batch={config.micro_batch} x {world_size}"
-            f" process(es); set {f'train.micro_batch={fits[-1]} or ' if fits else ''}{without}"
->>>>>>> mend-c
         )
 
 
