@@ -91,8 +91,7 @@ class ResumeWithLessError(UserError):
 def out_of_memory(parts: Parts) -> UserError:
     """What to do about training that ran out of memory; a micro-batch that `auto` chose is made smaller on record."""
     rows, engine = parts.train.rows, parts.engine
-    share = parts.train.batch_size // parts.mesh.world_size
-    fewer = max((n for n in range(1, rows // 2 + 1) if share % n == 0), default=0)
+    fewer = max((n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0)  # fits where `rows` do, in a ramp too
     begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
     if not fewer or engine.in_backward:
         return UserError(f"{begins}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)")
@@ -153,7 +152,6 @@ def setup_of(parts: Parts) -> dict[str, Any]:
     """Of the record's section `pretrain`, how the model was trained."""
     count = count_parameters(parts.model_config)
     return {
-        "init": "scratch",  # no way to start (`start`) takes weights that were trained elsewhere
         "start": parts.start.embeddings,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,
