@@ -204,7 +204,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["optim.lr=0"], "optim: lr=0"),
         (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
         (["schedule.decay=2"], "schedule: decay=2"),
-        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequence(s), which is not a multiple of"),
+        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequence(s), not a multiple of"),
         (
             [*RAMP, "schedule.batch_start=0.25"],
             "train.micro_batch=4 x 1 process(es); set train.micro_batch=2 or schedule.",

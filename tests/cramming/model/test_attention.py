@@ -14,6 +14,7 @@ from cramming.config import UserError
 from cramming.model import attention
 from cramming.model.attention import Packing
 from cramming.stand_in import STAND_IN, as_on_cuda
+from cramming.tracker import StorageTracker
 
 HEADS, SIZE = 2, 8
 ROWS = Packing(torch.arange(0, 97, 24, dtype=torch.int32), 24, 24)
@@ -90,7 +91,7 @@ def test_fewer_tokens_can_ask_in_a_window_on_equal_rows(kernel: str, packing: Pa
     q, k, v = qkv.unbind(1)
     asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
     expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, 3, torch.float32, 0.0))[asking]
-    with as_on_cuda():
+    with as_on_cuda(StorageTracker("cpu")):
         fewer = attention.asked_by(attention.KERNELS[kernel].prepare(packing, 96, 3), asking, 96)
     assert fewer is not None
     out = attention.attend(fewer.at_asking(q), k, v, fewer)
