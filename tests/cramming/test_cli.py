@@ -284,8 +284,9 @@ class TestCheck:
 def parent_of(code: str) -> subprocess.Popen[str]:
     """A process that runs `code` in a child, as `cramming run` runs a verb; the child has already said `on`."""
     parent = f"""
-import sys
+import signal, sys
 from cramming.children import run_process
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
 sys.exit(run_process([sys.executable, "-c", {code!r}]))
 """
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
