@@ -68,12 +68,23 @@ class TaskData:
     @property
     def sha256(self) -> str:
         """Hash of everything a result depends on."""
-        return content_sha256(self.train, *self.scored, *self.blind)
+        splits = (self.train, *self.scored, *self.blind)
+        return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in splits).encode()).hexdigest()
 
 
-def content_sha256(*splits: Split) -> str:
-    """Hash of several sets: their texts and labels in order, not how the files spell them."""
-    return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in splits).encode()).hexdigest()
+def examples_sha256(*splits: Split) -> str:
+    """Hash of the examples of several sets, the same for all copies of a data set: neither the order within a set nor
+    white space counts, which its publishers (the official files, hubs) treat differently."""
+    digest = hashlib.sha256()
+    for split in splits:
+        labels = [0.0] * len(split) if split.labels is None else split.labels.tolist()
+        rows = ("\x1e".join([*map(_plain, texts), f"{label:.3f}"]) for *texts, label in zip(*split.texts, labels))
+        digest.update("\x1d".join(sorted(rows)).encode() + b"\x1c")
+    return digest.hexdigest()
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 def tasks_in_folder(folder: Path, wanted: Sequence[str] | None) -> tuple[list[Task], dict[str, str]]:

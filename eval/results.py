@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from cramming.config import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval import superglue
-from eval.datasets import Split, TaskData, content_sha256
+from eval.datasets import Split, TaskData, examples_sha256
 from eval.finetune import Predictions, Selection
 from eval.metrics import score
 from eval.tasks import AVERAGES, Source, Task
@@ -109,7 +109,7 @@ def summarise(
             entries[split.source.entry] = {
                 **_entry(task_data.task, split.source, of_task, seeds),
                 **_sizes(suite, task_data, split),
-                "data_sha256": content_sha256(task_data.train, split),
+                "data_sha256": examples_sha256(task_data.train, split),
                 "hyperparameters": dict(hyper),
             }
     missing = dict(absent) | {name: why for task_data in data for name, why in task_data.absent.items()}

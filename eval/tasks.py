@@ -151,14 +151,14 @@ TASKS: dict[str, Task] = {
     )
 }  # fmt: skip
 
-# `eval.datasets.content_sha256` of an entry's training and dev set, where GLUE's files were at hand complete and agreed
+# `eval.datasets.examples_sha256` of an entry's training and dev set, where GLUE's files were at hand complete and agreed
 # with copies in public repositories: dev sets line for line, training sets so too, or (SST-2) in another order. QQP,
 # MNLI, QNLI and WNLI were not complete; MRPC is about in two spellings, Microsoft's and SentEval's tokenized one.
 OFFICIAL_SHA256 = {
-    "cola": "fc18c0d8c2cb2e153d843780dc53e874765c396ed00d5de28cb3e66969fb0899",
-    "sst2": "7869390dbe5e81daedb8938988162266e4c9c012488ad3db48a2e1d79d453440",
-    "stsb": "497b62b1ce2d1e59b8b0d1bc6a09ac4a185af3d5690e6d80ef9483b698ad9d08",
-    "rte": "b0613ec5e81e764402ee543092dab27e0e6d290ec56454e643c524ab7ed59f24",
+    "cola": "3b18f525c898e050cc9ba21e0f412c23da307e43e8272d22a08a564f33acc923",
+    "sst2": "31a7a9c79ce1cfea7173156b8b61440483039067c3e39964a5b04867de7d2080",
+    "stsb": "f18d9d3fc84ea372b9a99d1839227d5c56d0577325e007c8d2eafeb5bfe7d791",
+    "rte": "5689a0a88bfefeb0c38202241084433767155f4a2db3857202b255d87396e3d3",
 }
 
 ENTRIES: dict[str, tuple[Task, Source]] = {s.entry: (task, s) for task in TASKS.values() for s in task.scored}

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import content_sha256, read_hub_task, read_task, tasks_in_folder
+from eval.datasets import examples_sha256, read_hub_task, read_task, tasks_in_folder
 from eval.tasks import TASKS
 
 MNLI_TEXT = [
@@ -115,7 +115,7 @@ def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
 
     def hashes() -> list[str]:
         data = read_task(glue, TASKS["mnli"])
-        return [content_sha256(data.train, split) for split in data.scored]
+        return [examples_sha256(data.train, split) for split in data.scored]
 
     matched, mismatched = hashes()
     (glue / "MNLI/test_matched.tsv").unlink()
@@ -124,6 +124,21 @@ def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
     assert hashes()[0] == matched and hashes()[1] not in (matched, mismatched)
     edit(glue / "MNLI/train.tsv", 2, lambda line: line.replace("says", "said"))
     assert hashes()[0] != matched
+
+
+def test_copies_of_a_data_set_have_one_hash(glue: Path) -> None:
+    """Publishers order examples and spell white space as they like."""
+
+    def found() -> str:
+        data = read_task(glue, TASKS["rte"])
+        return examples_sha256(data.train, *data.scored)
+
+    before, path = found(), glue / "RTE/train.tsv"
+    header, *rows = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([header, *(row.replace(" ", "  ") for row in rows[::-1])]) + "\n", encoding="utf-8")
+    assert found() == before
+    edit(path, 2, lambda line: line.replace("says", "said"))
+    assert found() != before
 
 
 def test_byte_order_mark_and_carriage_returns_are_no_content(glue: Path) -> None:

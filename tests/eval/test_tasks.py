@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import Split, content_sha256, read_task, tasks_in_folder
+from eval.datasets import Split, examples_sha256, read_task, tasks_in_folder
 from eval.tasks import AVERAGES, AX, ENTRIES, OFFICIAL_SHA256, TASKS, find_tasks
 
 # Splits of nyu-mll/glue: (train, each dev set, each test set).
@@ -86,7 +86,7 @@ def test_the_real_files_have_the_tables_columns_labels_and_sizes() -> None:
         assert len(dev) == task.scored[0].examples, task.name
         assert len(data.train) == task.train.examples or data.subset, task.name
         if (official := OFFICIAL_SHA256.get(task.name)) and not data.subset:
-            assert content_sha256(data.train, dev) == official, task.name
+            assert examples_sha256(data.train, dev) == official, task.name
         for blind in data.blind:
             assert len(blind) == blind.source.examples and blind.ids == list(range(len(blind))), blind.source
         assert all(text.strip() for split in (data.train, dev) for column in split.texts for text in column)
