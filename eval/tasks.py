@@ -151,7 +151,7 @@ TASKS: dict[str, Task] = {
     )
 }  # fmt: skip
 
-# `eval.datasets.examples_sha256` of an entry's training and dev set, where GLUE's files were at hand complete and agreed
+# `eval.datasets.examples_sha256` of an entry's training and dev set, where GLUE's files were at hand complete and agree
 # with copies in public repositories: dev sets line for line, training sets so too, or (SST-2) in another order. QQP,
 # MNLI, QNLI and WNLI were not complete; MRPC is about in two spellings, Microsoft's and SentEval's tokenized one.
 OFFICIAL_SHA256 = {
