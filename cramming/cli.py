@@ -7,7 +7,6 @@ that escapes is a defect of ours and keeps its traceback.
 
 import importlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
 from cramming.config import ENVIRONMENT_ERRORS, RootConfig, UserError, build, config_folder, expand_home
+from cramming.overrides import group_without_a_name, one_line, sweep_of, with_implied, with_quotes
 
 
 class Verb(NamedTuple):
@@ -151,19 +151,19 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
         else:
             mistakes.append(_mistake_of(verb, config, overrides, checks_only=bool(flags)))
 
-    refuse_unknown_flags(verb, overrides)
+    sweep = sweep_of(verb, overrides)
     job.__module__ = "cramming.cli"
     sys.argv = [f"cramming {verb}", *overrides]
     try:
-        if {"-m", "--multirun"}.intersection(overrides) and verb in ("run", *PIPELINE):
-            check_points(verb, overrides)
+        if sweep and verb in ("run", *PIPELINE):
+            check_points(verb, sweep)
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(one_line(error)) from None
     except ValueError as error:
         if "Config group override must be" not in str(error):
             raise
-        raise _group_without_a_name(overrides) from None
+        raise group_without_a_name(overrides) from None
     if mistakes and mistakes[0]:
         raise mistakes[0]
 
@@ -177,34 +177,26 @@ def check_points(verb: str, overrides: Sequence[str]) -> None:
 
     from cramming.record import refuse_finished_run, run_folder
 
-    parsed = OverridesParser.create().parse_overrides([o for o in overrides if not o.startswith("-")])
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
     points = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
-    common, folders = set(points[0]).intersection(*points), set[Path]()
+    common, folders, trains = set(points[0]).intersection(*points), set[Path](), verb in ("run", "pretrain")
     for point in points:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             settings = cast(dict[str, Any], OmegaConf.to_container(compose("config", point), resolve=True))
         try:
             check(verb, settings)
-            if verb in ("run", "pretrain"):
+            if trains:
                 refuse_finished_run(settings)
         except UserError as error:
             raise UserError(f"{' '.join(o for o in point if o not in common) or 'the only point'}: {error}") from None
         folder = run_folder(settings)
-        if verb in ("run", "pretrain") and folder in folders:
+        if trains and folder in folders:
             varied = next((o.partition("=")[0] for o in point if o not in common), "seed")
             raise UserError(
                 f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
                 f" example 'name={varied.rpartition('.')[2]}-${{{varied}}}'"
             )
         folders.add(folder)
-
-
-def _group_without_a_name(overrides: Sequence[str]) -> UserError:
-    empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
-    return UserError(
-        f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
-        " `--help` lists them"
-    )
 
 
 def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: bool) -> UserError | OSError | None:
@@ -221,7 +213,7 @@ def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: b
     except (UserError, OSError) as error:
         return error
     except OmegaConfBaseException as error:
-        return UserError(_one_line(error))
+        return UserError(one_line(error))
     except Exception as error:
         if (interrupt := _interrupt_behind(error)) is None:
             raise
@@ -239,48 +231,6 @@ def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
     if setting is not None and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
         rest[0] = f"{setting}={rest[0]}"
     return rest
-
-
-def with_implied(overrides: Sequence[str]) -> list[str]:
-    """`eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses."""
-    real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
-    chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
-    return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
-
-
-def with_quotes(overrides: Sequence[str]) -> list[str]:
-    """`data.paths=[~/a.txt,b.txt,größe]` with `~/a.txt` and `größe` in quotes, which Hydra's grammar wants there."""
-
-    in_quotes, value = r"'[^']*'|\"[^\"]*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
-
-    def quoted(found: re.Match[str]) -> str:
-        word = found[0]
-        plain = word[0] in "'\"" or (word.isascii() and not word.startswith("~"))
-        return word if plain else f'"{word}"'
-
-    return [re.sub(f"{in_quotes}|{value}", quoted, override) for override in overrides]
-
-
-def refuse_unknown_flags(verb: str, arguments: Sequence[str]) -> None:
-    """UserError for what Hydra's own parser would answer with a screen of usage."""
-    from hydra._internal.utils import get_args_parser
-
-    def refuse(message: str) -> NoReturn:
-        words, known = (
-            message.removeprefix("unrecognized arguments: "),
-            f"`cramming {verb} --hydra-help` lists the flags",
-        )
-        if words != message:
-            kind = "unknown flag" if words.startswith("-") else "cannot stand behind a flag"
-            message = (
-                f"{words}: {kind}; settings have no dashes and stand together, for example name=a seed=1 --cfg job"
-            )
-        raise UserError(f"{message}; {known}")
-
-    if not {"--version", "--shell-completion", "-sc"}.intersection(arguments):  # these act as soon as they are parsed
-        parser = get_args_parser()
-        parser.error = refuse
-        parser.parse_args(list(arguments))
 
 
 def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -330,24 +280,6 @@ def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
     run_or_exit(["run", *overrides, CHECK])
     for verb in _pipeline(settings):
         run_or_exit([verb, *overrides])
-
-
-def _one_line(error: Exception) -> str:
-    """Hydra's and OmegaConf's messages, without their inner stack and key dumps."""
-    text = str(error.__cause__ or error) if "Error merging override" in str(error) else str(error)
-    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https|Config search path)", text)[0]
-    key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
-    words = " ".join(text.split())
-    words = re.sub(r" To append to your .*|^Lexer\w+Exception: ", "", words)
-    if "LexerNoViableAlt" in text or "mismatched input" in words or "extraneous input" in words:
-        return f"{words}; put special characters into quotes: 'key=\"value\"'"
-    if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
-        return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
-    if isinstance(override := getattr(error, "override", None), str):
-        words = f"{override}: {words}"
-    if key and key.group(1) not in words:
-        words = f"{key.group(1)}: {words}"
-    return words
 
 
 if __name__ == "__main__":

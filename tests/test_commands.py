@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from cramming import cli
 from cramming.config import config_folder
+from cramming.overrides import with_implied, with_quotes
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
@@ -42,7 +43,7 @@ def test_the_commands_are_found() -> None:
 @pytest.mark.parametrize("shown", SHOWN)
 def test_a_command_composes(shown: str) -> None:
     verb, *words = shlex.split(SHOWN[shown], comments=True)
-    overrides = cli.with_quotes(cli.with_implied(cli.with_positional(verb, words)))
+    overrides = with_quotes(with_implied(cli.with_positional(verb, words)))
     if {"--help", "--hydra-help", "--cfg"}.intersection(overrides):
         return
     several = {"--multirun", "-m"}.intersection(overrides)

@@ -15,6 +15,7 @@ import pytest
 from cramming import children, cli
 from cramming.completion import completion_script
 from cramming.config import UserError
+from cramming.overrides import with_quotes
 
 
 class Ended(NamedTuple):
@@ -100,10 +101,10 @@ def test_letters_beyond_ascii_need_no_quotes(run: Run, verb_calls: list[dict[str
 
 def test_a_home_folder_needs_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
     typed = ["data=text", "data.paths=[~/a.txt,b.txt,~/wiki/*.xz,'~/c, d.txt']", "runs=~/runs", "~tokenizer.path"]
-    quoted = cli.with_quotes(typed)
+    quoted = with_quotes(typed)
     assert quoted == ["data=text", "data.paths=[\"~/a.txt\",b.txt,\"~/wiki/*.xz\",'~/c, d.txt']", 'runs="~/runs"',
                       "~tokenizer.path"]  # fmt: skip
-    assert cli.with_quotes(quoted) == quoted
+    assert with_quotes(quoted) == quoted
     assert run("pretrain", *typed[:3]).code == 0
     assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "b.txt", "~/wiki/*.xz", "~/c, d.txt"]
     assert verb_calls[0]["runs"] == "~/runs"
@@ -240,6 +241,12 @@ class TestChildren:
         assert [command[-1] for command in commands] == ["optim.lr=0.001", "optim.lr=0.002"]
         assert run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0  # a grid of one run's fine-tuning
 
+    @pytest.mark.parametrize("flag", [("--cfg", "job"), ("--info", "all"), ("--help",)])
+    def test_a_multirun_is_not_printed(self, run: Run, commands: list[list[str]], flag: tuple[str, ...]) -> None:
+        ended = run("pretrain", "-m", "name=a,b", *flag)
+        assert ended.code == 2 and f"--multirun {flag[0]}: only one job's settings can be printed" in ended.err
+        assert not commands
+
     def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
         assert run("pretrain", "-m", "name=bad,b").code == 3
         assert commands == [["pretrain", "name=bad"]]
@@ -279,55 +286,6 @@ class TestCheck:
 
     def test_a_model_from_elsewhere_is_for_glue_alone(self, run: Run) -> None:
         assert "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
-
-
-def parent_of(code: str) -> subprocess.Popen[str]:
-    """A process that runs `code` in a child, as `cramming run` runs a verb; the child has already said `on`."""
-    parent = f"""
-import signal, sys
-from cramming.children import run_process
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
-sys.exit(run_process([sys.executable, "-c", {code!r}]))
-"""
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "on\n"
-    return process
-
-
-def test_a_child_gets_our_sigterm() -> None:
-    """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
-    code = (
-        "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
-    )
-    with parent_of(code) as process:
-        time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 7
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
-def test_a_signal_that_a_child_outlives_in_peace_is_ours(sent: int, code: int) -> None:
-    """As when Ctrl-C comes while a verb finishes: what would come next was not asked for."""
-    child = "import signal, time; [signal.signal(s, lambda *_: None) for s in (2, 15)]; print('on', flush=True)"
-    with parent_of(child + "; time.sleep(0.5)") as process:
-        time.sleep(0.1)
-        process.send_signal(sent)
-        assert process.wait(10) == code
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")
-def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    """`kill -9` of `cramming run`: the verb that runs ends in its own orderly way."""
-    code = (
-        "import pathlib, signal, sys, time\n"
-        f"signal.signal(15, lambda *_: (pathlib.Path({str(tmp_path / 'ended')!r}).touch(), sys.exit()))\n"
-        "print('on', flush=True); time.sleep(30)"
-    )
-    with parent_of(code) as process:
-        process.kill()
-        process.wait(10)
-        assert process.stdout and process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
-    assert (tmp_path / "ended").exists()
 
 
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

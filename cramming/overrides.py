@@ -1,0 +1,85 @@
+"""Overrides as they are typed, before Hydra reads them, and Hydra's messages after it has: one line, in our words."""
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cramming.config import UserError
+
+
+def with_implied(overrides: Sequence[str]) -> list[str]:
+    """`eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses."""
+    real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
+    chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
+    return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
+
+
+def with_quotes(overrides: Sequence[str]) -> list[str]:
+    """`data.paths=[~/a.txt,b.txt,größe]` with `~/a.txt` and `größe` in quotes, which Hydra's grammar wants there."""
+    in_quotes, value = r"'[^']*'|\"[^\"]*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
+
+    def quoted(found: re.Match[str]) -> str:
+        word = found[0]
+        plain = word[0] in "'\"" or (word.isascii() and not word.startswith("~"))
+        return word if plain else f'"{word}"'
+
+    return [re.sub(f"{in_quotes}|{value}", quoted, override) for override in overrides]
+
+
+def sweep_of(verb: str, arguments: Sequence[str]) -> list[str]:
+    """The overrides of the several jobs that Hydra will run, or empty where it is one, or none.
+
+    UserError for flags that Hydra would answer with a screen of usage or a traceback.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        words, known = (
+            message.removeprefix("unrecognized arguments: "),
+            f"`cramming {verb} --hydra-help` lists the flags",
+        )
+        if words != message:
+            kind = "unknown flag" if words.startswith("-") else "cannot stand behind a flag"
+            message = (
+                f"{words}: {kind}; settings have no dashes and stand together, for example name=a seed=1 --cfg job"
+            )
+        raise UserError(f"{message}; {known}")
+
+    if {"--version", "--shell-completion", "-sc"}.intersection(arguments):  # these act as soon as they are parsed
+        return []
+    parser = get_args_parser()
+    parser.error = refuse
+    flags = parser.parse_args(list(arguments))
+    if flags.hydra_help or not flags.multirun:
+        return []
+    for flag in ("cfg", "info", "help"):
+        if getattr(flags, flag):
+            refuse(f"--multirun --{flag}: only one job's settings can be printed; give --{flag} with the values of one")
+    return flags.overrides
+
+
+def group_without_a_name(overrides: Sequence[str]) -> UserError:
+    """For `model=` or `model=3`, which Hydra answers with a bare ValueError."""
+    empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
+    return UserError(
+        f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
+        " `--help` lists them"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """Hydra's and OmegaConf's messages, without their inner stack and key dumps."""
+    text = str(error.__cause__ or error) if "Error merging override" in str(error) else str(error)
+    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https|Config search path)", text)[0]
+    key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
+    words = " ".join(text.split())
+    words = re.sub(r" To append to your .*|^Lexer\w+Exception: ", "", words)
+    if "LexerNoViableAlt" in text or "mismatched input" in words or "extraneous input" in words:
+        return f"{words}; put special characters into quotes: 'key=\"value\"'"
+    if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
+        return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
+    if isinstance(override := getattr(error, "override", None), str):
+        words = f"{override}: {words}"
+    if key and key.group(1) not in words:
+        words = f"{key.group(1)}: {words}"
+    return words
