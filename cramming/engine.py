@@ -169,8 +169,8 @@ class Engine:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads, foreach=True)
         finite = bool(torch.isfinite(norm))
-        fused = self.precision.mode != "fp16" and self.optimizer.defaults.get("fused", False)
-        if self.clip is not None and fused:  # the update divides by it on the way: a pass over all gradients less
+        by_update = self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
+        if self.clip is not None and by_update:  # which divides by it on the way: a pass over all gradients less
             self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
@@ -179,7 +179,7 @@ class Engine:
             scaler.update()
         elif finite:
             self.optimizer.step()
-        if self.clip is not None and fused:
+        if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
         self.optimizer.zero_grad(set_to_none=True)
         return Update(norm.item(), finite)
