@@ -20,7 +20,7 @@ import torch
 
 from cramming import gate, tricks
 from cramming.bench import sides
-from cramming.bench.curves import REFERENCE, gate_settings, job_of
+from cramming.bench.curves import REFERENCE, gate_job_of, gate_settings
 from cramming.config import config_folder
 from cramming.engine import Engine
 from cramming.environment import cpu_name
@@ -51,7 +51,7 @@ class Gate:
     def run(self, changes: tricks.Settings | None = None, micro_batches: int = 1, **job: Any) -> list[float]:
         """Losses with some settings changed."""
         trick = Trick("run", changes or {}, None, "", micro_batches=micro_batches)
-        side = sides.Ours(job_of(self.settings, trick, self.vocab_size, CPU) | {"repeat_skipped": True} | job, CPU)
+        side = sides.Ours(gate_job_of(self.settings, trick, self.vocab_size, CPU) | job, CPU)
         return side.run(0, self.steps)[1]
 
 

@@ -27,6 +27,12 @@ def job_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: t
     return {**job, "vocab_size": vocab_size, "name": trick.name}
 
 
+def gate_job_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: torch.device) -> dict[str, Any]:
+    """The same for a loss curve. A step that fp16 skips until its scale fits is no fault, so it is done anew: else the
+    curve would be one batch behind the reference's for good."""
+    return job_of(settings, trick, vocab_size, device) | {"repeat_skipped": True}
+
+
 def gate_settings(settings: dict[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings with `bench.gate` in force; UserError where it changes what is no setting."""
     for section, keys in changes.items():
@@ -108,9 +114,8 @@ class Curves:
         return losses
 
     def job(self, trick: Trick) -> dict[str, Any]:
-        """What a worker must know. A step that fp16 skips until its scale fits is no fault, so it is done anew: else
-        the curve would be one batch behind the reference's for good."""
-        return job_of(self.settings, trick, self.vocab_size, self.device) | {"repeat_skipped": True}
+        """What a worker must know."""
+        return gate_job_of(self.settings, trick, self.vocab_size, self.device)
 
     def losses(self, jobs: Sequence[dict[str, Any]]) -> list[list[float]]:
         """The loss of every step of each job, one after the other in one process."""
