@@ -72,6 +72,7 @@ class Checked:
     """What a run reads and how it computes, once nothing of it can be refused any more."""
 
     corpus: Corpus
+    validation_corpus: Corpus  # the same one, unless `train.validation_corpus` names another
     model: ModelConfig
     source: BatchSource
     held_out: BatchSource
@@ -87,8 +88,16 @@ class Checked:
         model = fit_to_corpus(sections.model, corpus)
         config, objective = sections.train, sections.objective
         source = batch_source(corpus, "train", config, objective, settings["seed"])
-        held_out = batch_source(corpus, "validation", config, objective, VALIDATION_SEED)
-        return cls(corpus, model, source, held_out, kernels, gates)
+        other = open_validation_corpus(config, corpus, verify=mesh.is_main)
+        held_out = batch_source(other, "validation", config, objective, VALIDATION_SEED)
+        return cls(corpus, other, model, source, held_out, kernels, gates)
+
+    def describe_corpus(self) -> dict[str, Any]:
+        """The record's section `corpus`; it names the text of the validation losses where that is another's."""
+        if (other := self.validation_corpus) is self.corpus:
+            return self.corpus.describe()
+        named = {"folder": str(other.folder), "manifest_sha256": other.manifest_sha256}
+        return {**self.corpus.describe(), "validation": named}
 
 
 def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> Parts:
@@ -133,9 +142,9 @@ def open_record(
     """The run folder with what is known at the start, and the clock that has its journal there."""
     described = devices.describe(device)
     create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
-    refuse_changed_corpus(folder, found.corpus.describe())
+    refuse_changed_corpus(folder, corpus := found.describe_corpus())
     begun = {"status": "running", "forced": forced_tricks(folder, found.gates), "compile_cache": compile_cache(folder)}
-    write_record_section(folder, corpus=found.corpus.describe(), pretrain=begun)
+    write_record_section(folder, corpus=corpus, pretrain=begun)
     return BudgetClock(sections.budget, folder / "budget.jsonl")
 
 
@@ -206,6 +215,19 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
             " leave model.vocab_size=null"
         )
     return model
+
+
+def open_validation_corpus(config: TrainConfig, corpus: Corpus, verify: bool) -> Corpus:
+    """`train.validation_corpus`, or `corpus` itself; UserError where the same text would be other tokens there."""
+    if config.validation_corpus is None:
+        return corpus
+    other = Corpus.open(config.validation_corpus, verify=verify)
+    if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
+        raise UserError(
+            f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens mean"
+            f" something else; prepare it with tokenizer.path={corpus.tokenizer_file}"
+        )
+    return other
 
 
 def batch_source(

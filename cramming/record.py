@@ -118,12 +118,13 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def refuse_changed_corpus(folder: Path, corpus: Mapping[str, Any]) -> None:
     """UserError when a resumed run would go on with another corpus than it began with (same folder, other content)."""
-    before = load_record(folder).get("corpus", {}).get("manifest_sha256")
-    if before not in (None, corpus["manifest_sha256"]):
-        raise UserError(
-            f"{corpus['folder']}: this corpus is not the one that the run in {folder} was started with (its manifest"
-            " differs); restore that one, or start under another name"
-        )
+    before = load_record(folder).get("corpus", {})
+    for was, now in ((before, corpus), (before.get("validation", {}), corpus.get("validation", {}))):
+        if was.get("manifest_sha256") not in (None, now.get("manifest_sha256")):
+            raise UserError(
+                f"{now['folder']}: this corpus is not the one that the run in {folder} was started with (its manifest"
+                " differs); restore that one, or start under another name"
+            )
 
 
 def _leaves(node: Any, path: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ All of it is known before there is a corpus; `parts` builds the run from it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -43,6 +44,7 @@ class TrainConfig:
     log_every: int
     validations: int
     validation_sequences: int
+    validation_corpus: Path | None = None  # another corpus's validation split, for losses that compare
     order: str = "shuffled"  # or "source", or the name of an order file of the corpus; each also with "_reversed"
 
     def __post_init__(self) -> None:

@@ -6,7 +6,8 @@ the verbs prepare, pretrain and glue, each in a process of its own, so that ever
 interrupted study goes on where it was when the same command is given again. Table and plot are written after every run.
 
 Validation losses compare runs over one tokenizer and one text only: another vocabulary makes another task of it, and
-another preparation another validation text. The scores are what variants are compared by.
+another preparation another validation text, unless all are given the same one (`train.validation_corpus`). The scores
+are what variants are compared by otherwise.
 """
 
 import statistics
@@ -59,7 +60,8 @@ class StudyConfig:
 class Result(NamedTuple):
     """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`.
 
-    `vocabulary` is the number of entries that the tokenizer really has.
+    `vocabulary` is the number of entries that the tokenizer really has, `text` the folder of the corpus that all runs
+    were given for validation.
     """
 
     variant: str
@@ -69,6 +71,7 @@ class Result(NamedTuple):
     score: float | None
     spread: float | None
     validation_loss: float | None
+    text: str | None
     tokens: float | None
 
 
@@ -176,6 +179,7 @@ def result(variant: str, runs: Sequence[Run]) -> Result:
         statistics.fmean(means) if means else None,
         statistics.stdev(means) if len(means) > 1 else None,
         statistics.fmean(losses) if losses else None,
+        _common([at(run.record, "corpus.validation.folder") for run in runs]),
         statistics.fmean(tokens) if tokens else None,
     )
 
@@ -195,11 +199,14 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
         [r.variant, str(r.seeds), *map(_cell, (r.vocabulary, r.score, r.spread, r.validation_loss, r.tokens), DIGITS)]
         for r in results
     ]
-    header = ["variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss (own text)", "tokens seen"]
+    text = _common([r.text for r in results])
+    loss = "validation loss" if text else "validation loss (own text)"
+    header = ["variant", "seeds", "vocabulary", "score", "std over seeds", loss, "tokens seen"]
     lines = [f"# Study: {what}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)), ""]
     entries = {", ".join(ENTRIES[entry][1].title for entry in r.entries) for r in results if r.entries}
     scored = "; or ".join(sorted(entries)) or "nothing"
-    lines += [f"Scores are means in percent of: {scored}. Validation losses of different rows are not comparable.", ""]
+    compared = f"are all on the text of {text}" if text else "of different rows are not comparable"
+    lines += [f"Scores are means in percent of: {scored}. Validation losses {compared}.", ""]
     write_atomically(out / "study.md", "\n".join(lines))
     bars = [plots.Bar(r.variant, r.score, r.spread, "pretrained") for r in results if r.score is not None]
     if figure := plots.scores(bars, "average score (%)"):
@@ -209,6 +216,11 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
             path.write_bytes(data)
 
         overwrite_atomically(out / "study.png", save)
+
+
+def _common(values: Sequence[Any]) -> str | None:
+    """What they all are, if it is text."""
+    return values[0] if len(set(map(str, values))) == 1 and isinstance(values[0], str) else None
 
 
 def _cell(value: float | None, digits: int) -> str:

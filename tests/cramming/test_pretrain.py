@@ -114,6 +114,27 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
     assert "warning" not in capsys.readouterr().out and len(seen) == 1
 
 
+def test_another_corpus_can_be_what_is_validated_on(
+    start: Start, make_corpus: Callable[..., Path], unbroken: Path, losses: Losses, tmp_path: Path
+) -> None:
+    """Same training, other validation text (the first step has a learning rate of 0); the record names it."""
+    other, foreign = make_corpus(tmp_path / "other", seed=1), make_corpus(tmp_path / "foreign", spelling="<pad>")
+    assert losses(start("name=a", f"train.validation_corpus={other}")) == losses(unbroken)
+    theirs = start("name=b", f"data.corpus={other}", "budget.steps=1")
+    ours = start("name=c", f"train.validation_corpus={other}", "budget.steps=1")
+    same, own = load_record(ours), start("name=d", "budget.steps=1")
+    assert same["pretrain"]["validation"] == load_record(theirs)["pretrain"]["validation"]
+    assert same["pretrain"]["validation"] != load_record(own)["pretrain"]["validation"]
+    assert same["corpus"]["validation"] == {
+        "folder": str(other),
+        "manifest_sha256": load_record(theirs)["corpus"]["manifest_sha256"],
+    }
+    with pytest.raises(UserError, match=r"validation_corpus=.*foreign: it has another tokenizer .* tokenizer\.path="):
+        start("name=e", f"train.validation_corpus={foreign}")
+    with pytest.raises(UserError, match=r"nowhere: no corpus here"):
+        start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
+
+
 @pytest.mark.parametrize(
     ("types", "words"), [(0, "format: transformers' ModernBertForMaskedLM"), (2, "format: this suite's own")]
 )

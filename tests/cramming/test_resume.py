@@ -312,16 +312,22 @@ def test_an_unfinished_run_and_a_resume_with_other_settings(
     assert "optim.lr=0.001" in message
 
 
+@pytest.mark.parametrize("setting", ["data.corpus", "train.validation_corpus"])
 def test_a_resume_with_another_corpus_in_the_same_place(
-    start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path, refused: Refused
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    make_corpus: Callable[..., Path],
+    tmp_path: Path,
+    refused: Refused,
+    setting: str,
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus", documents=50)
     with monkeypatch.context() as patch, pytest.raises(Crash):
         break_at(patch, 4, crash)
-        start("name=a", f"data.corpus={corpus}")
+        start("name=a", f"{setting}={corpus}")
     corpus.rename(tmp_path / "old")
     make_corpus(corpus, documents=50, seed=1)
-    assert "not the one" in refused("resume=true", f"data.corpus={corpus}")
+    assert "not the one" in refused("resume=true", f"{setting}={corpus}")
 
 
 def test_a_damaged_journal(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused) -> None:

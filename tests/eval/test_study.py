@@ -130,12 +130,25 @@ def scored(name: str, **scores: float | None) -> Run:
 
 def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
     found = result("v", [scored("a", cola=50.0, sst2=70.0, rte=60.0), scored("b", cola=58.0, sst2=70.0, rte=None)])
-    assert found == ("v", 2, 700, ("sst2", "cola"), 62.0, pytest.approx(8**0.5), 3.0, 10.0)
+    assert found == ("v", 2, 700, ("sst2", "cola"), 62.0, pytest.approx(8**0.5), 3.0, None, 10.0)
     assert result("v", [scored("a", cola=None)])[3:6] == ((), None, None)
     write(tmp_path, "data", [found])
     text = (tmp_path / "study.md").read_text()
+    assert "validation loss (own text)" in text and "different rows are not comparable" in text
     assert "| v | 2 | 700 | 62.0 | 2.83 | 3.000 | 10 |" in text and "means in percent of: SST-2, CoLA." in text
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_on_one_text_compare(tmp_path: Path) -> None:
+    runs = {name: scored(name) for name in ("a", "b", "c")}
+    for name, folder in (("a", "text"), ("b", "text"), ("c", "other")):
+        runs[name].record["corpus"]["validation"] = {"folder": folder}
+    write(tmp_path, "data", [result("v", [runs["a"]]), result("w", [runs["b"]])])
+    text = (tmp_path / "study.md").read_text()
+    assert "| validation loss |" in text and "Validation losses are all on the text of text." in text
+    for others in ([runs["c"]], [runs["b"], runs["c"]], [scored("d")]):
+        write(tmp_path, "data", [result("v", [runs["a"]]), result("w", others)])
+        assert "not comparable" in (tmp_path / "study.md").read_text()
 
 
 def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
