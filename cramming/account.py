@@ -32,9 +32,11 @@ def announce(parts: Parts) -> None:
         f" vocabulary {model.vocab_size}; {parts.flops_per_token / 1e6:.1f} MFLOP per token"
     )
     tokens = config.batch_size * config.sequence_length
+    passes = parts.engine.passes(config.rows, config.sequence_length)
+    together = f" ({passes} passes side by side)" if passes > 1 else ""
     say(
-        f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens}"
-        f" tokens = {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
+        f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens} tokens ="
+        f" {parts.micro_batches} x {config.micro_batch} sequences{together} x {parts.mesh.world_size} process(es);"
         f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}, attention kernel"
         f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
     )
@@ -158,6 +160,7 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "parameters": count.total,
         "parameters_without_embeddings": count.without_embeddings,
         "precision": parts.engine.precision.mode,
+        "passes": parts.engine.passes(parts.train.rows, parts.train.sequence_length),
         "attention_kernels": parts.attention_kernels,
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,

@@ -18,6 +18,7 @@ from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.optim.in_backward import Update, UpdateInBackward, set_learning_rate
 from cramming.parallel.mesh import Mesh
+from cramming.parallel.passes import SideBySide
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
 
@@ -61,11 +62,13 @@ class Engine:
         mesh: Mesh,
         device: torch.device,
         update_in_backward: bool = False,
+        side_by_side: bool = False,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.in_backward = UpdateInBackward(optimizer) if update_in_backward else None
+        self.side_by_side = SideBySide(self.parameters) if side_by_side else None
         # From the moment that `may_update` is asked to the synchronisation: of the last step, and of the one under way
         # as far as it can be foretold (0: not at all).
         self.update_seconds, self.foreseen_seconds = 0.0, 0.0
@@ -111,6 +114,10 @@ class Engine:
         self._is_warm = self._is_warm or moved
         return StepStats(loss, accuracy, norm, not moved, moved and not math.isfinite(norm), recompilations)
 
+    def passes(self, rows: int, row_length: int) -> int:
+        """How many passes share a micro-batch of so many sequences."""
+        return self.side_by_side.number(rows, row_length) if self.side_by_side else 1
+
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = batch.to(self.device)
         with self.precision.autocast():
@@ -130,12 +137,19 @@ class Engine:
         for batch in batches:
             if must_stop():
                 return None
-            loss_sum, correct = self._forward(batch)
-            self.precision.scaler.scale(loss_sum / targets).backward()
-            losses.append(loss_sum.detach())
+            loss_sum, correct = self._pass(batch, targets)
+            losses.append(loss_sum)
             corrects.append(correct)
         self.mesh.sum_gradients(self.parameters)
         return Computed(torch.stack(losses).sum().item(), torch.stack(corrects).sum().item(), self._update)
+
+    def _pass(self, batch: Batch, targets: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
+        if self.side_by_side:
+            return self.side_by_side.accumulate(batch, self._forward, targets)
+        loss_sum, correct = self._forward(batch)
+        self.precision.scaler.scale(loss_sum / targets).backward()
+        return loss_sum.detach(), correct
 
     def _forward_once(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
         """The forward pass of the only micro-batch; its backward pass updates.

@@ -17,6 +17,7 @@ from cramming.model.heads import MaskedLM
 from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer, freeze
 from cramming.parallel.apply import MemoryConfig, apply, place
 from cramming.parallel.mesh import Mesh
+from cramming.parallel.passes import can_share
 from cramming.precision import Precision, PrecisionConfig
 from cramming.runtime import RuntimeConfig
 
@@ -59,5 +60,7 @@ def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.devic
         optimizer = build_host_optimizer(model, config.optim, device, at_home)
     else:
         optimizer = build_optimizer(model, config.optim)
+    side_by_side = can_share(config.runtime, memory, model.config, precision.mode, device)
     model = apply(model, memory, config.runtime)
-    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, memory.update_in_backward)
+    update_in_backward = memory.update_in_backward
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, update_in_backward, side_by_side)

@@ -23,11 +23,13 @@ class RuntimeConfig:
 
     `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass.
     `keep_heap` (CPU, glibc) keeps freed memory in the process instead of handing it back after every step.
+    `side_by_side` (CPU, where `parallel.passes` can) shares a micro-batch out to passes that run at the same time.
     `prefetch` is the number of batches made ahead.
     """
 
     compile: Literal["off", "blocks", "model"]
     keep_heap: bool
+    side_by_side: bool
     prefetch: int
 
     def __post_init__(self) -> None:

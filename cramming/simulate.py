@@ -30,6 +30,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
+from cramming.parallel.passes import can_share, number_of_passes
 from cramming.precision import Mode
 from cramming.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
 from cramming.tracker import Operation, StorageTracker
@@ -119,8 +120,19 @@ class Simulation:
             tracker.reset_peak()
             self.engine.step([batch], 0.0, self._update_begins)
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
+        peak["gradients"] += self._further_gradients(rows, micro_batches)
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
         return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
+
+    def _further_gradients(self, rows: int, micro_batches: int) -> int:
+        """Bytes of the gradients that passes side by side have for themselves; the simulation has one pass."""
+        recipe = self.recipe
+        where, execution = torch.device(recipe.device_type), recipe.execution
+        if not can_share(execution.runtime, execution.memory, recipe.model, recipe.mode, where):
+            return 0
+        number = number_of_passes(rows, recipe.sequence_length, torch.get_num_threads())
+        sets = 0 if number == 1 else number - 1 if micro_batches == 1 else number
+        return sets * sum(p.numel() * p.element_size() for p in self.engine.parameters)
 
     def _bring_home(self, blocks: nn.Module) -> None:
         """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
@@ -168,7 +180,7 @@ class Simulation:
             execution,
             attention=replace(execution.attention, kernel=kernel),
             memory=replace(execution.memory, activation_budget=None),
-            runtime=replace(execution.runtime, compile="off"),
+            runtime=replace(execution.runtime, compile="off", side_by_side=False),
             precision=replace(execution.precision, mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode),
         )
 

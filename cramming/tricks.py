@@ -14,6 +14,7 @@ REFERENCE: Settings = {
     "attention.kernel": "sdpa",
     "attention.last_layer": "all",
     "runtime.keep_heap": False,
+    "runtime.side_by_side": False,
     "precision.mode": "fp32",
     "precision.tf32": False,
     "runtime.compile": "off",
@@ -89,6 +90,13 @@ TRICKS: tuple[Trick, ...] = (
         "cuda",
     ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
+    Trick(
+        "passes side by side",
+        {"runtime.side_by_side": True},
+        SAME,
+        "each share of a micro-batch on cores of its own",
+        "cpu",
+    ),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
     Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
     Trick("tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"),
@@ -159,7 +167,7 @@ def best(device_type: str, mode: str) -> Trick:
     """
     settings: dict[str, Any] = {"attention.kernel": "auto", "attention.last_layer": "targets"}
     if device_type == "cpu":
-        settings["runtime.keep_heap"] = True
+        settings |= {"runtime.keep_heap": True, "runtime.side_by_side": True}
     else:
         settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":

@@ -76,4 +76,4 @@ def test_a_resume_does_not_take_back_that_compiled_code_was_given(
 
 def test_bad_values_are_refused() -> None:
     with pytest.raises(UserError, match="prefetch=0 is below 1"):
-        build(RuntimeConfig, {"compile": "off", "keep_heap": True, "prefetch": 0}, "runtime")
+        build(RuntimeConfig, {"compile": "off", "keep_heap": True, "side_by_side": True, "prefetch": 0}, "runtime")

@@ -1,5 +1,6 @@
 """Batches: a pure function of seed, corpus and sample index."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,23 @@ def rows_of(batch: Batch, length: int = LENGTH) -> list[tuple[bytes, ...]]:
     places = batch.target_positions_M.view(count, -1) - torch.arange(count)[:, None] * length
     parts = (batch.ids_T.view(count, -1), batch.positions_T.view(count, -1), places, batch.target_ids_M.view(count, -1))
     return [tuple(p[row].numpy().tobytes() for p in parts) for row in range(count)]
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+@pytest.mark.parametrize("number", [1, 2, 3, 6])
+def test_a_share_of_a_batch_is_the_batch_of_its_samples(tiny_corpus: Path, packing: Mode, number: int) -> None:
+    whole = source(tiny_corpus, packing)
+    shares, rows = whole.batch(30, 6).split(number), 6 // number
+    assert len(shares) == number and {share.rows for share in shares} == {rows}
+    for k, share in enumerate(shares):
+        alone = whole.batch(30 + k * rows, rows)
+        assert same(share, alone) and share.packing[1:] == alone.packing[1:]
+
+
+def test_a_share_keeps_its_token_types(tiny_corpus: Path) -> None:
+    batch = source(tiny_corpus).batch(0, 4)
+    typed = dataclasses.replace(batch, token_types_T=torch.arange(len(batch.ids_T)))
+    assert torch.equal(torch.cat([share.token_types_T for share in typed.split(2)]), typed.token_types_T)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 4096, 4097, 70_001])

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from cramming.bench import sides
+from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.model import attention, layers
 from cramming.optim.host import HostOptimizer
 from cramming.optim.in_backward import UpdateInBackward
-from cramming.parallel import apply
+from cramming.parallel import apply, passes
 from cramming.parallel.activations import _BlockPass
 from cramming.parallel.lane import Lane
 from cramming.tricks import COARSE, SAME, TRICKS, Trick
@@ -96,6 +97,18 @@ def _second_step_for_the_first(optimizer: Any) -> None:
     for state in optimizer.state.values():
         if state["step"] == 1:
             state["step"].add_(1)
+
+
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass for each, however few tokens it has."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(passes, "MIN_TOKENS", 1)
+
+
+def _one_share_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the other not at all."""
+    split = Batch.split
+    monkeypatch.setattr(Batch, "split", lambda batch, number: split(batch, number)[:1] * number)
 
 
 def _weights_in_bf16(optimizer: Any) -> None:
@@ -197,13 +210,15 @@ def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fault(NamedTuple):
-    """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs."""
+    """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs, `where` what the
+    sound trick is run with, too."""
 
     plant: Plant
     trick: Trick
     stands_for: tuple[str, ...] = ()
     size: str = "small"
     package: str | None = None
+    where: Plant = lambda monkeypatch: None
 
 
 def the(name: str) -> Trick:
@@ -218,6 +233,7 @@ FAULTS: dict[str, Fault] = {
     "compiler": Fault(_fused_wrongly, the("compile blocks"), ("compile model", "activation budget 0.5")),
     "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8")),
     "master weights": Fault(_around_adamw(lambda optimizer: None, _weights_in_bf16), PLAIN),
+    "passes": Fault(_one_share_twice, the("passes side by side"), where=_two_cores),
     "accumulation": Fault(_forgotten_micro_batches, the("accumulation x4")),
     "one micro-batch": Fault(_one_micro_batch_less, the("accumulation x4")),
     "checkpointing": Fault(
@@ -244,6 +260,7 @@ def test_a_planted_fault_of_each_family_is_caught(
     if fault.package is not None and find_spec(fault.package) is None:
         pytest.skip(f"{fault.package} is an extra")
     gate = request.getfixturevalue(fault.size)
+    fault.where(monkeypatch)
     assert gate.sound(fault.trick).passed
     fault.plant(monkeypatch)
     verdict = gate.verdict(fault.trick)
