@@ -135,3 +135,8 @@ def available_bytes() -> int:
         if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
             available = min(available, max(0, int(text) - int(used.read_text())))
     return available
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory for a tensor: on a CPU torch has no class of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

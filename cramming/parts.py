@@ -17,7 +17,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.environment import environment
 from cramming.execution import build_engine
-from cramming.model.config import ModelConfig, flops_per_token
+from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import HostOptimizer
 from cramming.parallel.mesh import Mesh
@@ -154,12 +154,21 @@ def start_engine(
     """The engine with the newest checkpoint's state, or at the start, and the work that is done."""
     runtime.prepare(sections.execution.runtime, device, folder)
     devices.seed_everything(settings["seed"])
-    engine = build_engine(sections.execution, found.model, mesh, device)
-    state = (engine.model, engine.optimizer, engine.precision.scaler)
-    work = checkpoint.load_newest(folder / "checkpoints", *state)
-    if work is None:
-        work = Work()
-        start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+    try:
+        engine = build_engine(sections.execution, found.model, mesh, device)
+        state = (engine.model, engine.optimizer, engine.precision.scaler)
+        work = checkpoint.load_newest(folder / "checkpoints", *state)
+        if work is None:
+            work = Work()
+            start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+    except (RuntimeError, MemoryError) as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        count = count_parameters(found.model).total / 1e6
+        raise UserError(
+            f"model: {device} ran out of memory before the first step: it has {count:.0f}M parameters; take a smaller"
+            " model, memory=offload-all, or another optimizer (`cramming plan` shows what each needs)"
+        ) from None
     return engine, work
 
 

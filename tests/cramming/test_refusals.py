@@ -49,6 +49,30 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
     start("name=a", "budget.steps=1")
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't")]
+)
+def test_a_model_that_is_too_large_leaves_the_name_free(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def too_large(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(parts, "build_engine", too_large)
+    with pytest.raises(UserError, match=r"model: cpu ran out of memory before the first step"):
+        start("name=a")
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_another_runtime_error_is_our_own_defect(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(parts, "build_engine", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        start("name=a")
+
+
 def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = MetricsLog.write
 
