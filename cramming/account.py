@@ -33,6 +33,8 @@ def announce(parts: Parts) -> None:
     )
     tokens = config.batch_size * config.sequence_length
     passes = parts.engine.passes(config.rows, config.sequence_length)
+    other = config.validation_corpus
+    elsewhere = f", validated on the text of {other}" if other else ""
     together = f" ({passes} passes side by side)" if passes > 1 else ""
     say(
         f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens} tokens ="
@@ -41,7 +43,8 @@ def announce(parts: Parts) -> None:
         f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
     )
     say(
-        f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens; budget: {budget.limit:g}"
+        f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens{elsewhere}; budget:"
+        f" {budget.limit:g}"
         f" {budget.unit}; started at step {parts.work.steps} with {parts.clock.elapsed_seconds():.1f} s on the clock"
     )
 

@@ -145,7 +145,7 @@ class Engine:
 
     def _pass(self, batch: Batch, targets: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
-        if self.side_by_side:
+        if self.side_by_side and self.passes(batch.rows, batch.row_length) > 1:
             return self.side_by_side.accumulate(batch, self._forward, targets)
         loss_sum, correct = self._forward(batch)
         self.precision.scaler.scale(loss_sum / targets).backward()

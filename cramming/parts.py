@@ -166,8 +166,8 @@ def start_engine(
             raise
         count = count_parameters(found.model).total / 1e6
         raise UserError(
-            f"model: {device} ran out of memory before the first step: it has {count:.0f}M parameters; take a smaller"
-            " model, memory=offload-all, or another optimizer (`cramming plan` shows what each needs)"
+            f"model: {device} ran out of memory before the first step: the model has {count:.0f}M parameters; take a"
+            f" smaller one{', or memory=offload-all' * (device.type == 'cuda')} (`cramming plan` shows what it needs)"
         ) from None
     return engine, work
 
@@ -230,7 +230,7 @@ def open_validation_corpus(config: TrainConfig, corpus: Corpus, verify: bool) ->
     """`train.validation_corpus`, or `corpus` itself; UserError where the same text would be other tokens there."""
     if config.validation_corpus is None:
         return corpus
-    other = Corpus.open(config.validation_corpus, verify=verify)
+    other = Corpus.open(config.validation_corpus, verify="validation" if verify else False)
     if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
         raise UserError(
             f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens mean"

@@ -123,7 +123,9 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
         reason = train(parts, stop)
         if mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not devices.is_out_of_memory(error):
+            raise
         raise out_of_memory(parts) from None
     finally:
         if parts.clock:

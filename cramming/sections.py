@@ -16,13 +16,14 @@ from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import UserError, build
 from cramming.data.masking import ObjectiveConfig
-from cramming.data.shards import ORDERS
+from cramming.data.shards import MANIFEST, ORDERS
 from cramming.execution import EngineConfig
 from cramming.model import attention
 from cramming.model.config import ModelConfig
 from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
+from cramming.parallel.passes import can_share
 from cramming.precision import refuse_missing_hardware, resolve
 from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.start import StartConfig
@@ -104,7 +105,17 @@ def check_sections(
     refuse_unfit_step(sections.train, sections.schedule, sections.execution, mesh, device)
     kernels = attention_kernels(sections.train, sections.execution, sections.model, device)
     name = devices.describe(device).name
-    return kernels, check_gate(settings, sections.execution, kernels, device, name)
+    refuse_missing_corpus(sections.train.validation_corpus)
+    return kernels, check_gate(settings, sections, kernels, device, name)
+
+
+def refuse_missing_corpus(validation_corpus: Path | None) -> None:
+    """UserError where the corpus to validate on is not there: it is none that `run` would prepare on the way."""
+    if validation_corpus is not None and not (validation_corpus / MANIFEST).is_file():
+        raise UserError(
+            f"train.validation_corpus={validation_corpus}: no corpus there (no {MANIFEST}); prepare it first, or leave"
+            " it null for the run's own held-out text"
+        )
 
 
 def refuse_unfit_step(
@@ -151,13 +162,18 @@ def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, memory: Mem
 
 
 def check_gate(
-    settings: Mapping[str, Any], execution: EngineConfig, kernels: list[str], device: torch.device, device_name: str
+    settings: Mapping[str, Any], sections: Sections, kernels: list[str], device: torch.device, device_name: str
 ) -> dict[str, str]:
-    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
+    """`gate.check` of what the settings come to on this device: `auto` hides no trick, and none that cannot be had is
+    said to be in force."""
+    execution = sections.execution
     mode, states = resolve(execution.precision.mode, device), dict[str, str]()
+    shared = can_share(execution.runtime, execution.memory, sections.model, mode, device)
     where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)
     for kernel in sorted({execution.attention.kernel, *kernels}):
-        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
+        resolved = changed(
+            settings, {"precision.mode": mode, "attention.kernel": kernel, "runtime.side_by_side": shared}
+        )
         states |= gate.check(resolved, where, device.type, usual)
     return states
 

@@ -28,6 +28,10 @@ from eval.tasks import AVERAGES, ENTRIES
 
 STUDIES = ("vocab", "data")
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
+VALIDATED = (
+    "corpus.validation.manifest_sha256", "corpus.tokenizer.sha256", "config.objective", "config.train.packing",
+    "config.train.sequence_length", "config.train.validation_sequences",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class StudyConfig:
 class Result(NamedTuple):
     """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`.
 
-    `vocabulary` is the number of entries that the tokenizer really has, `text` the folder of the corpus that all runs
-    were given for validation.
+    `vocabulary` is the number of entries that the tokenizer really has, `validated` how the validation loss came about
+    where all runs were given a corpus for it: its folder, its manifest, and the settings that make the task.
     """
 
     variant: str
@@ -71,7 +75,7 @@ class Result(NamedTuple):
     score: float | None
     spread: float | None
     validation_loss: float | None
-    text: str | None
+    validated: tuple[str, ...] | None
     tokens: float | None
 
 
@@ -179,7 +183,7 @@ def result(variant: str, runs: Sequence[Run]) -> Result:
         statistics.fmean(means) if means else None,
         statistics.stdev(means) if len(means) > 1 else None,
         statistics.fmean(losses) if losses else None,
-        _common([at(run.record, "corpus.validation.folder") for run in runs]),
+        _common([_validated(run) for run in runs]),
         statistics.fmean(tokens) if tokens else None,
     )
 
@@ -199,7 +203,8 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
         [r.variant, str(r.seeds), *map(_cell, (r.vocabulary, r.score, r.spread, r.validation_loss, r.tokens), DIGITS)]
         for r in results
     ]
-    text = _common([r.text for r in results])
+    common = _common([r.validated for r in results])
+    text = common[0] if common else None
     loss = "validation loss" if text else "validation loss (own text)"
     header = ["variant", "seeds", "vocabulary", "score", "std over seeds", loss, "tokens seen"]
     lines = [f"# Study: {what}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)), ""]
@@ -218,9 +223,16 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
         overwrite_atomically(out / "study.png", save)
 
 
-def _common(values: Sequence[Any]) -> str | None:
-    """What they all are, if it is text."""
-    return values[0] if len(set(map(str, values))) == 1 and isinstance(values[0], str) else None
+def _validated(run: Run) -> tuple[str, ...] | None:
+    """What validation losses must have in common to compare; None where the run was validated on its own text."""
+    if not isinstance(folder := at(run.record, "corpus.validation.folder"), str):
+        return None
+    return (folder, *(str(at(run.record, path)) for path in VALIDATED))
+
+
+def _common(values: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """What they all are."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def _cell(value: float | None, digits: int) -> str:

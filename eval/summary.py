@@ -245,6 +245,7 @@ _FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("corpus.tokenizer.kind", "{s}"),
             ("corpus.vocab_size", "vocabulary {n}"),
             ("corpus.manifest_sha256", "manifest {h}"),
+            ("corpus.validation.manifest_sha256", "validated on manifest {h}"),
         ),
     ),
     (

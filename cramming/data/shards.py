@@ -172,8 +172,10 @@ class Corpus:
         self.special_ids = SpecialIds(**manifest.tokenizer.special_ids)
 
     @classmethod
-    def open(cls, folder: Path, *, verify: bool = False) -> "Corpus":
-        """Open and check: the manifest's checksum, file sizes, the tokenizer's SHA-256; `verify`: every file's SHA-256.
+    def open(cls, folder: Path, *, verify: bool | Split = False) -> "Corpus":
+        """Open and check: the manifest's checksum, file sizes, the tokenizer's SHA-256.
+
+        `verify`: every file's SHA-256, or, named, those of one split.
 
         UserError: no such folder, half-written, unknown format version, a file missing, cut short or altered.
         """
@@ -195,13 +197,14 @@ class Corpus:
         corpus._check(verify)
         return corpus
 
-    def _check(self, verify: bool) -> None:
+    def _check(self, verify: bool | Split) -> None:
         itemsize = np.dtype(self.manifest.dtype).itemsize
         for shard in (shard for split in SPLITS for shard in self.manifest.splits[split]):
             _check_size(self.folder / shard.file, shard.tokens * itemsize)
             _check_size(self.folder / shard.index_file, shard.documents * INDEX_DTYPE.itemsize)
         hashes = self.manifest.hashes()
-        for name in hashes if verify else (TOKENIZER,):
+        split = [n for n in hashes if n.startswith(f"{verify}-")]
+        for name in hashes if verify is True else (TOKENIZER, *split):
             if problem := damage(self.folder / name, hashes[name]):
                 raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
 

@@ -1,12 +1,12 @@
 """Passes side by side: on a CPU each share of a micro-batch is computed by cores of its own.
 
 One pass over all cores makes them wait for one another at the end of every operation, and some operations use one core
-only. Passes that have nothing to do with each other wait once, at the end, where their gradients are summed. It takes
-the memory of one more set of gradients for each further pass.
+only. Passes that have nothing to do with each other wait once, at the end, where their gradients are summed. Until then
+each pass has a set of gradients of its own, beside those of the micro-batches before.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from cramming.parallel.apply import MemoryConfig
 from cramming.precision import Mode
 from cramming.runtime import RuntimeConfig
 
-MAX_PASSES = 4  # each has gradients of its own
+MAX_PASSES = 2  # each has gradients of its own; more were not measured
 MIN_TOKENS = 512  # of a pass: fewer make narrow matrix products
 
 
@@ -70,10 +70,9 @@ class SideBySide:
         """
         number = self.number(batch.rows, batch.row_length)
         one = partial(self._one, forward, targets, torch.get_num_threads() // number)
-        if number == 1:
-            passed = [one(batch)]
-        else:
-            passed = list(self._threads.map(one, batch.split(number)))
+        under_way = [self._threads.submit(one, share) for share in batch.split(number)]
+        wait(under_way)  # all of them, before one that failed ends the step: nothing computes on behind it
+        passed = [share.result() for share in under_way]
         for parameter, *gradients in zip(self.parameters, *(p.gradients for p in passed)):
             found = [g for g in (parameter.grad, *gradients) if g is not None]
             for gradient in found[1:]:

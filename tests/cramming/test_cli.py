@@ -268,6 +268,7 @@ class TestCheck:
             (["name=a/b"], ["name='a/b'"]),
             (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
             (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),
+            (["train.validation_corpus=/nowhere"], ["train.validation_corpus=/nowhere: no corpus there"]),
         ],
     )
     def test_of_a_run_finds_the_mistake_of_any_verb(

@@ -131,7 +131,7 @@ def test_another_corpus_can_be_what_is_validated_on(
     }
     with pytest.raises(UserError, match=r"validation_corpus=.*foreign: it has another tokenizer .* tokenizer\.path="):
         start("name=e", f"train.validation_corpus={foreign}")
-    with pytest.raises(UserError, match=r"nowhere: no corpus here"):
+    with pytest.raises(UserError, match=r"validation_corpus=.*nowhere: no corpus there"):
         start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
 
 

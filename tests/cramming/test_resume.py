@@ -216,6 +216,18 @@ def run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+def run_out_of_memory_on_a_cpu() -> None:
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+
+def test_a_cpu_out_of_memory_is_one_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused
+) -> None:
+    break_at(monkeypatch, 1, run_out_of_memory_on_a_cpu)
+    assert "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2" in refused()
+    assert not (tmp_path / "runs" / "a").exists()
+
+
 @pytest.mark.parametrize("step", [1, 5])
 def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int

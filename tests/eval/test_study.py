@@ -146,7 +146,10 @@ def test_losses_on_one_text_compare(tmp_path: Path) -> None:
     write(tmp_path, "data", [result("v", [runs["a"]]), result("w", [runs["b"]])])
     text = (tmp_path / "study.md").read_text()
     assert "| validation loss |" in text and "Validation losses are all on the text of text." in text
-    for others in ([runs["c"]], [runs["b"], runs["c"]], [scored("d")]):
+    runs["e"], runs["f"] = scored("e"), scored("f")
+    runs["e"].record["corpus"]["validation"] = {"folder": "text", "manifest_sha256": "made anew"}
+    runs["f"].record.update(corpus=runs["a"].record["corpus"], config={"train": {"sequence_length": 512}})
+    for others in ([runs["e"]], [runs["f"]], [runs["c"]], [runs["b"], runs["c"]], [scored("d")]):
         write(tmp_path, "data", [result("v", [runs["a"]]), result("w", others)])
         assert "not comparable" in (tmp_path / "study.md").read_text()
 

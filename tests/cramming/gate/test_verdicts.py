@@ -1,6 +1,7 @@
 """Verdicts are kept, found again, and listened to: `pretrain` refuses what failed on this device."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,10 @@ def test_the_best_stack_has_a_verdict_of_its_own(
     stack = [f"{key}={value}" for key, value in tricks.best("cpu", mode).settings.items()]
     settings = compose(f"gates={tmp_path / 'g.json'}", *stack)
     assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
-    gate.save(tmp_path / "g.json", "here", [Verdict(tricks.BEST, False, None, 0.02, 10, 200, 1.0)])
+    failed = Verdict(tricks.BEST, False, None, 0.02, 10, 200, 1.0, tricks.spelled(tricks.best("cpu", mode).settings))
+    gate.save(tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")])
+    assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"  # another stack had that name
+    gate.save(tmp_path / "g.json", "here", [failed])
     with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave one of these off"):
         gate.check(settings, "here", "cpu", mode)
     assert gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST] == "forced"

@@ -4,12 +4,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cramming.data.batches import Batch
+from cramming.data.batches import Batch, BatchSource
+from cramming.data.masking import Masker, ObjectiveConfig
+from cramming.data.shards import Corpus
 from cramming.engine import Engine
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig
@@ -124,17 +127,49 @@ def test_a_share_that_is_not_finite_skips_the_step(
     assert all(torch.equal(a, b) for a, b in zip(before, engine.parameters))
 
 
-def test_an_error_in_a_pass_is_the_steps(
-    make_model: MakeModel, tiny_source: Any, two_threads: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_error_in_a_pass_is_the_steps_and_nothing_computes_on(
+    make_model: MakeModel, tiny_source: Any, two_threads: None, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
-    engine = engine_of(make_model, True)
+    engine, done = engine_of(make_model, True), list[bool]()
+    forward = engine._forward
 
     def full(batch: Batch) -> Any:
-        raise torch.OutOfMemoryError("no memory")
+        if bool(batch.ids_T.storage_offset()) == bool(fails):
+            raise torch.OutOfMemoryError("no memory")
+        time.sleep(0.1)
+        found = forward(batch)
+        done.append(True)
+        return found
 
     monkeypatch.setattr(engine, "_forward", full)
     with pytest.raises(torch.OutOfMemoryError):
         engine.step([tiny_source.batch(0, 8)], 1e-2)
+    assert done
+
+
+def test_a_pass_alone_adds_its_gradients_in_place(
+    make_model: MakeModel, tiny_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one thread: no second set of gradients beside those of the micro-batches before."""
+    monkeypatch.setattr(torch.autograd, "grad", None)
+    trained(engine_of(make_model, True), tiny_source, cut=2)
+
+
+def test_frozen_parameters_and_packed_documents(
+    make_engine: Callable[..., Engine], tiny_corpus: Path, small_model: ModelConfig, two_threads: None
+) -> None:
+    corpus = Corpus.open(tiny_corpus)
+    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, 4, (0, 1, 2, 3, 4), 0)
+    source = BatchSource(corpus.stream("train"), masker, 16, "documents", 0)
+    found = []
+    for side_by_side in (True, False):
+        optim = {"frozen": [r"encoder\.blocks\.0\.attn\..*"]}
+        engine = make_engine(model=replace(small_model, dropout=0.0), optim=optim)
+        assert engine.side_by_side and any(not p.requires_grad for p in engine.model.parameters())
+        engine.side_by_side = engine.side_by_side if side_by_side else None
+        found.append(trained(engine, source)[0])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_all_passes_get_the_same_of_rows_and_cores() -> None:
@@ -143,7 +178,7 @@ def test_all_passes_get_the_same_of_rows_and_cores() -> None:
             number = number_of_passes(rows, 128, threads)
             assert 1 <= number <= passes.MAX_PASSES and threads % number == 0 and rows % number == 0
             assert number == 1 or rows * 128 // number >= passes.MIN_TOKENS
-    assert [number_of_passes(32, 128, threads) for threads in (1, 2, 3, 4, 6, 8, 16)] == [1, 2, 1, 4, 2, 4, 4]
+    assert [number_of_passes(32, 128, threads) for threads in (1, 2, 3, 4, 6, 8, 16)] == [1, 2, 1, 2, 2, 2, 2]
     assert number_of_passes(4, 128, 2) == 1 and number_of_passes(8, 128, 2) == 2
 
 
