@@ -16,6 +16,7 @@ from cramming.data.shards import Corpus
 from cramming.engine import Engine
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig
+from cramming.model.heads import CHUNK_ELEMENTS
 from cramming.parallel import passes
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parallel.passes import can_share, number_of_passes
@@ -207,9 +208,14 @@ def test_what_passes_would_share_keeps_them_apart(
     assert not can_share(**{**plain, section: other})
 
 
-def test_a_simulation_counts_every_passs_gradients(
-    compose: Callable[..., dict[str, Any]], small_model: ModelConfig, two_threads: None
+def test_a_simulation_counts_what_every_pass_has_for_itself(
+    compose: Callable[..., dict[str, Any]],
+    small_model: ModelConfig,
+    two_threads: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of 8 x 4 x 320 logits one pass holds a chunk of 6,400 at a time, two hold all of them; in fp32."""
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 6400)
     config = EngineConfig.of(compose("precision=fp32", "optim=adamw-tiny"))
     model = replace(small_model, dropout=0.0)
     alone = replace(config, runtime=replace(config.runtime, side_by_side=False))
@@ -220,3 +226,4 @@ def test_a_simulation_counts_every_passs_gradients(
         weights = sum(p.numel() * 4 for p in simulation.engine.parameters)
     more = [shared["gradients"] - alone["gradients"] for shared, alone in zip(costs["shared"], costs["alone"])]
     assert more == [weights, 2 * weights]
+    assert [s["head"] - a["head"] for s, a in zip(costs["shared"], costs["alone"])] == [4 * (10240 - 6400)] * 2
