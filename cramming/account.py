@@ -44,8 +44,8 @@ def announce(parts: Parts) -> None:
     )
     say(
         f"corpus: {parts.corpus.folder}, {parts.source.stream.num_tokens / 1e6:.1f}M tokens{elsewhere}; budget:"
-        f" {budget.limit:g}"
-        f" {budget.unit}; started at step {parts.work.steps} with {parts.clock.elapsed_seconds():.1f} s on the clock"
+        f" {budget.limit:g} {budget.unit}; started at step {parts.work.steps}"
+        f" with {parts.clock.elapsed_seconds():.1f} s on the clock"
     )
 
 

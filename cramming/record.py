@@ -110,9 +110,11 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if not free and before.get(key) != now.get(key):
+            began, again = f"with {key}={before.get(key)}", "resume with the same settings"
+            if key not in before:
+                began, again = "by a version that did not have this setting", "go on with that version"
             raise UserError(
-                f"{key}={now.get(key)}: the run in {folder} was started with {key}={before.get(key)};"
-                " resume with the same settings, or start under another name"
+                f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or start under another name"
             )
 
 

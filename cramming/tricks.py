@@ -167,7 +167,9 @@ def best(device_type: str, mode: str) -> Trick:
     """
     settings: dict[str, Any] = {"attention.kernel": "auto", "attention.last_layer": "targets"}
     if device_type == "cpu":
-        settings |= {"runtime.keep_heap": True, "runtime.side_by_side": mode == "fp32"}
+        settings["runtime.keep_heap"] = True
+        if mode == "fp32":
+            settings["runtime.side_by_side"] = True
     else:
         settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":

@@ -220,14 +220,6 @@ def run_out_of_memory_on_a_cpu() -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
 
-def test_a_cpu_out_of_memory_is_one_line(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused
-) -> None:
-    break_at(monkeypatch, 1, run_out_of_memory_on_a_cpu)
-    assert "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2" in refused()
-    assert not (tmp_path / "runs" / "a").exists()
-
-
 @pytest.mark.parametrize("step", [1, 5])
 def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int
@@ -261,10 +253,17 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
         (IN_BACKWARD, 1, "; use memory=checkpoint or a smaller model"),
     ],
 )
+@pytest.mark.parametrize("action", [run_out_of_memory, run_out_of_memory_on_a_cpu])
 def test_out_of_memory_with_a_given_micro_batch_says_what_to_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, settings: list[str], step: int, says: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    refused: Refused,
+    settings: list[str],
+    step: int,
+    says: str,
+    action: Callable[[], None],
 ) -> None:
-    break_at(monkeypatch, step, run_out_of_memory)
+    break_at(monkeypatch, step, action)
     assert says in refused(*settings)
     assert (tmp_path / "runs" / "a").exists() == (step > 1)
 
