@@ -4,7 +4,7 @@
     python benchmarks/preparation.py memory     --text wiki_core.0*.txt.xz --tasks <GLUE> --gigabytes 1 4 --out <file>
 
 Throughput. The bare side holds the texts in memory (unpacked beforehand), calls `encode_batch_fast` in groups of a
-thousand documents and drops the result; `RAYON_NUM_THREADS` gives it the same number of threads. The other sides are
+thousand documents and drops the result; `RAYON_NUM_THREADS` gives it as many threads as `prepare` has workers. The other sides are
 `prepare` from the files to the finished corpus, with that tokenizer: *tokenization* with every optional stage off,
 *pipeline* with all filters, exact deduplication and decontamination, *with near-duplicates* with those too. Each
 measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked text
@@ -12,7 +12,8 @@ over wall time, and for a shared machine also over processor time; interpreter s
 
 Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (half of the words of
 each document replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and
-the peak resident memory of the process is taken, together with the size of the MinHash index as the manifest states it.
+the peak resident memory is taken (of the main process, and as often as there are workers that of the largest one: more
+than what they had at one time), together with the size of the MinHash index as the manifest states it.
 """
 
 import argparse
@@ -57,11 +58,13 @@ start, cpu = time.perf_counter(), time.process_time()
 with contextlib.redirect_stdout(sys.stderr):
     main(config)
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+workers = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest one's memory, the time of all
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + config["data"]["workers"] * workers.ru_maxrss
 manifest = json.loads((Path(config["data"]["corpus"]) / "manifest.json").read_text())
 notes = {stage["name"]: stage["notes"] for stage in manifest["stages"]}
 print(json.dumps({
-    "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "peak_bytes": peak,
+    "seconds": round(seconds, 2), "cpu_seconds": round(cpu + workers.ru_utime + workers.ru_stime, 2),
+    "peak_bytes": 1024 * peak,
     "index_bytes": notes["near deduplication"].get("index_bytes", 0), "removed": manifest["removed"],
     "bytes_per_token": manifest["statistics"]["folder_bytes_per_token"], "documents": manifest["counts"]["documents"],
 }))

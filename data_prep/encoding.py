@@ -1,6 +1,6 @@
 """Texts to token ids: by way of their words where the tokenizer allows it, else in pieces.
 
-By words, on up to `FEW_THREADS`. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white
+By words. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white
 space, so a text's ids are those of its runs without white space, one after the other. Language repeats its words: each
 different one is encoded once and its ids looked up from then on. Over the first 12 MB of Wikipedia that takes half the
 time of the tokenizer, table included.
@@ -8,8 +8,7 @@ time of the tokenizer, table included.
 In pieces. Any other tokenizer gets the text itself; a long one in pieces cut in front of whitespace, where byte-level
 BPE and Unigram over words start anew anyway.
 
-Both are pure functions of the text, give what `Tokenizer.encode` gives for normalised text (data_prep/clean.py), and
-may be called from many threads.
+Both are pure functions of the text and give what `Tokenizer.encode` gives for normalised text (data_prep/clean.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,17 +21,14 @@ from data_prep.clean import split_at_whitespace
 
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20
-# Looking words up holds the interpreter lock, so it is as fast as two to five threads of the tokenizer, not more.
-FEW_THREADS = 4
 KNOWN_CHARACTERS = 1 << 20  # of the words in a table; there are two, of some 130,000 words and 30 MB each
 
 TextEncoder = Callable[[Iterable[str]], Iterator[np.ndarray]]
 
 
-def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any], threads: int) -> TextEncoder:
+def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> TextEncoder:
     """The faster of the two ways that gives this tokenizer's ids: texts to one array [n] each, without [CLS], [SEP]."""
-    by_words = threads <= FEW_THREADS and reads_word_by_word(tokenizer)
-    return (ByWords if by_words else InPieces)(tokenizer, dtype)
+    return (ByWords if reads_word_by_word(tokenizer) else InPieces)(tokenizer, dtype)
 
 
 def reads_word_by_word(tokenizer: Tokenizer) -> bool:
@@ -51,7 +47,7 @@ class ByWords:
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
         self._tables: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})  # ids as bytes: small, joined by one call
-        self._characters = 0  # in the newer table, about: threads may count at the same time
+        self._characters = 0  # in the newer table
 
     def __call__(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """The ids of each text."""
@@ -59,7 +55,7 @@ class ByWords:
 
     def _ids(self, text: str) -> np.ndarray:
         words = text.split()
-        known, older = self._tables  # another thread may replace them meanwhile; this one goes on with its own
+        known, older = self._tables
         if new := set(words).difference(known):
             found = {word: older[word] for word in new if word in older}
             found |= self._encoded(list(new.difference(found)))

@@ -1,5 +1,6 @@
 """The progress bar of a pass over the text: how far, how long still, bytes per second, and memory in use."""
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -33,9 +34,16 @@ class Meter:
         if now - self._last >= EVERY_SECONDS:
             self._last = now
             rate = format_count(text_done / (now - self._started), "B")
-            memory = format_count(self._process.memory_info().rss, "B")
-            self._bar.note(f"{rate}/s of text, memory {memory}")
+            self._bar.note(f"{rate}/s of text, memory {format_count(self._memory_bytes(), 'B')}")
         self._bar.update(position)
+
+    def _memory_bytes(self) -> int:
+        """Resident, of this process and its workers; libraries that they share count for each."""
+        total = 0
+        for process in (self._process, *self._process.children()):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += process.memory_info().rss
+        return total
 
     def watch(self, documents: Iterable[Document]) -> Iterator[Document]:
         """The same documents, each counted."""

@@ -16,15 +16,13 @@ Changing 10 % of the words leaves J = 0.9**3 / (2 - 0.9**3) = 0.57; in a text of
 articles and paragraphs of Wikipedia stay below 0.04; what shares 0.3 there is made from one form (census figures).
 
 Clusters are the connected components of such pairs; each keeps the document with the smallest key. The result is a
-function of the set of (key, text), so neither order nor number of threads matters. Memory: `permutations` + 8 bytes a
+function of the set of (key, text), so neither order nor number of workers matters. Memory: `permutations` + 8 bytes a
 document, and 32 more during the search, about 300 bytes with the defaults.
 
 Suffixes: D documents, W words, P places of a signature.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +31,9 @@ import numpy as np
 from cramming.config import UserError, overwrite_atomically
 from data_prep.clusters import clusters
 from data_prep.words import hash_words_and_breaks, ngrams
+from data_prep.workers import Workers
 
+SIGN = "signatures"  # the workers' function: Signer
 BATCH_CHARACTERS = 1 << 19
 SHORT_CHARACTERS = 1 << 13
 BLOCK_RUNS = 1024  # times 256 places of 4 bytes: 1 MiB of scratch space
@@ -103,13 +103,13 @@ class NearDuplicates:
 
 
 def find_near_duplicates(
-    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, threads: int
+    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, workers: Workers
 ) -> NearDuplicates:
     """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of others.
 
-    Documents of equal keys count once. Those of fewer than `ngram` words are left alone.
+    Documents of equal keys count once. Those of fewer than `ngram` words are left alone. `workers` have `SIGN`.
     """
-    keys_D, signatures_DP = _Index(config.permutations).filled(_signed(documents, config, threads))
+    keys_D, signatures_DP = _Index(config.permutations).filled(_signed(documents, workers))
     order_D = np.argsort(keys_D, kind="stable")
     ordered_D = keys_D[order_D]
     order_D = order_D[np.concatenate([[True], ordered_D[1:] != ordered_D[:-1]])] if len(order_D) else order_D
@@ -185,35 +185,22 @@ class _Index:
         self._signatures_DP.resize((size, self._signatures_DP.shape[1]), refcheck=False)
 
 
-def _signed(
-    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, threads: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys and signatures of batches, with at most two batches per thread under way."""
-    signer, pending = Signer(config), deque[tuple[np.ndarray, Future[tuple[np.ndarray, np.ndarray]]]]()
-
-    def take() -> tuple[np.ndarray, np.ndarray]:
-        keys_D, future = pending.popleft()
-        signatures_DP, enough_D = future.result()
-        return keys_D[enough_D], signatures_DP[enough_D]
-
-    with ThreadPoolExecutor(threads) as pool:
-        for batch in _batches(documents):
-            keys, texts = zip(*batch)
-            pending.append((np.array(keys, dtype=np.uint64), pool.submit(signer, list(texts))))
-            if len(pending) > 2 * threads:
-                yield take()
-        while pending:
-            yield take()
+def _signed(documents: Iterable[tuple[int, str]], workers: Workers) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Keys and signatures of batches."""
+    for keys, (signatures_DP, enough_D) in workers.map(SIGN, _batches(documents)):
+        yield np.array(keys, dtype=np.uint64)[enough_D], signatures_DP[enough_D]
 
 
-def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
+def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[tuple[list[int], list[str]]]:
+    keys: list[int] = []
+    texts: list[str] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document[1]) + 1
+    for key, text in documents:
+        keys.append(key)
+        texts.append(text)
+        characters += len(text) + 1
         if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+            yield keys, texts
+            keys, texts, characters = [], [], 0
+    if keys:
+        yield keys, texts

@@ -1,16 +1,10 @@
-"""Documents to token shards: encoding on all cores while the main thread reads, cleans and writes.
+"""Documents to token shards: encoding on all cores (data_prep/workers.py) while the main process writes.
 
-`tokenizers` works outside the interpreter lock, so threads are enough: no process to start, no text to copy, nothing
-left running after a `kill -9`. At most two batches per thread are under way, so memory does not depend on the corpus.
 A document's ids depend on nothing but its text (data_prep/encoding.py) and results are taken in order, so the stream is
-the same for any number of threads and any batch size.
+the same for any number of workers and any batch size.
 """
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +18,9 @@ from data_prep.filters import TOO_MANY_TOKENS, FilterConfig, too_many_tokens
 from data_prep.ledger import Stage
 from data_prep.selection import Candidate
 from data_prep.texts import Measure, TextMeasures, measure
+from data_prep.workers import Workers
 
+ENCODE = "tokens"  # the workers' function: Encoder
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 1 << 12
 LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
@@ -49,7 +45,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Documents to tokens, with [CLS] and [SEP] around each. Called from many threads."""
+    """Documents to tokens, with [CLS] and [SEP] around each."""
 
     encode: TextEncoder
     ids: SpecialIds
@@ -163,7 +159,7 @@ def batches(stream: Iterable[Item]) -> Iterator[list[Item]]:
 def pack(
     selected: Iterable[tuple[Split, Candidate]],
     packing: Packing,
-    threads: int,
+    workers: Workers,
     position: Callable[[], float],
     on_batch: Callable[[float, bool], None],
 ) -> None:
@@ -173,8 +169,8 @@ def pack(
     batch, with the position up to which the text is done and whether the batch completed a shard.
     """
     drop = {split: packing.done[split].tokens for split in packing.writers}
-    placed = ((batch, position()) for batch in batches(packing.to_encode(selected)))
-    for batch, place, encoded in _encode_in_order(placed, packing.encoder, threads):
+    placed = (((batch, position()), batch) for batch in batches(packing.to_encode(selected)))
+    for (batch, place), encoded in workers.map(ENCODE, placed):
         packing.note(batch, encoded.measures)
         finished = False
         for split, tokens in encoded.tokens.items():
@@ -189,36 +185,3 @@ def pack(
     packing.require_fit()
     for writer in packing.writers.values():
         writer.close()
-
-
-def _encode_in_order(
-    stream: Iterable[tuple[list[Item], float]], encoder: Encoder, threads: int
-) -> Iterator[tuple[list[Item], float, Encoded]]:
-    pending: deque[tuple[list[Item], float, Future[Encoded]]] = deque()
-    with _one_thread_per_call(), ThreadPoolExecutor(threads) as pool:
-        try:
-            for batch, place in stream:
-                pending.append((batch, place, pool.submit(encoder, batch)))
-                if len(pending) > 2 * threads:
-                    batch, place, future = pending.popleft()
-                    yield batch, place, future.result()
-            while pending:
-                batch, place, future = pending.popleft()
-                yield batch, place, future.result()
-        finally:
-            for _, _, future in pending:
-                future.cancel()
-
-
-@contextmanager
-def _one_thread_per_call() -> Iterator[None]:
-    """Our threads are the parallelism; `tokenizers` reads this variable at every call."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before

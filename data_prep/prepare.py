@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from cramming.config import UserError, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
+from cramming.pool import WorkerDiedError
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
 from data_prep.clean import normalize
@@ -31,10 +32,11 @@ from data_prep.hub import ConnectionLostError
 from data_prep.job import SOURCES, Job, parse
 from data_prep.ledger import Ledger
 from data_prep.meter import Meter
-from data_prep.neardup import NearDuplicates, find_near_duplicates
-from data_prep.selection import Selection
+from data_prep.neardup import SIGN, NearDuplicates, Signer, find_near_duplicates
+from data_prep.selection import Selection, judges
 from data_prep.sources import limited
 from data_prep.texts import TextMeasures
+from data_prep.workers import Workers
 
 __all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "lock", "main", "parse", "prepare"]
 
@@ -50,7 +52,7 @@ def main(config: Mapping[str, Any]) -> None:
             return
         try:
             prepare(job)
-        except ConnectionLostError:
+        except (ConnectionLostError, WorkerDiedError):
             raise
         except UserError:
             discard(job.folder)
@@ -89,11 +91,14 @@ def prepare(job: Job) -> None:
     """Make the corpus, or go on making it."""
     state = _begin(job)
     ledger, fates = Ledger(job.data.seed), Fates(job.folder / FATES, state.reasons)
-    selection = Selection(job.data, ledger, fates, decontaminator=job.decontaminator)
-    selection = dataclasses.replace(selection, near=_near_duplicates(job, state, selection))
+    near = _near_duplicates(job, state, fates)
     model = _tokenizer(job)
     info = tokenizer.describe(model, job.folder / shards.TOKENIZER)
-    packing = _pack(job, model, info, state, selection)
+    encoder = _encoder(job, model, info)
+    judge = judges(job.data, job.decontaminator)
+    with Workers(job.data.processes, judge | {pack.ENCODE: encoder}) as workers:
+        selection = Selection(job.data, ledger, fates, workers, near, job.decontaminator)
+        packing = _pack(job, encoder, state, selection)
     _require_documents(job, ledger, packing.shards())
     if changed := job.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
@@ -152,18 +157,20 @@ def _train_tokenizer(job: Job) -> Tokenizer:
     return model
 
 
-def _near_duplicates(job: Job, state: Unfinished, selection: Selection) -> NearDuplicates | None:
+def _near_duplicates(job: Job, state: Unfinished, fates: Fates) -> NearDuplicates | None:
     """A pass over the whole text in search of near-duplicates; an earlier run's result, if there is one."""
-    if not job.data.near_duplicates.enabled:
+    config = job.data.near_duplicates
+    if not config.enabled:
         return None
     path, source = job.folder / NEAR, job.source
     if not path.is_file():
-        first_pass = dataclasses.replace(selection, ledger=Ledger(job.data.seed))
-        with Meter("search near-duplicates", source) as meter:
+        functions = judges(job.data, None) | {SIGN: Signer(config)}
+        with Workers(job.data.processes, functions) as workers, Meter("search near-duplicates", source) as meter:
+            first_pass = Selection(job.data, Ledger(job.data.seed), fates, workers)
             unique = first_pass.unique(meter.watch(limited(source.documents(), job.data)))
             texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)
-            found = find_near_duplicates(texts, job.data.near_duplicates, job.data.threads)
-        _save(job, state, selection.fates)
+            found = find_near_duplicates(texts, config, workers)
+        _save(job, state, fates)
         found.save(path)
     return NearDuplicates.load(path)
 
@@ -174,23 +181,21 @@ def _save(job: Job, state: Unfinished, fates: Fates) -> None:
     dataclasses.replace(state, reasons=fates.reasons).save(job.folder)
 
 
-def _pack(
-    job: Job, model: Tokenizer, info: shards.TokenizerInfo, state: Unfinished, selection: Selection
-) -> pack.Packing:
+def _encoder(job: Job, model: Tokenizer, info: shards.TokenizerInfo) -> pack.Encoder:
     dtype = shards.token_dtype(info.vocab_size)
+    ids = shards.SpecialIds(**info.special_ids)
+    return pack.Encoder(text_encoder(model, dtype), ids, info.vocab_size, dtype, job.data.filters)
+
+
+def _pack(job: Job, encoder: pack.Encoder, state: Unfinished, selection: Selection) -> pack.Packing:
+    dtype = encoder.dtype
     sources = job.sources(state.sources)
     finished = [shard for split in BOTH for shard in state.shards[split]]
     packing = pack.Packing(
-        encoder=pack.Encoder(
-            text_encoder(model, dtype, job.data.threads),
-            shards.SpecialIds(**info.special_ids),
-            info.vocab_size,
-            dtype,
-            job.data.filters,
-        ),
+        encoder=encoder,
         writers={s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH},
         done={split: shards.resume_point(job.folder, state.shards[split]) for split in BOTH},
-        token_use=shards.token_use(job.folder, finished, dtype, info.vocab_size),
+        token_use=shards.token_use(job.folder, finished, dtype, encoder.vocab_size),
         stage=selection.ledger["tokens"],
         fates=selection.fates,
         texts={split: TextMeasures(sources) for split in BOTH},
@@ -203,7 +208,7 @@ def _pack(
                 _save(job, dataclasses.replace(state, shards=dict(packing.shards())), selection.fates)
 
         selected = selection.run(limited(job.source.documents(), job.data))
-        pack.pack(selected, packing, job.data.threads, lambda: job.source.position, on_batch)
+        pack.pack(selected, packing, selection.workers, lambda: job.source.position, on_batch)
     return packing
 
 

@@ -1,11 +1,14 @@
 """Which documents become the corpus, and on which side: one stream, one order, a ledger line per stage.
 
 source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
+
+The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from cramming.data.shards import Split
@@ -13,12 +16,14 @@ from data_prep import clean, filters
 from data_prep.decontaminate import Decontaminator
 from data_prep.dedup import HeldOut, SeenBefore, content_hash
 from data_prep.fates import PASSED, Fates
+from data_prep.filters import FilterConfig
 from data_prep.ledger import Ledger, Stage, text_bytes
 from data_prep.neardup import NearDuplicates
 from data_prep.sources import DataConfig, Document
+from data_prep.workers import Function, Workers
 
 GROUP_DOCUMENTS = 512
-GROUP_CHARACTERS = 1 << 22
+GROUP_CHARACTERS = 1 << 20
 BETWEEN_TASKS = "+"
 
 
@@ -36,6 +41,24 @@ class Candidate(NamedTuple):
         stage.drop(reason, self.size, self.document.id, self.document.text, show)
 
 
+def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
+    """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
+    found: dict[str, Function] = {}
+    if config.filters != FilterConfig():
+        found["filters"] = partial(_filter_verdicts, config.filters)
+    if decontaminator:
+        found["decontamination"] = partial(_tasks_found, decontaminator)
+    return found
+
+
+def _filter_verdicts(config: FilterConfig, texts: list[str]) -> list[str]:
+    return [filters.reason_to_remove(text, config) or PASSED for text in texts]
+
+
+def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
+    return [BETWEEN_TASKS.join(decontaminator.tasks_in(text)) for text in texts]
+
+
 @dataclass(frozen=True)
 class Selection:
     """The settings and state that the stages share. `near` and `decontaminator` are None where switched off."""
@@ -43,6 +66,7 @@ class Selection:
     config: DataConfig
     ledger: Ledger
     fates: Fates
+    workers: Workers  # with `judges`
     near: NearDuplicates | None = None
     decontaminator: Decontaminator | None = None
 
@@ -88,13 +112,8 @@ class Selection:
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""
-        stage = self.ledger["filters"]
-
-        def judge(text: str) -> str:
-            found = clean.reason_to_remove(text, self.config.clean)
-            return found or filters.reason_to_remove(text, self.config.filters) or PASSED
-
-        for candidate, reason in self._judged(candidates, stage, judge):
+        stage, surely_no_text = self.ledger["filters"], partial(clean.reason_to_remove, config=self.config.clean)
+        for candidate, reason in self._judged(candidates, stage, surely_no_text):
             if reason == PASSED:
                 yield candidate
             else:
@@ -130,13 +149,10 @@ class Selection:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks = self.ledger["decontamination"], Counter[str]()
 
-        def judge(text: str) -> str:
-            return BETWEEN_TASKS.join(self.decontaminator.tasks_in(text)) if self.decontaminator else PASSED
-
         def show(text: str) -> str:
             return f"... {self.decontaminator.match(text)} ..." if self.decontaminator else text
 
-        for candidate, found in self._judged(candidates, stage, judge):
+        for candidate, found in self._judged(candidates, stage, lambda text: None):
             if found == PASSED:
                 yield candidate
             else:
@@ -145,18 +161,46 @@ class Selection:
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
 
     def _judged(
-        self, candidates: Iterable[Candidate], stage: Stage, judge: Callable[[str], str]
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[str], str | None]
     ) -> Iterator[tuple[Candidate, str]]:
-        """Each candidate with the verdict on its text, an earlier one if there is any. Token ids always pass."""
-        for candidate in candidates:
-            stage.take(candidate.size)
-            reason = self.fates.get(candidate.place, stage.name)
-            if reason is None:
-                reason = judge(candidate.document.text) if candidate.document.ids is None else PASSED
-                self.fates.set(candidate.place, stage.name, reason)
-            if reason == PASSED:
-                stage.give(candidate.size)
-            yield candidate, reason
+        """Each candidate with the verdict on it: an earlier one, `reason_at_once`, or what a worker says of its text.
+
+        Token ids always pass, and so does everything where the stage is off.
+        """
+        for group, verdicts, found in self._answered(candidates, stage.name, reason_at_once):
+            answers = iter(found)
+            for candidate, verdict in zip(group, verdicts):
+                if verdict is None:
+                    verdict = next(answers)
+                    self.fates.set(candidate.place, stage.name, verdict)
+                stage.take(candidate.size)
+                if verdict == PASSED:
+                    stage.give(candidate.size)
+                yield candidate, verdict
+
+    def _answered(
+        self, candidates: Iterable[Candidate], stage: str, reason_at_once: Callable[[str], str | None]
+    ) -> Iterator[tuple[list[Candidate], list[str | None], list[str]]]:
+        """Groups with a verdict for each, or None; and the workers' answers for those with None."""
+        off = stage not in self.workers.functions
+
+        def known(candidate: Candidate) -> str | None:
+            verdict = self.fates.get(candidate.place, stage)
+            if verdict is None:
+                text = candidate.document.text
+                verdict = reason_at_once(text) if candidate.document.ids is None else PASSED
+                verdict = PASSED if verdict is None and off else verdict
+                if verdict is not None:
+                    self.fates.set(candidate.place, stage, verdict)
+            return verdict
+
+        def asked() -> Iterator[tuple[tuple[list[Candidate], list[str | None]], list[str]]]:
+            for group in _groups(candidates):
+                verdicts = [known(candidate) for candidate in group]
+                yield (group, verdicts), [c.document.text for c, v in zip(group, verdicts) if v is None]
+
+        for (group, verdicts), found in self.workers.map(stage, asked()):
+            yield group, verdicts, found
 
     def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
         """Each document with its split."""

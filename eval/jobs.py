@@ -2,27 +2,21 @@
 
 A small model leaves most of a many-core CPU idle, and most of a GPU, so several (task, seed) runs work side by side. On
 a CPU each has a fixed number of threads: sums are then formed in the same order however many processes there are, and
-the numbers do not depend on it. Workers are spawned, never see Ctrl-C (the parent ends them) and watch their parent,
-so that none outlives it, not even after a `kill -9`.
+the numbers do not depend on it.
 """
 
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.sharedctypes import Synchronized
 
 import torch
 
 from cramming.config import UserError
 from cramming.device import available_bytes
+from cramming.pool import CONTEXT, process_pool
 from cramming.precision import Mode, float32_products
 from cramming.runtime import keep_freed_memory
 from eval.encode import EncodedTask
@@ -37,6 +31,7 @@ WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, ac
 # are the most. By reckoning for BERT-base, not measured.
 GPU_PROCESS_BYTES = 3e9
 FREE_SHARE = 0.7  # of what is free now, what may be planned with
+DIED = "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller eval.workers"
 
 OnExamples = Callable[[int], None]
 
@@ -97,43 +92,22 @@ def _run(job: Job, on_examples: OnExamples) -> Predictions:
 
 
 def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> Iterator[tuple[Job, Predictions]]:
-    context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", 0)
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(counter,))
+    counter = CONTEXT.Value("q", 0)
     queue, waiting, counted = iter(jobs), dict[Future[Predictions], Job](), 0
     try:
-        while True:
-            for job in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for the next
-                with _ctrl_c_held_back():
-                    waiting[pool.submit(_run_in_worker, job)] = job
-            if not waiting:
-                return
-            done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            on_examples(counter.value - counted)
-            counted = counter.value
-            for future in done:
-                yield waiting.pop(future), future.result()
-    except BaseException as error:
-        for process in multiprocessing.active_children():
-            process.kill()
-        if isinstance(error, BrokenProcessPool | torch.OutOfMemoryError):
-            raise UserError(
-                "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller"
-                " eval.workers"
-            ) from None
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """For us a moment, for the process that starts in it always: it is ended by us, without a word, from the first."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with process_pool(workers, _begin_worker, (counter,), DIED) as submit:
+            while True:
+                for job in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for it
+                    waiting[submit(_run_in_worker, job)] = job
+                if not waiting:
+                    return
+                done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                on_examples(counter.value - counted)
+                counted = counter.value
+                for future in done:
+                    yield waiting.pop(future), future.result()
+    except torch.OutOfMemoryError:
+        raise UserError(DIED) from None
 
 
 _counter: "Synchronized[int]"
@@ -142,14 +116,6 @@ _counter: "Synchronized[int]"
 def _begin_worker(counter: "Synchronized[int]") -> None:
     global _counter
     _counter = counter
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait_for_any([parent.sentinel])
-    os._exit(1)
 
 
 def _run_in_worker(job: Job) -> Predictions:

@@ -35,6 +35,7 @@ LEVELS = {
     "cramming.data.masking": 0,
     "cramming.data.cooccurrence": 0,
     "cramming.children": 0,
+    "cramming.pool": 0,
     "cramming.completion": 0,
     "cramming.tricks": 0,
     "cramming.overrides": 0,
@@ -73,6 +74,7 @@ TORCH_FREE = [
     "cramming.schedule",
     "cramming.hub",
     "cramming.progress",
+    "cramming.pool",
     "cramming.overrides",
     "cramming.cli",
     "cramming.data.manifest",
@@ -165,7 +167,7 @@ def test_the_model_is_mathematics_only(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
 def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
     allowed = {"cramming", "cramming.config", "cramming.data", "cramming.data.manifest", "cramming.data.shards"}
-    allowed |= {"cramming.data.stream", "cramming.progress", "cramming.hub"}
+    allowed |= {"cramming.data.stream", "cramming.progress", "cramming.hub", "cramming.pool"}
     for name in own(module):
         assert name in allowed or is_within(name, "data_prep"), f"{module} imports {name}"
     for name in imports_of(module):

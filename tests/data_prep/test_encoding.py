@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -44,25 +43,19 @@ def plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_word_by_word_gives_the_ids_of_the_whole_text(lowercase: bool, made_up: Callable[..., list[str]]) -> None:
     tokenizer = wordpiece(made_up(100), lowercase)
-    encode = text_encoder(tokenizer, DTYPE, 1)
+    encode = text_encoder(tokenizer, DTYPE)
     assert isinstance(encode, ByWords)
     texts = odd_texts(made_up(50))
     found = list(encode(texts))
     assert all(ids.dtype == DTYPE for ids in found)
     assert [ids.tolist() for ids in found] == plain(tokenizer, texts)
-    many = text_encoder(tokenizer, DTYPE, 16)  # looking up does not get faster with threads
-    assert isinstance(many, InPieces) and [ids.tolist() for ids in many(texts)] == plain(tokenizer, texts)
+    assert [ids.tolist() for ids in InPieces(tokenizer, DTYPE)(texts)] == plain(tokenizer, texts)
 
 
-def test_neither_the_tables_size_nor_the_threads_matter(
-    made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tables_size_does_not_matter(made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "KNOWN_CHARACTERS", 2000)
     tokenizer, texts = wordpiece(made_up(100)), made_up(400, seed=1)
-    encode = text_encoder(tokenizer, DTYPE, 1)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda text: next(iter(encode([text]))).tolist(), texts))
-    assert found == plain(tokenizer, texts)
+    assert [ids.tolist() for ids in text_encoder(tokenizer, DTYPE)(texts)] == plain(tokenizer, texts)
 
 
 def in_a_sentence(tokenizer: Tokenizer) -> None:
@@ -79,7 +72,7 @@ def test_a_tokenizer_that_looks_across_white_space_reads_the_text_itself(
 ) -> None:
     tokenizer = wordpiece(made_up(100))
     change(tokenizer)
-    encode = text_encoder(tokenizer, DTYPE, 1)
+    encode = text_encoder(tokenizer, DTYPE)
     assert isinstance(encode, InPieces)
     texts = [*made_up(20), "Oh kalo mi rentas"]
     assert [ids.tolist() for ids in encode(texts)] == plain(tokenizer, texts)

@@ -1,14 +1,16 @@
-"""Near-duplicates: planted ones are found, unrelated ones are not, and neither order nor threads change the result."""
+"""Near-duplicates: planted ones are found, unrelated ones are not, and neither order nor workers change the result."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cramming.config import UserError
+from data_prep import neardup, workers
 from data_prep.clusters import NEIGHBOURS, estimate
-from data_prep.neardup import NearDuplicateConfig, NearDuplicates, Signer, find_near_duplicates
+from data_prep.neardup import SIGN, NearDuplicateConfig, NearDuplicates, Signer, find_near_duplicates
 
 CONFIG = NearDuplicateConfig(enabled=True)
 LEXICON = [f"w{number}" for number in range(5000)]
@@ -36,24 +38,31 @@ def planted(pairs: int, words: int, seed: int = 0) -> list[tuple[int, str]]:
     return documents + [((1 << 63) + number, text(draw, words)) for number in range(pairs)]
 
 
+def found(documents: Iterable[tuple[int, str]], count: int = 1) -> NearDuplicates:
+    with workers.Workers(count, {SIGN: Signer(CONFIG)}) as signers:
+        return find_near_duplicates(documents, CONFIG, signers)
+
+
 @pytest.mark.parametrize("words", [50, 100, 1000])
 def test_copies_with_a_tenth_of_the_words_changed_are_found_and_nothing_else(words: int) -> None:
     pairs = 300 if words < 1000 else 50
-    result = find_near_duplicates(planted(pairs, words), CONFIG, 1)
+    result = found(planted(pairs, words))
     assert result.drop.tolist() == list(range(1, 2 * pairs, 2))
     assert (result.documents, result.clusters) == (3 * pairs, pairs)
     assert 1 in result and 0 not in result and (1 << 63) not in result
 
 
-def test_the_result_does_not_depend_on_order_or_threads() -> None:
+def test_the_result_does_not_depend_on_order_or_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+    monkeypatch.setattr(neardup, "BATCH_CHARACTERS", 10_000)
     documents = planted(200, 60)
     draw = random.Random(1)
     documents += [(10**6 + number, edited(draw, documents[0][1], 0.15)) for number in range(3 * NEIGHBOURS)]
-    first = find_near_duplicates(documents, CONFIG, 1)
+    first = found(documents)
     assert len(first.drop) > 200 + 2 * NEIGHBOURS
-    for threads in (1, 3):
+    for count in (1, 2):
         draw.shuffle(documents)
-        again = find_near_duplicates(iter(documents), CONFIG, threads)
+        again = found(iter(documents), count)
         assert np.array_equal(first.drop, again.drop) and first.clusters == again.clusters
 
 
@@ -61,12 +70,12 @@ def test_of_a_cluster_the_smallest_key_stays_however_large_the_keys() -> None:
     draw = random.Random(2)
     original = text(draw, 80)
     keys = [2**64 - 1, 2**63 + 5, 17, 2**63 - 1]
-    result = find_near_duplicates([(key, edited(draw, original, 0.05)) for key in keys], CONFIG, 1)
+    result = found([(key, edited(draw, original, 0.05)) for key in keys])
     assert result.drop.tolist() == [2**63 - 1, 2**63 + 5, 2**64 - 1] and result.clusters == 1
 
 
 def test_a_large_cluster_of_one_text_is_one_cluster() -> None:
-    result = find_near_duplicates([(key, "the same text of some words") for key in range(1000)], CONFIG, 1)
+    result = found([(key, "the same text of some words") for key in range(1000)])
     assert (len(result.drop), result.clusters, result.documents) == (999, 1, 1000)
 
 
@@ -92,18 +101,18 @@ def test_signatures_do_not_depend_on_the_batch() -> None:
 
 
 def test_equal_keys_are_one_document_and_short_texts_are_left_alone() -> None:
-    assert not len(find_near_duplicates([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")], CONFIG, 1).drop)
-    empty = find_near_duplicates([], CONFIG, 2)
+    assert not len(found([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")]).drop)
+    empty = found([])
     assert (empty.documents, empty.clusters, len(empty.drop)) == (0, 0, 0)
 
 
 def test_memory_is_as_stated() -> None:
-    result = find_near_duplicates(planted(500, 20), CONFIG, 1)
+    result = found(planted(500, 20))
     assert result.memory_bytes <= 300 * 1500
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
-    result = find_near_duplicates(planted(10, 60), CONFIG, 1)
+    result = found(planted(10, 60))
     result.save(tmp_path / "near.npz")
     again = NearDuplicates.load(tmp_path / "near.npz")
     assert np.array_equal(again.drop, result.drop) and again.clusters == 10 and 1 in again

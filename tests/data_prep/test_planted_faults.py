@@ -157,9 +157,9 @@ def test_every_planted_fault_is_found_and_reported(
 
 KILLED = """
 import json, os, signal, sys
-from data_prep import pack, prepare
+from data_prep import pack, prepare, workers
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
-pack.BATCH_CHARACTERS = 20_000
+pack.BATCH_CHARACTERS, workers.HERE_FIRST = 20_000, 0
 calls = [0]
 def die_before(module, name, after=0):
     real = getattr(module, name)

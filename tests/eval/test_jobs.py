@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from cramming import pool
 from cramming.config import UserError
 from eval import jobs
 
@@ -57,6 +58,6 @@ def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def shutdown(self, **_: Any) -> None: ...
 
-    monkeypatch.setattr(jobs, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", Pool)
     with pytest.raises(UserError, match=r"out of memory\?.* smaller eval\.workers"):
         list(jobs.run_jobs([cast(jobs.Job, None)], 2, lambda count: None))

@@ -1,0 +1,100 @@
+"""Functions on groups of texts, in processes: order, errors, and what happens when a process dies."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError
+from cramming.data.shards import Corpus
+from cramming.pool import WorkerDiedError
+from data_prep import pack, prepare, workers
+from data_prep.prepare import UNFINISHED, main
+from data_prep.workers import Workers
+
+
+def lengths(texts: list[str]) -> tuple[int, list[int]]:
+    time.sleep(len(texts[0]) / 1000)  # long ones are ready later than those behind them
+    return os.getpid(), [len(text) for text in texts]
+
+
+def refuse(texts: list[str]) -> None:
+    raise UserError(f"cannot read {texts[0]}")
+
+
+def die(texts: list[str]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def groups(count: int) -> Iterator[tuple[int, list[str]]]:
+    for number in range(count):
+        yield number, ["x" * (50 if number % 3 == 0 else 1), "y"]
+
+
+def test_results_come_in_the_order_of_the_groups_from_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "HERE_FIRST", 2)
+    with Workers(2, {"lengths": lengths}) as pool:
+        found = list(pool.map("lengths", groups(20)))
+    assert [(kept, sizes) for kept, (_, sizes) in found] == [(n, [len(t) for t in texts]) for n, texts in groups(20)]
+    where = [process for _, (process, _) in found]
+    assert where[:2] == [os.getpid()] * 2 and os.getpid() not in where[2:] and len(set(where)) == 3
+    assert not multiprocessing.active_children()
+
+
+def test_a_small_text_starts_no_process() -> None:
+    with Workers(4, {"lengths": lengths}) as pool:
+        found = list(pool.map("lengths", groups(workers.HERE_FIRST)))
+    assert {process for _, (process, _) in found} == {os.getpid()}
+
+
+def test_no_texts_need_no_function() -> None:
+    with Workers(1, {}) as pool:
+        assert list(pool.map("absent", [(1, []), (2, [])])) == [(1, []), (2, [])]
+
+
+@pytest.mark.parametrize("here_first", [0, 5])
+def test_an_error_in_a_function_is_the_callers(monkeypatch: pytest.MonkeyPatch, here_first: int) -> None:
+    monkeypatch.setattr(workers, "HERE_FIRST", here_first)
+    with pytest.raises(UserError, match="cannot read xxx"), Workers(2, {"refuse": refuse}) as pool:
+        list(pool.map("refuse", groups(1)))
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+    with pytest.raises(WorkerDiedError, match=r"out of memory\?.*data\.workers"), Workers(2, {"die": die}) as pool:
+        list(pool.map("die", groups(5)))
+    assert not multiprocessing.active_children()
+
+
+def test_the_work_before_a_death_is_kept(
+    text_file: Path,
+    tmp_path: Path,
+    text_config: Callable[..., dict[str, Any]],
+    run: Callable[[dict[str, Any]], Corpus],
+    contents: Callable[[Path], dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+    monkeypatch.setattr(pack, "BATCH_CHARACTERS", 500)
+    whole, broken = (text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000) for n in ("whole", "broken"))
+    run(whole)
+    save = prepare.Unfinished.save
+
+    def kill_one(self: prepare.Unfinished, folder: Path) -> None:
+        save(self, folder)
+        if len(self.shards["train"]) == 2:
+            multiprocessing.active_children()[0].kill()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.Unfinished, "save", kill_one)
+        with pytest.raises(WorkerDiedError):
+            main(broken)
+    assert (tmp_path / "broken" / UNFINISHED).is_file() and (tmp_path / "broken" / "train-00001.bin").is_file()
+    run(broken)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
