@@ -4,11 +4,11 @@
     python benchmarks/preparation.py memory     --text wiki_core.0*.txt.xz --tasks <GLUE> --gigabytes 1 4 --out <file>
 
 Throughput. The bare side holds the texts in memory (unpacked beforehand), calls `encode_batch_fast` in groups of a
-thousand documents and drops the result; `RAYON_NUM_THREADS` gives it as many threads as `prepare` has workers. The other sides are
-`prepare` from the files to the finished corpus, with that tokenizer: *tokenization* with every optional stage off,
-*pipeline* with all filters, exact deduplication and decontamination, *with near-duplicates* with those too. Each
-measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked text
-over wall time, and for a shared machine also over processor time; interpreter start-up is left out on all sides.
+thousand documents and drops the result; `RAYON_NUM_THREADS` gives it as many threads as `prepare` has workers. The
+other sides are `prepare` from the files to the finished corpus, with that tokenizer: *tokenization* with every optional
+stage off, *pipeline* with all filters, exact deduplication and decontamination, *with near-duplicates* with those too.
+Each measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked
+text over wall time, and for a shared machine also over processor time; interpreter start-up is left out on all sides.
 
 Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (half of the words of
 each document replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and
