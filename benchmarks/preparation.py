@@ -10,10 +10,10 @@ stage off, *pipeline* with all filters, exact deduplication and decontamination,
 Each measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked
 text over wall time, and for a shared machine also over processor time; interpreter start-up is left out on all sides.
 
-Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (half of the words of
-each document replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and
-the peak resident memory is taken (of the main process, and as often as there are workers that of the largest one: more
-than what they had at one time), together with the size of the MinHash index as the manifest states it.
+Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (every other word replaced,
+so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and the peak resident memory
+is taken (of the main process, and as often as there are workers that of the largest one: more than what they had at one
+time), together with the size of the MinHash index as the manifest states it.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def memory(texts: list[Path], arguments: argparse.Namespace) -> str:
 
 
 def edited_text(texts: list[Path], target: Path, size: int, seed: int) -> Path:
-    """About `size` bytes: the texts again and again, each time with other words in half the places of each document."""
+    """About `size` bytes: the texts again and again, each time with other words in half of the places."""
     rng, written = random.Random(seed), 0
     stock = [word for _, document in zip(range(200), documents_of(texts[:1])) for word in document.split()]
     with target.open("w", encoding="utf-8") as handle:
@@ -193,12 +193,11 @@ def edited_text(texts: list[Path], target: Path, size: int, seed: int) -> Path:
 
 
 def edited(document: str, rng: random.Random, stock: list[str]) -> str:
-    """The document with half of its words replaced, its lines kept."""
+    """The document with every other word replaced, its lines kept."""
     lines = []
     for line in document.split("\n"):
-        words = line.split(" ")
-        for place in rng.sample(range(len(words)), len(words) // 2):
-            words[place] = rng.choice(stock)
+        words, start = line.split(" "), rng.randrange(2)
+        words[start::2] = rng.choices(stock, k=len(words[start::2]))
         lines.append(" ".join(words))
     return "\n".join(lines)
 

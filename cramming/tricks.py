@@ -27,6 +27,7 @@ REFERENCE: Settings = {
     "memory.update_in_backward": False,
 }
 
+SIDE_BY_SIDE: Settings = {"runtime.side_by_side": True}
 SAME, COARSE = 2.0**-23, 2.0**-8  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
 
 
@@ -92,7 +93,7 @@ TRICKS: tuple[Trick, ...] = (
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
     Trick(
         "passes side by side",
-        {"runtime.side_by_side": True},
+        SIDE_BY_SIDE,
         SAME,
         "each share of a micro-batch on cores of its own",
         "cpu",

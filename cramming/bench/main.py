@@ -23,9 +23,10 @@ from cramming.bench.data import SPECIAL
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build, expand_home
+from cramming.parallel.passes import number_of_passes
 from cramming.precision import resolve
 from cramming.progress import Progress, say
-from cramming.tricks import Trick
+from cramming.tricks import SIDE_BY_SIDE, Trick
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class Pairs:
             return {"error": tricks.ELSEWHERE[trick.device]}
         shape = "small" if is_too_slow_here(trick, self.device) else "full"
         settings, vocab_size = self.shapes[shape], self.config.vocab_size
+        train, threads = settings["train"], torch.get_num_threads()
+        passes = number_of_passes(train["batch_size"], train["sequence_length"], threads)
+        if trick.settings == SIDE_BY_SIDE and passes == 1:
+            return {"error": f"{train['batch_size']} sequences are one pass on {threads} threads"}
         if shape not in self.bases:
             job = job_of(settings, REFERENCE, vocab_size, self.device)
             self.bases[shape] = self.running.enter_context(Worker(job))

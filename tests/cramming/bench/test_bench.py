@@ -55,6 +55,13 @@ def test_tricks_are_measured_judged_and_written(compose: Callable[..., dict[str,
     assert "Gate: 3 twins of the reference with weights moved by 1.2e-07 strayed by up to" in table
 
 
+def test_one_pass_is_no_row_of_passes_side_by_side(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+    bench.main(compose(*TINY, *files, "bench.only=[passes side by side]"))
+    assert "4 sequences are one pass on" in (tmp_path / "tricks.md").read_text()
+    assert not (tmp_path / "gates.json").exists()
+
+
 @pytest.mark.slow
 def test_another_algorithm_says_what_it_learned(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]

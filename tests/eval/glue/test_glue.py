@@ -1,0 +1,142 @@
+"""`cramming glue` end to end: what the record says, which model is scored, one-line errors."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+
+from cramming.config import UserError, file_sha256
+from cramming.record import load_record, write_record_section
+from eval import suites
+from eval.glue import check, main
+
+Change = Callable[..., dict[str, Any]]
+
+
+def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
+    config["eval"]["init"] = ["pretrained", "random"]
+    main(config)
+    record = load_record(Path(config["runs"]) / "first")
+    assert set(record["glue"]) == {"pretrained", "random"} and "pretrain" not in record
+    for init, section in record["glue"].items():
+        assert section["init"] == init and section["suite"] == "glue" and section["split"] == "dev"
+        assert section["selection"] == "last epoch" and section["seeds"] == [0, 1]
+        assert set(section["tasks"]) == {"cola", "mnli_matched", "mnli_mismatched"}
+        assert set(section["absent"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte", "wnli"}
+        for task in section["tasks"].values():
+            per_seed = task["metrics"][task["main_metric"]]["per_seed"]
+            assert len(per_seed) == 2 and task["score"] == pytest.approx(100 * np.median(per_seed))
+            assert task["subset"] and task["hyperparameters"] == section["hyperparameters"] and task["seconds"] > 0
+        assert len({task["data_sha256"] for task in section["tasks"].values()}) == 3
+        assert section["averages"]["avg9"]["value"] is None
+        assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
+    assert record["glue"]["pretrained"]["model_sha256"] and record["glue"]["random"]["model_sha256"] is None
+    predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed1.npz")
+    assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched", "test.ax", "test_ids.ax"}
+    assert predictions["test_ids.ax"].tolist() == list(range(10)) and len(predictions["dev.mnli_matched"]) == 20
+
+
+def test_a_designed_start_is_refused_where_there_is_none(config: dict[str, Any]) -> None:
+    config["eval"]["init"] = ["pretrained", "designed"]
+    with pytest.raises(UserError, match=r"eval\.init=.*attention_init=random.*take it out"):
+        main(config)
+    assert not (Path(config["runs"]) / "first").exists()
+
+
+def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    (run / "record.json").write_text(json.dumps({"format": 1, "name": "first", "pretrain": {"status": "finished"}}))
+    with pytest.raises(UserError, match="is a pretraining run; give another name"):
+        main(config)
+    main({**config, "model_path": None})
+    record = load_record(run)
+    assert record["pretrain"] == {"status": "finished"} and record["glue"]["pretrained"]["tasks"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"\x8b", b"[]", b'{"a": 1}x'])
+def test_a_damaged_tokenizer_is_named(config: dict[str, Any], model: Path, name: str, content: bytes) -> None:
+    (model / name).write_bytes(content)
+    if (name, content) == ("tokenizer_config.json", b"[]"):  # JSON, but nothing that names a token
+        main(config)
+        return
+    with pytest.raises(UserError, match=rf"{name}: not ") as caught:
+        main(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_holds_the_scores_of_one_model(
+    config: dict[str, Any], model: Path, tmp_path: Path, with_eval: Change
+) -> None:
+    """Its record says which; scores of another's random or superglue rows would stand beside them."""
+    few = with_eval(config, seeds=[0], tasks=["cola"])
+    main(few)
+    main({**few, "model_path": str(model.parent / "." / "model" / ".." / "model")})
+    shutil.copytree(model, tmp_path / "other")
+    with pytest.raises(UserError, match=r"model_path=.*other: name=first has the scores of model_path=.*model; give"):
+        main({**few, "model_path": str(tmp_path / "other")})
+
+
+def test_weights_that_changed_after_pretraining_are_not_scored(config: dict[str, Any], model: Path) -> None:
+    """One flipped bit is still a valid file of weights."""
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    digest = file_sha256(run / "final" / "model.safetensors")
+    write_record_section(run, pretrain={"status": "finished", "final_sha256": digest})
+    trained = config | {"model_path": None}
+    main(trained)
+    weights = bytearray((run / "final" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (run / "final" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match=r"not those that pretraining wrote .* model_path="):
+        main(trained)
+
+
+def test_minimal_pairs_are_read_beforehand(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    settings = compose("model=tiny", "eval=embedded", f"eval.minimal_pairs={tmp_path}")
+    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
+        check(settings)
+
+
+def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change) -> None:
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+    long = {**config["eval"]["hyperparameters"], "max_length": 25}
+    cases = [
+        ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),
+        (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
+        (with_eval(config, source="embedded"), r"eval: data_dir is for real GLUE data; add eval=glue_sane"),
+        (
+            with_eval(config, source="embedded", data_dir=None),
+            r"embedded-0/tasks: no embedded tasks; run `cramming prep",
+        ),
+        (with_eval(config, seeds=[0, 0]), r"eval: seeds=\[0, 0\]"),
+        (with_eval(config, seeds=[-1]), r"eval: seeds=\[-1\] must be between 0 and 2\^63"),
+        (with_eval(config, tasks=[]), r"eval: tasks=\[\] names none"),
+        ({**config, "model_path": __file__}, r"test_glue.py: is a file; give the folder it is in"),
+        ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
+        (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task 'snli'"),
+        (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs train.tsv, dev.tsv"),
+        (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),
+        (with_eval(config, optimizer="sgd"), r"eval.optimizer: unknown setting"),
+    ]
+    for broken, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            main(broken)
+        assert "\n" not in str(caught.value)
+    assert not Path(config["runs"]).exists()
+
+
+def test_without_a_network_the_hub_fails_at_once(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="someone/model-x: no such folder, and no connection to the hub"):
+        main({**config, "model_path": "someone/model-x"})
+    with pytest.raises(UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"):
+        main(with_eval(config, source="hub", data_dir=None))

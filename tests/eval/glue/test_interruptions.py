@@ -1,0 +1,105 @@
+"""`cramming glue` stopped, killed and run again, with other settings or workers: the same bytes, or done anew."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.datasets import TaskData
+from eval.finetune import Predictions
+from eval.glue import main
+from eval.results import Pieces
+
+Read = Callable[..., bytes]
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, glue_json: Read
+) -> None:
+    done = []
+    save = Pieces.save
+
+    def stop_at_the_third(self: Pieces, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append((data.task.name, seed))
+        return save(self, data, seed, key, found)
+
+    monkeypatch.setattr(Pieces, "save", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        main(config)
+    assert done == [("cola", 0), ("cola", 1)]
+    monkeypatch.setattr(Pieces, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a))
+    main(config)
+    assert done == [("cola", 0), ("cola", 1), ("mnli", 0), ("mnli", 1)]
+    main({**config, "name": "unbroken"})
+    assert glue_json(config) == glue_json({**config, "name": "unbroken"})
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(
+    config: dict[str, Any], tmp_path: Path, glue_json: Read
+) -> None:
+    """`kill -9` of the parent alone: its worker processes have to notice."""
+    hyper = ",".join(f"{name}: {config['eval']['hyperparameters'][name]}" for name in ("max_length", "learning_rate"))
+    settings = [
+        "eval=glue_sane", f"eval.data_dir={config['eval']['data_dir']}", f"runs={config['runs']}", "device=cpu",
+        f"model_path={config['model_path']}", "eval.seeds=[0,1,2,3,4,5]", "eval.workers=2",
+        f"eval.hyperparameters={{{hyper}}}",
+    ]  # fmt: skip
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "output.txt").open("ab") as log:
+            command = [sys.executable, "-m", "cramming", "glue", *settings, f"name={name}"]
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+
+    def pieces() -> int:
+        return len(list(Path(config["runs"]).glob("killed/glue/pretrained/pieces/*.json")))
+
+    assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    random, kept = np.random.default_rng(0), [0]
+    for _ in range(10):
+        process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
+        while process.poll() is None and pieces() < wanted:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.5) if wanted else random.uniform(0, 10))
+        process.kill()
+        process.wait()
+        kept.append(pieces())
+    assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    assert glue_json({**config, "name": "killed"}) == glue_json({**config, "name": "unbroken"})
+    assert len(set(kept)) > 3, f"every kill came at the same stage: {kept}"
+    assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
+
+
+def test_stored_results_of_other_settings_or_data_are_not_taken(config: dict[str, Any], glue_json: Read) -> None:
+    main(config)
+    before = glue_json(config)
+    config["eval"]["hyperparameters"]["learning_rate"] = 2e-3
+    main(config)
+    assert glue_json(config) != before
+    fresh = {**config, "name": "fresh"}
+    main(fresh)
+    assert glue_json(config) == glue_json(fresh)
+    dev = Path(config["eval"]["data_dir"]) / "CoLA/dev.tsv"
+    dev.write_text("\n".join(dev.read_text().splitlines()[:10]) + "\n")
+    main(config)
+    assert json.loads(glue_json(config))["tasks"]["cola"]["eval_examples"] == 10
+
+
+def test_numbers_do_not_depend_on_workers(config: dict[str, Any], glue_json: Read) -> None:
+    main(config)
+    config["eval"]["workers"] = 2
+    main({**config, "name": "parallel"})
+    assert glue_json(config) == glue_json({**config, "name": "parallel"})
+    here, there = (
+        sorted((Path(config["runs"]) / n / "glue/pretrained/pieces").iterdir()) for n in ("first", "parallel")
+    )
+    losses = [[json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4

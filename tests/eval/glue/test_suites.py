@@ -1,0 +1,124 @@
+"""What stands beside the scores of GLUE, and what must not: floor, other suites, minimal pairs, another selection."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cramming.record import load_record
+from eval import suites
+from eval.floor import NAME
+from eval.glue import main
+from eval.reading import load_run
+from eval.render import Paragraph
+from eval.rules import judge
+from eval.standings import entrants
+from eval.summary import beyond_glue
+
+Change = Callable[..., dict[str, Any]]
+Read = Callable[..., bytes]
+
+
+def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(
+    config: dict[str, Any], with_eval: Change, glue_json: Read
+) -> None:
+    config["eval"]["hyperparameters"] |= {"epochs": 3, "learning_rate": 1e-2}
+    main(config)
+    main(with_eval({**config, "name": "best"}, selection="best"))
+    last, best = (load_record(Path(config["runs"]) / name)["glue"]["pretrained"] for name in ("first", "best"))
+    assert last["selection"] == "last epoch" and best["selection"].startswith("best epoch")
+    for entry, task in best["tasks"].items():
+        if entry != "mnli_mismatched":  # the epoch is chosen by the mean over both sets
+            per_seed = [t["metrics"][t["main_metric"]]["per_seed"] for t in (task, last["tasks"][entry])]
+            assert all(a >= b for a, b in zip(*per_seed, strict=True)) or entry == "mnli_matched"
+    pieces = Path(config["runs"]) / "best/glue/pretrained/pieces"
+    assert {json.loads(f.read_text())["epoch"] for f in pieces.iterdir()} <= {1, 2, 3}
+    findings = {f.rule: f.ok for f in judge(load_record(Path(config["runs"]) / "best")).findings}
+    assert not findings["R20"]
+    config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
+    main(config)
+    assert glue_json(config) == glue_json({**config, "name": "best"})
+
+
+def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
+    config: dict[str, Any], with_eval: Change
+) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    main(with_eval(config, floor=True))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["glue"]) == {"pretrained"}
+    assert (
+        set(record["floor"]["tasks"]) == set(record["glue"]["pretrained"]["tasks"]) and record["floor"]["seconds"] > 0
+    )
+    rows = entrants([load_run(Path(config["runs"]) / "first")])
+    assert {row.init for row in rows} == {"pretrained", NAME} and not any(row.ranked for row in rows)
+    stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
+    main(with_eval({**config, "name": "again"}, floor=True))
+    assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
+
+
+def test_superglue_and_minimal_pairs_stand_beside_glue(
+    config: dict[str, Any], tmp_path: Path, with_eval: Change
+) -> None:
+    main(config)
+    before = judge(load_record(Path(config["runs"]) / "first"))
+    words = [f"w{i}" for i in range(20)]
+    for name in ("RTE", "CB"):
+        (tmp_path / "super" / name).mkdir(parents=True)
+        labels = ("entailment", "not_entailment") if name == "RTE" else ("neutral", "entailment", "contradiction")
+        rows = [
+            {"premise": words[i % 20], "hypothesis": words[i % 7], "label": labels[i % len(labels)]} for i in range(24)
+        ]
+        for file in ("train.jsonl", "val.jsonl"):
+            (tmp_path / "super" / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/one.jsonl").write_text(json.dumps({"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}) + "\n")
+    changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
+    main(with_eval(config, source="superglue", **changes))
+    record = load_record(Path(config["runs"]) / "first")
+    assert judge(record) == before and set(record["superglue"]) == {"pretrained", "floor"}
+    section = record["superglue"]["pretrained"]
+    assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
+    assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
+    assert record["minimal_pairs"]["accuracy"] in (0, 100)
+    said = " ".join(block.text for block in beyond_glue(record) if isinstance(block, Paragraph))
+    assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
+
+
+def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_eval: Change
+) -> None:
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
+    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
+    main(with_eval(config, source="embedded", data_dir=None, predict_test=False, seeds=[0]))
+    section = load_record(Path(config["runs"]) / "first")["glue"]["pretrained"]
+    assert section["suite"] == "embedded" and set(section["averages"]) == {"embedded"}
+    assert all(t["official_train_examples"] is None and not t["subset"] for t in section["tasks"].values())
+    predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed0.npz")
+    assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
+
+
+def test_scores_of_another_suite_leave_the_record(
+    config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    with_eval: Change,
+) -> None:
+    """As when GLUE follows the embedded tasks without a random baseline: theirs must not stand beside its scores."""
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
+    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
+    few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
+    main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], floor=True))
+    assert "dropped" not in capsys.readouterr().err
+    main(few)
+    record = load_record(Path(config["runs"]) / "first")
+    assert {init: section["suite"] for init, section in record["glue"].items()} == {"pretrained": "glue"}
+    assert "floor" not in record
+    said = capsys.readouterr()
+    assert "dropped from it glue.pretrained, glue.random, floor of another" in said.out + said.err
