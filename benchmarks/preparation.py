@@ -10,10 +10,10 @@ stage off, *pipeline* with all filters, exact deduplication and decontamination,
 Each measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked
 text over wall time, and for a shared machine also over processor time; interpreter start-up is left out on all sides.
 
-Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (every other word replaced,
-so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and the peak resident memory
-is taken (of the main process, and as often as there are workers that of the largest one: more than what they had at one
-time), together with the size of the MinHash index as the manifest states it.
+Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (every other word is
+replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and the peak
+resident memory is taken (of the main process, and as often as there are workers that of the largest one: more than what
+they had at one time), together with the size of the MinHash index as the manifest states it.
 """
 
 import argparse
