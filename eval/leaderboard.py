@@ -122,6 +122,9 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
         paths = ("steps", "tokens", "tokens_per_second")
         counts = [Cell(_or_dash(number(run.record, f"pretrain.{path}"), compact)) for path in paths]
         losses = [number(run.record, f"pretrain.{path}") for path in ("train_loss", "validation.loss")]
+        # A loss on another corpus's text stands in the same column, but does not compare.
+        other = at(run.record, "corpus.validation.manifest_sha256")
+        texts = ["", f"on {str(other)[:8]}" if other else ""]
         rows.append(
             [
                 Cell(run.label, "", "main", anchor(run)),
@@ -131,7 +134,7 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
                 Cell(_or_dash(seconds, duration)),
                 *counts,
                 Cell(_or_dash(share, lambda v: f"{100 * v:.0f}%")),
-                *(Cell(_or_dash(loss, lambda v: f"{v:.3f}")) for loss in losses),
+                *(Cell(_or_dash(loss, lambda v: f"{v:.3f}"), text) for loss, text in zip(losses, texts)),
             ]
         )
     return Table(columns, [Group(rows)], left=2)

@@ -129,6 +129,7 @@ _FACTS = {
     "validation_loss": "pretrain.validation.loss",
     "device": "environment.device.name",
     "corpus_sha256": "corpus.manifest_sha256",
+    "validation_corpus_sha256": "corpus.validation.manifest_sha256",
     "commit": "environment.git.commit",
     "created": "created",
 }

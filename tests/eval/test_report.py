@@ -145,6 +145,15 @@ def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make
     assert "Not scored yet: `cramming glue name=killed`" in text and "is interrupted, not finished" in text
 
 
+def test_a_validation_loss_on_another_text_says_so(runs: Path) -> None:
+    path = runs / "low" / "record.json"
+    record = json.loads(path.read_text())
+    record["corpus"]["validation"] = {"manifest_sha256": "0123456789abcdef" * 4}
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "| 5.432 | 5.500 on 01234567 |" in text and "| 5.432 | 5.500 |" in text
+
+
 def test_numbers_that_json_cannot_hold_do_not_stop_the_report(runs: Path) -> None:
     path = runs / "low" / "record.json"
     record = json.loads(path.read_text())
