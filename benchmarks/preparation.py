@@ -1,4 +1,4 @@
-"""The whole preparation against bare `tokenizers`: throughput on the same text and threads, and peak memory by size.
+"""The whole preparation against bare `tokenizers`: throughput on the same text and cores, and peak memory by size.
 
     python benchmarks/preparation.py throughput --text wiki_core.0*.txt.xz --tasks <GLUE> --out <file>.md
     python benchmarks/preparation.py memory     --text wiki_core.0*.txt.xz --tasks <GLUE> --gigabytes 1 4 --out <file>
@@ -8,7 +8,8 @@ thousand documents and drops the result; `RAYON_NUM_THREADS` gives it as many th
 other sides are `prepare` from the files to the finished corpus, with that tokenizer: *tokenization* with every optional
 stage off, *pipeline* with all filters, exact deduplication and decontamination, *with near-duplicates* with those too.
 Each measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked
-text over wall time, and for a shared machine also over processor time; interpreter start-up is left out on all sides.
+text over wall time, and for a shared machine also over processor time; the start of the first interpreter is left out
+on all sides, that of `prepare`'s workers is not. With as many workers as cores its main process has no core of its own.
 
 Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (every other word is
 replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and the peak
@@ -227,7 +228,7 @@ def main() -> None:
         "",
         f"Command: `python benchmarks/preparation.py {' '.join(sys.argv[1:])}`",
         f"Versions: Python {platform.python_version()}, tokenizers {tokenizers.__version__}; {os.cpu_count()} cores,"
-        f" {arguments.threads} threads on each side; WordPiece of {arguments.vocab_size} entries, uncased.",
+        f" {arguments.threads} threads against as many workers; WordPiece of {arguments.vocab_size} entries, uncased.",
         f"Load average at the end: {os.getloadavg()[0]:.1f}.",
         "",
     ]

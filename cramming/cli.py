@@ -5,6 +5,7 @@ user's mistake ends as one line on stderr and exit code 2, whether this code, Hy
 that escapes is a defect of ours and keeps its traceback.
 """
 
+import errno
 import importlib
 import os
 import signal
@@ -45,6 +46,7 @@ VERBS = {
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
+UNREAD = "nobody reads the output any more; ended before the work was done"
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
 
@@ -92,14 +94,19 @@ def main() -> None:
         run_verb(arguments[0], arguments[1:])
     except KeyboardInterrupt as interrupt:
         _fail(*_ending(interrupt))
-    except BrokenPipeError:  # `cramming ... | head`
+    except BrokenPipeError as error:  # `cramming ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.args == (UNREAD,):
+            _fail(UNREAD, 128 + signal.SIGPIPE)
+        sys.exit(128 + signal.SIGPIPE)
     except UserError as error:
         _fail(str(error))
     except OSError as error:
         if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        _fail(f"{error.strerror}: {error.filename or 'a file in use'}; make room or give another place, then run again")
+        room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "make room or give another place" if room else "give another place, or the right to use this one"
+        _fail(f"{error.strerror}: {error.filename or 'a file in use'}; {advice}, then run again")
 
 
 def _print_completion(shell: str) -> None:
@@ -210,6 +217,8 @@ def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: b
             check(verb, settings)
         else:
             _call_verb(verb, settings, overrides)
+    except BrokenPipeError:
+        return BrokenPipeError(UNREAD)
     except (UserError, OSError) as error:
         return error
     except OmegaConfBaseException as error:

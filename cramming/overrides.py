@@ -74,8 +74,9 @@ def one_line(error: Exception) -> str:
     key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
     words = " ".join(text.split())
     words = re.sub(r" To append to your .*|^Lexer\w+Exception: ", "", words)
-    if "LexerNoViableAlt" in text or "mismatched input" in words or "extraneous input" in words:
-        return f"{words}; put special characters into quotes: 'key=\"value\"'"
+    if "LexerNoViableAlt" in text or re.search("no viable alternative|mismatched input|extraneous input", words):
+        place = f"{override}: " if isinstance(override := getattr(error, "override", None), str) else ""
+        return f"{place}{words}; put special characters into quotes: 'key=\"value\"'"
     if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
         return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
     if isinstance(override := getattr(error, "override", None), str):

@@ -20,8 +20,13 @@ def say(message: str) -> None:
     """Print one plain line (above a running bar, if there is one)."""
     if _console.is_terminal:
         _console.print(message, markup=False)
-    else:
+        return
+    try:
         print(message, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # else it would be taken for an error of what is being made
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -129,7 +134,7 @@ class Progress:
         parts.append(f"{elapsed:.0f} s")
         if self._note:
             parts.append(self._note)
-        print(", ".join(parts), flush=True)
+        say(", ".join(parts))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

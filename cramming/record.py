@@ -112,7 +112,7 @@ def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         if not free and before.get(key) != now.get(key):
             began, again = f"with {key}={before.get(key)}", "resume with the same settings"
             if key not in before:
-                began, again = "by a version that did not have this setting", "go on with that version"
+                began, again = "without this setting", "resume with the same settings, and the version that had them"
             raise UserError(
                 f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or start under another name"
             )

@@ -1,9 +1,9 @@
 """Texts to token ids: by way of their words where the tokenizer allows it, else in pieces.
 
-By words. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white
-space, so a text's ids are those of its runs without white space, one after the other. Language repeats its words: each
-different one is encoded once and its ids looked up from then on. Over the first 12 MB of Wikipedia that takes half the
-time of the tokenizer, table included.
+By words. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so a text's ids
+are those of its runs without white space, one after the other. Language repeats its words: each different one is
+encoded once and its ids looked up from then on. Over the first 12 MB of Wikipedia that takes half the time of the
+tokenizer, table included.
 
 In pieces. Any other tokenizer gets the text itself; a long one in pieces cut in front of whitespace, where byte-level
 BPE and Unigram over words start anew anyway.

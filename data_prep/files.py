@@ -88,7 +88,10 @@ class OpenFile:
 
     def __init__(self, path: Path, lenient: bool = False) -> None:
         self.path, self.lenient, self.escaped = path, lenient, False
-        self.raw: BinaryIO = path.open("rb")
+        try:
+            self.raw: BinaryIO = path.open("rb")
+        except FileNotFoundError:
+            raise UserError(f"{path}: was there when the preparation began, and is gone; put it back") from None
 
     @property
     def position(self) -> int:
@@ -112,7 +115,8 @@ class OpenFile:
         except errors as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise UserError(f"{self.path}: cannot be read as {self.path.suffix or 'a file'}: {error}") from None
+            kind = self.path.suffix or "a file"
+            raise UserError(f"{self.path}: cannot be read as {kind}: {error}; is it whole? get it anew") from None
         finally:
             self.raw.close()
 
@@ -183,7 +187,7 @@ def _read_jsonl(file: OpenFile, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{file.path}:{number}: not a JSON object on one line ({error})") from None
         if not isinstance(record, dict):
             raise UserError(f"{file.path}:{number}: expected a JSON object, found {type(record).__name__}")
@@ -232,7 +236,8 @@ def _read_parquet(file: OpenFile, field: str) -> Iterator[str]:
                     row += 1
                     yield text_value(f"{file.path} row {row}", field, value)
         except pyarrow.ArrowException as error:
-            raise UserError(f"{file.path}: not a readable parquet file: {str(error).splitlines()[0]}") from None
+            words = str(error).splitlines()[0]
+            raise UserError(f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew") from None
 
 
 def missing_field(place: str, field: str, present: Any) -> UserError:

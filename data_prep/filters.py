@@ -64,6 +64,10 @@ class FilterConfig:
             numbers = limit if isinstance(limit, list) else [limit]
             if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
                 raise ValueError(f"{field.name}={limit} must not be negative")
+        if self.min_words is not None and self.max_words is not None and self.min_words > self.max_words:
+            raise ValueError(
+                f"min_words={self.min_words} is above max_words={self.max_words}: no text has so many words"
+            )
         if self.languages == []:
             raise ValueError("languages=[] keeps nothing; null switches the filter off")
 
@@ -216,6 +220,11 @@ FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
     "no_stop_words": ("min_stop_words", no_stop_words),
 }
 TOO_MANY_TOKENS = "too_many_tokens"
+
+
+def read_text(config: FilterConfig) -> bool:
+    """Whether any filter is on that `reason_to_remove` asks."""
+    return any(getattr(config, field) not in (None, False) for field, _ in FILTERS.values())
 
 
 def reason_to_remove(text: str, config: FilterConfig) -> str | None:

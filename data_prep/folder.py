@@ -86,8 +86,9 @@ def lock(folder: Path) -> Iterator[None]:
 
 def finish(folder: Path) -> None:
     """The manifest is written: remove what only an unfinished corpus needs, the state last."""
-    for name in (FATES, NEAR, UNFINISHED):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / name for name in (FATES, NEAR, UNFINISHED)):
+        if path.exists():  # else a finished corpus may well lie where nothing can be removed
+            path.unlink()
 
 
 def discard(folder: Path) -> None:

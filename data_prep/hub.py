@@ -45,6 +45,11 @@ class HubConfig(DataConfig):
         if (self.ids_field is None) != (self.tokenizer_file is None):
             raise ValueError("ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer")
 
+    @property
+    def processes(self) -> int:
+        """One for ready-made ids: to send them takes longer than what is left to do."""
+        return 1 if self.ids_field else super().processes
+
 
 class HubSource(Source):
     """A data set of the hub, streamed. Without network it says so at once instead of retrying for half a minute."""
@@ -55,6 +60,8 @@ class HubSource(Source):
         assert config.dataset is not None
         self.config, self.dataset = config, config.dataset
         self.local = Path(self.dataset).is_dir()
+        if not self.local and self.dataset.startswith(("/", "./", "../", "~")):
+            raise UserError(f"data.dataset={self.dataset}: no such folder")
         self.costly = not config.max_documents
         self.total = config.max_documents
         self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
@@ -135,6 +142,11 @@ class HubSource(Source):
         try:
             return next(records, None)
         except Exception as error:
+            if self.local and not isinstance(error, UserError | OSError):
+                raise UserError(
+                    f"data.dataset={self.dataset}: cannot be read after {self.position:.0f} documents:"
+                    f" {one_line(error)}"
+                ) from None
             if not self.position or not (is_network_error(error) or isinstance(error, UserError)):
                 raise
             raise ConnectionLostError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import shards
-from data_prep import language, tokenizer
+from data_prep import language, tokenizer, vocabulary
 from data_prep.decontaminate import Decontaminator
 from data_prep.hub import HubConfig, HubSource
 from data_prep.mix import PARTS, MixSource
@@ -103,8 +103,11 @@ def parse(config: Mapping[str, Any]) -> Job:
     )
     if data.filters.languages is not None:
         language.require_package()
+    has_its_own = isinstance(data, HubConfig) and data.ids_field
     if job.tokenizer.path:
-        if isinstance(data, HubConfig) and data.ids_field:
+        if has_its_own:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
         tokenizer.load(expand_home(job.tokenizer.path, "tokenizer.path"))
+    elif not has_its_own:
+        vocabulary.require_package(job.tokenizer)
     return job

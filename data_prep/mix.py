@@ -9,6 +9,7 @@ A sample for the tokenizer has the same proportions. With a part that is costly 
 """
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -129,5 +130,10 @@ def _open(config: MixConfig, number: int) -> Source:
     if own.get("ids_field"):
         raise UserError(f"data.parts[{number}].ids_field: only text can be mixed, ids belong to one tokenizer")
     source = PARTS[own["source"]]
-    opened: Source = source(build(source.config_class, {**shared, **own}, f"data.parts[{number}]"))
+    place = f"data.parts[{number}]"
+    settings = build(source.config_class, {**shared, **own}, place)
+    try:
+        opened: Source = source(settings)
+    except UserError as error:  # a source by itself is the section `data`
+        raise UserError(re.sub(r"^data(?=\.)", place, str(error))) from None
     return opened

@@ -147,8 +147,7 @@ def batches(stream: Iterable[Item]) -> Iterator[list[Item]]:
     characters = 0
     for item in stream:
         batch.append(item)
-        ids = item.candidate.document.ids
-        characters += len(item.candidate.document.text) if ids is None else len(ids)
+        characters += item.candidate.document.length
         if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0
@@ -166,7 +165,8 @@ def pack(
     """Encode and write everything, then close the writers.
 
     `position()` is how far the source has been read. `on_batch(position, finished)` is called after every written
-    batch, with the position up to which the text is done and whether the batch completed a shard.
+    batch, with that position when the batch was put together (the workers' groups before it lie somewhat ahead of its
+    text) and whether it completed a shard.
     """
     drop = {split: packing.done[split].tokens for split in packing.writers}
     placed = (((batch, position()), batch) for batch in batches(packing.to_encode(selected)))

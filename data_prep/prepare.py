@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from cramming.config import UserError, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
-from cramming.pool import WorkerDiedError
+from cramming.pool import WorkerDiedError, process_pool
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
 from data_prep.clean import normalize
@@ -36,10 +36,17 @@ from data_prep.neardup import SIGN, NearDuplicates, Signer, find_near_duplicates
 from data_prep.selection import Selection, judges
 from data_prep.sources import limited
 from data_prep.texts import TextMeasures
+from data_prep.tokenizer import TokenizerConfig
 from data_prep.workers import Workers
 
 __all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "lock", "main", "parse", "prepare"]
 
+TRAINED_HERE = 2_000_000  # characters: about a second
+TRAINER_DIED = (
+    "the process that trains the tokenizer died (out of memory?); set a smaller tokenizer.sample_mb and run the command"
+    " again"
+)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BOTH: tuple[Split, Split] = ("train", "validation")
 
 
@@ -58,9 +65,12 @@ def main(config: Mapping[str, Any]) -> None:
             discard(job.folder)
             raise
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in NO_ROOM:
                 raise
-            raise UserError(f"{job.folder}: the disk is full; make room and run the same command again") from None
+            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror).lower()
+            raise UserError(
+                f"{error.filename or job.folder}: {reason}; make room and run the same command again"
+            ) from None
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -131,14 +141,11 @@ def _begin(job: Job) -> Unfinished:
 def _tokenizer(job: Job) -> Tokenizer:
     """The corpus's tokenizer: of an earlier, interrupted run, an existing one, or trained now."""
     target = job.folder / shards.TOKENIZER
-    if target.is_file():
-        return tokenizer.load(target)
-    if existing := job.tokenizer_path:
-        model = tokenizer.load(existing)
-    else:
-        model = _train_tokenizer(job)
-    overwrite_atomically(target, lambda path: model.save(str(path)))
-    return model
+    if not target.is_file():
+        existing = job.tokenizer_path
+        model = tokenizer.load(existing) if existing else _train_tokenizer(job)
+        overwrite_atomically(target, lambda path: model.save(str(path)))
+    return tokenizer.load(target)  # as every later run has it: what is written loses the last bits of some scores
 
 
 def _train_tokenizer(job: Job) -> Tokenizer:
@@ -151,9 +158,18 @@ def _train_tokenizer(job: Job) -> Tokenizer:
             job.data.seed,
         )
     say(f"training a {config.kind} tokenizer on {sum(map(len, sample)) / 1e6:.1f} M characters")
-    model = vocabulary.train(sample, config)
+    model = _trained(sample, config)
     if model.get_vocab_size() < config.vocab_size:
         say(f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} asked for")
+    return model
+
+
+def _trained(sample: list[str], config: TokenizerConfig) -> Tokenizer:
+    """In a process of its own where it takes long: the libraries answer no Ctrl-C, and abort for want of memory."""
+    if sum(map(len, sample)) < TRAINED_HERE:
+        return vocabulary.train(sample, config)
+    with process_pool(1, TRAINER_DIED) as submit:
+        model: Tokenizer = submit(vocabulary.train, sample, config).result()
     return model
 
 

@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
     """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
     found: dict[str, Function] = {}
-    if config.filters != FilterConfig():
+    if filters.read_text(config.filters):
         found["filters"] = partial(_filter_verdicts, config.filters)
     if decontaminator:
         found["decontamination"] = partial(_tasks_found, decontaminator)
@@ -167,40 +167,32 @@ class Selection:
 
         Token ids always pass, and so does everything where the stage is off.
         """
-        for group, verdicts, found in self._answered(candidates, stage.name, reason_at_once):
+        for group, found in self.workers.map(stage.name, self._asked(candidates, stage, reason_at_once)):
             answers = iter(found)
-            for candidate, verdict in zip(group, verdicts):
-                if verdict is None:
-                    verdict = next(answers)
+            for candidate, known in group:
+                verdict = next(answers) if known is None else known
+                if self.fates.get(candidate.place, stage.name) is None:
                     self.fates.set(candidate.place, stage.name, verdict)
                 stage.take(candidate.size)
                 if verdict == PASSED:
                     stage.give(candidate.size)
                 yield candidate, verdict
 
-    def _answered(
-        self, candidates: Iterable[Candidate], stage: str, reason_at_once: Callable[[str], str | None]
-    ) -> Iterator[tuple[list[Candidate], list[str | None], list[str]]]:
-        """Groups with a verdict for each, or None; and the workers' answers for those with None."""
-        off = stage not in self.workers.functions
+    def _asked(
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[str], str | None]
+    ) -> Iterator[tuple[list[tuple[Candidate, str | None]], list[str]]]:
+        """Groups of candidates, each with its verdict where that is known without a worker; the texts of the others."""
+        default = None if stage.name in self.workers.functions else PASSED
 
         def known(candidate: Candidate) -> str | None:
-            verdict = self.fates.get(candidate.place, stage)
-            if verdict is None:
-                text = candidate.document.text
-                verdict = reason_at_once(text) if candidate.document.ids is None else PASSED
-                verdict = PASSED if verdict is None and off else verdict
-                if verdict is not None:
-                    self.fates.set(candidate.place, stage, verdict)
-            return verdict
+            verdict = self.fates.get(candidate.place, stage.name)
+            if verdict is not None or candidate.document.ids is not None:
+                return verdict or PASSED
+            return reason_at_once(candidate.document.text) or default
 
-        def asked() -> Iterator[tuple[tuple[list[Candidate], list[str | None]], list[str]]]:
-            for group in _groups(candidates):
-                verdicts = [known(candidate) for candidate in group]
-                yield (group, verdicts), [c.document.text for c, v in zip(group, verdicts) if v is None]
-
-        for (group, verdicts), found in self.workers.map(stage, asked()):
-            yield group, verdicts, found
+        for group in _groups(candidates):
+            verdicts = [(candidate, known(candidate)) for candidate in group]
+            yield verdicts, [candidate.document.text for candidate, verdict in verdicts if verdict is None]
 
     def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
         """Each document with its split."""
@@ -225,7 +217,7 @@ def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
     characters = 0
     for candidate in candidates:
         group.append(candidate)
-        characters += len(candidate.document.text)
+        characters += candidate.document.length
         if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0

@@ -28,7 +28,7 @@ from data_prep.decontaminate import DecontaminationConfig
 from data_prep.filters import FilterConfig
 from data_prep.neardup import NearDuplicateConfig
 
-MOST_WORKERS = 16  # the main process reads and normalises about eight times as fast as one worker tokenizes
+MOST_WORKERS = 8  # by themselves: the main process reads and normalises for about so many
 
 
 class Damage(NamedTuple):
@@ -50,6 +50,11 @@ class Document(NamedTuple):
     ids: np.ndarray | None = None
     damage: Damage | None = None
 
+    @property
+    def length(self) -> int:
+        """Characters, or tokens where the source is tokenized."""
+        return len(self.text) if self.ids is None else len(self.ids)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -58,7 +63,7 @@ class DataConfig:
     name: str
     source: str
     corpus: str | None = None  # folder of the corpus; null: named by the hash of the settings, in `corpora`
-    workers: int | None = None  # processes; null: one per usable core, `MOST_WORKERS` at most
+    workers: int | None = None  # processes; null: one per usable core, at most `MOST_WORKERS`
     seed: int = 0
     license: str | None = None
     validation_fraction: float = 0.01
@@ -80,10 +85,12 @@ class DataConfig:
         for name in ("workers", "max_documents", "shard_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if (self.workers or 0) > 256:
+            raise ValueError(f"workers={self.workers} is above 256; more than one per core only takes memory")
 
     @property
     def processes(self) -> int:
-        """Worker processes: as set, else one per usable core, as far as the main process can keep them busy."""
+        """Worker processes beside the main one: as set, else one per usable core."""
         if self.workers:
             return self.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -182,6 +189,8 @@ class TextSource(Source):
         if then.keys() != set(map(str, self.paths)):
             return ", ".join(sorted(then.keys() ^ set(map(str, self.paths))))
         for path in self.paths:
+            if not path.is_file():
+                return str(path)
             old, now = then[str(path)], path.stat()
             same_time = now.st_size == old["bytes"] and now.st_mtime_ns == old["mtime_ns"]
             if not same_time and (now.st_size != old["bytes"] or file_sha256(path) != old["sha256"]):
@@ -224,14 +233,26 @@ def _matches(pattern: str) -> list[Path]:
     if path.is_dir():
         raise UserError(f"data.paths: {pattern} is a folder; name its files, for example '{pattern}/*.txt'")
     if path.is_file():
-        return [path]
+        return [_with_a_name(path)]
+    if path.exists():
+        raise UserError(f"data.paths: {pattern} is no regular file, and text is read more than once; copy it into one")
     if not any(sign in pattern for sign in "*?["):
         raise UserError(f"data.paths: no file {pattern} (relative to {Path.cwd()})")
     root = Path(path.anchor) if path.is_absolute() else Path()
     found = sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
     if not found:
         raise UserError(f"data.paths: nothing matches {pattern} (relative to {Path.cwd()})")
-    return found
+    return list(map(_with_a_name, found))
+
+
+def _with_a_name(path: Path) -> Path:
+    """The path itself. UserError: the manifest, which is UTF-8, could not name it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise UserError(f"data.paths: the name of {shown} is not UTF-8; rename it") from None
+    return path
 
 
 def _readable_size(path: Path) -> int:

@@ -18,6 +18,8 @@ SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"
 # Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.
 SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
 
+LARGEST_VOCABULARY = 1 << 20
+
 
 @dataclass(frozen=True)
 class TokenizerConfig:
@@ -33,8 +35,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.sample_mb <= 0 or self.min_frequency < 1:
             raise ValueError("sample_mb must be above 0 and min_frequency at least 1")
-        if self.vocab_size > 2**31:
-            raise ValueError(f"vocab_size={self.vocab_size} is above 2^31")
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ValueError(f"vocab_size={self.vocab_size} is above {LARGEST_VOCABULARY}")
         if self.vocab_size <= len(SPECIAL_TOKENS):
             raise ValueError(f"vocab_size={self.vocab_size} has no room beside {len(SPECIAL_TOKENS)} special tokens")
 
@@ -46,6 +48,10 @@ def load(path: Path) -> Tokenizer:
     """
     if not path.is_file():
         raise UserError(f"tokenizer.path: no file {path}; give a tokenizer.json as `tokenizers` writes it")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"tokenizer.path: {path}: cannot be read: {error.strerror}") from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

@@ -7,6 +7,7 @@ too, which cannot be mended from outside, so Unigram models are trained by `sent
 """
 
 import heapq
+import importlib.util
 import io
 import random
 from collections.abc import Callable, Iterable
@@ -50,8 +51,18 @@ def sample_text(documents: Iterable[Document], clean: Callable[[str], str], mega
     return [data.decode() for _, _, data in sorted(kept, key=lambda item: item[1])]
 
 
+def require_package(config: TokenizerConfig) -> None:
+    """UserError when the package that this kind is trained by is missing."""
+    if config.kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:
+        raise UserError(
+            "tokenizer.kind=unigram needs the package sentencepiece: pip install 'cramming[unigram]', or choose"
+            " wordpiece or bpe"
+        )
+
+
 def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:
-    """Train a tokenizer of `config.kind` on the sample. UserError: too little text, too small a vocabulary."""
+    """A tokenizer of `config.kind`, of the sample. UserError: no package, too little text, too small a vocabulary."""
+    require_package(config)
     characters = sum(map(len, sample))
     if characters < LEAST_SAMPLE_CHARACTERS:
         raise UserError(
@@ -152,13 +163,8 @@ def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
 
 def _unigram_pieces(lines: Iterable[str], count: int) -> list[tuple[str, float]]:
     """At most `count` pieces with their log-probabilities."""
-    try:
-        import sentencepiece
-    except ImportError:
-        raise UserError(
-            "tokenizer.kind=unigram needs the package sentencepiece: pip install 'cramming[unigram]', or choose"
-            " wordpiece or bpe"
-        ) from None
+    import sentencepiece
+
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

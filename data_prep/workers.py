@@ -4,8 +4,8 @@ Filters, the search for downstream text, signatures and tokenization are pure fu
 to processes and their results come back in the order of the groups, so the corpus is the same for any number of them.
 Threads would not do, as most of the work holds the interpreter lock. Sending a text costs a hundredth of tokenizing it.
 
-At most two groups per worker and map are under way, so memory does not depend on the corpus. No process starts for a
-small text, whose work is done before one would be ready.
+Groups under way are few, so memory does not depend on the corpus. No process starts for a small text, whose work is
+done before one would be ready.
 """
 
 import os
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from cramming.pool import Submit, process_pool
 
 HERE_FIRST = 8  # calls in the main process before any other starts
+AHEAD = 2  # groups per worker under way, for each map
 DIED = (
     "a process of `cramming prepare` died (out of memory?); finished shards are kept; run the same command again, with"
     " a smaller data.workers if it happens again"
@@ -54,13 +55,13 @@ class Workers:
     def map(self, name: str, groups: Iterable[tuple[Kept, Any]]) -> Iterator[tuple[Kept, Any]]:
         """For each (kept, texts): (kept, result of the function of this name on the texts), in order; [] for no texts.
 
-        `groups` is read ahead of what is given out. An error in a function is raised here. `WorkerDiedError`: a process
-        is gone.
+        `groups` is read ahead of what is given out. An error in a function is raised here, WorkerDiedError when a
+        process is gone.
         """
         pending: deque[tuple[Kept, Future[Any]]] = deque()
         for kept, texts in groups:
             pending.append((kept, self._begun(name, texts)))
-            if len(pending) > (2 * self._count if self._submit else 0):
+            while pending and (pending[0][1].done() or len(pending) >= AHEAD * self._count):
                 kept, future = pending.popleft()
                 yield kept, future.result()
         while pending:
@@ -68,15 +69,19 @@ class Workers:
             yield kept, future.result()
 
     def _begun(self, name: str, texts: Any) -> Future[Any]:
-        if not self._submit and self._count > 1 and self._here == 0:
-            pool = process_pool(self._count, _begin, (self.functions,), DIED)
-            self._submit = self._stack.enter_context(pool)
-        if self._submit and texts:
-            return self._submit(_call, name, texts)
-        self._here = max(0, self._here - 1)
+        if texts and self._here == 0 and self._count > 1:
+            return self._processes()(_call, name, texts)
         done = Future[Any]()
+        if texts:
+            self._here = max(0, self._here - 1)
         done.set_result(self.functions[name](texts) if texts else [])
         return done
+
+    def _processes(self) -> Submit:
+        if self._submit is None:
+            pool = process_pool(self._count, DIED, _begin, (self.functions,))
+            self._submit = self._stack.enter_context(pool)
+        return self._submit
 
 
 def _set_parallelism(value: str | None) -> None:

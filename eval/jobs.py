@@ -95,7 +95,7 @@ def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> 
     counter = CONTEXT.Value("q", 0)
     queue, waiting, counted = iter(jobs), dict[Future[Predictions], Job](), 0
     try:
-        with process_pool(workers, _begin_worker, (counter,), DIED) as submit:
+        with process_pool(workers, DIED, _begin_worker, inherited=(counter,)) as submit:
             while True:
                 for job in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for it
                     waiting[submit(_run_in_worker, job)] = job

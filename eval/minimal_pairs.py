@@ -54,7 +54,7 @@ def _read(file: Path) -> Pairs:
         try:
             row = json.loads(line)
             rows.append(tuple(row[field] for field in FIELDS))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{file}:{number}: expected a line of JSON with {' and '.join(FIELDS)}") from None
         if not all(isinstance(text, str) and text.strip() for text in rows[-1]):
             raise UserError(f"{file}:{number}: {' and '.join(FIELDS)} must be texts")

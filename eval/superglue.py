@@ -116,7 +116,7 @@ def _example(line: bytes, task: Task, place: str) -> tuple[tuple[str, ...], int]
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{place}: not UTF-8 (byte 0x{line[error.start : error.start + 1].hex()})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a line of JSON ({error}); is the file cut short?") from None
     missing = [name for name in (*task.text, "label") if not isinstance(row, dict) or name not in row]
     if missing:

@@ -137,7 +137,7 @@ class TestRestart:
         ({"seed": 1}, "seed=1: the run in .* was started with seed=0"),
         ({"model": {"hidden_size": 64}}, r"model\.hidden_size=64.*=32"),
         ({"model": {"betas": [0.9, 0.99]}}, r"model\.betas"),
-        ({"model": {"extra": 1}}, r"model\.extra=1: .* by a version that did not have this setting; go on with that"),
+        ({"model": {"extra": 1}}, r"model\.extra=1: .* was started without this setting; resume with"),
         ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
         ({"data": {"source": "text"}}, r"data\.source=text"),
     ],

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,7 @@ ERRORS = {
     "empty": (".txt", b"", "empty file"),
     "binary": (".txt", b"PK\x03\x04\x00\x00data", "binary file .a NUL byte at offset 4."),
     "latin-1": (".txt", b"one\ntwo caf\xe9\n", r"not UTF-8 at byte 11 \(line 2\)"),
+    "deep json": (".jsonl", b'{"text": "a"}\n' + b"[" * 200_000, r"a\.jsonl:2: not a JSON object"),
     "bad json": (".jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not a JSON object"),
     "json list": (".json", b'[{"text": "a"}]', "expected a JSON object, found list"),
     "json field": (".jsonl", b'{"title": "a", "body": "b"}', "no field 'text'; there are: title, body"),
@@ -193,6 +195,31 @@ def test_bad_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=message):
         TextSource(TextConfig(name="t", source="text", paths=paths))
+
+
+def test_what_is_no_regular_file_is_said_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match=r"pipe\.txt is no regular file, and text is read more than once"):
+        TextSource(TextConfig(name="t", source="text", paths=[str(tmp_path / "pipe.txt")]))
+
+
+@pytest.mark.parametrize("pattern", ["bad\udcff.txt", "*.txt"])
+def test_a_name_that_no_manifest_can_hold_is_refused_before_any_work(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "bad\udcff.txt").write_text("text")
+    with pytest.raises(UserError, match=r"the name of .*bad\\udcff\.txt is not UTF-8; rename it"):
+        TextSource(TextConfig(name="t", source="text", paths=[str(tmp_path / pattern)]))
+
+
+def test_a_file_that_is_gone_meanwhile_is_named(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("one\n\ntwo")
+    source = TextSource(TextConfig(name="t", source="text", paths=[str(tmp_path / "*.txt")]))
+    inventory, documents = source.inventory(), source.documents()
+    next(documents)
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(UserError, match=r"b\.txt: was there when the preparation began, and is gone"):
+        list(documents)
+    assert source.changed(inventory) == str(tmp_path / "b.txt")
 
 
 def test_record_needs_record_files(tmp_path: Path) -> None:

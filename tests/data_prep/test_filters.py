@@ -126,6 +126,8 @@ def test_a_wrong_limit_is_named() -> None:
         build(FilterConfig, {"max_top_ngrams": [0.2]}, "data.filters")
     with pytest.raises(UserError, match=r"data.filters: min_words=-1 must not be negative"):
         build(FilterConfig, {"min_words": -1}, "data.filters")
+    with pytest.raises(UserError, match=r"data.filters: min_words=50 is above max_words=10"):
+        build(FilterConfig, {"min_words": 50, "max_words": 10}, "data.filters")
 
 
 def test_language_filter() -> None:

@@ -233,6 +233,22 @@ def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.Monk
     assert not corpus_folder(config).exists()
 
 
+def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config, made_up: Any) -> None:
+    (tmp_path / "set").mkdir()
+    rows = [json.dumps({"text": text}) for text in made_up(20)]
+    (tmp_path / "set" / "train.jsonl").write_text("\n".join([*rows, rows[0][:30]]))
+    config = hub_config(tmp_path / "set")
+    with pytest.raises(UserError, match=r"data\.dataset=.*set: cannot be read after \d+ documents: .*JSON") as caught:
+        main(config)
+    assert "\n" not in str(caught.value) and not corpus_folder(config).exists()
+
+
+def test_a_local_data_set_that_is_not_there_is_not_looked_for_on_the_hub(hub_config: Config) -> None:
+    for place in ("/nope/x", "./nope", "~/nope"):
+        with pytest.raises(UserError, match=f"data.dataset={place}: no such folder"):
+            main(hub_config(place))
+
+
 def test_lost_connection_keeps_what_was_done(
     tmp_path: Path,
     hub_config: Config,

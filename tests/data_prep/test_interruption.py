@@ -71,7 +71,7 @@ def test_resumed_after_kill_9_equals_unbroken(
 def test_resuming_does_not_tokenize_finished_shards_again(
     tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000, workers=1)  # counted in this process
     encoded: list[int] = []
     encode = pack.Encoder.__call__
     monkeypatch.setattr(
@@ -120,6 +120,31 @@ def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: C
     with prepare.lock(tmp_path / "c"), pytest.raises(UserError, match="another `cramming prepare` is writing"):
         main(config)
     run(config)
+
+
+def test_a_finished_corpus_may_lie_where_nothing_can_be_written(
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = text_config(text_file)
+    run(config)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    main(config)
+    assert "already prepared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.EFBIG, "file too large"), (errno.EDQUOT, "disk quota exceeded")])
+def test_other_limits_of_the_disk_are_said_by_their_name(
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    monkeypatch.setattr(
+        pack.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
+    )
+    with pytest.raises(UserError, match=f"{said}; make room and run the same command again"):
+        main(text_config(text_file))
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_later(

@@ -100,6 +100,7 @@ def test_mistakes_in_parts_name_the_part(mixed: Config) -> None:
         ({"colour": 1}, r"data.parts\[1\].colour: unknown setting"),
         ({"seed": 3}, r"data.parts\[1\].seed: all parts share it"),
         ({"source": "mix"}, r"choose one of"),
+        ({"paths": ["none.txt"]}, r"^data\.parts\[1\]\.paths: no file none\.txt"),
     ):
         config = mixed([1, 1])
         config["data"]["parts"][1] |= change

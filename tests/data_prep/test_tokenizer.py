@@ -14,6 +14,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
+from cramming.data.shards import Corpus
+from data_prep import prepare
+from data_prep.job import parse
 from data_prep.sources import Document
 from data_prep.tokenizer import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
 from data_prep.vocabulary import TRAINERS, most_frequent_characters, sample_text, train
@@ -153,6 +156,34 @@ def test_unigram_names_the_missing_package(monkeypatch: pytest.MonkeyPatch, made
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match=r"tokenizer.kind=unigram needs .*'cramming\[unigram\]'"):
         train(made_up(100), TokenizerConfig(kind="unigram", vocab_size=400))
+
+
+def test_the_package_is_asked_for_before_any_text_is_read(
+    text_file: Path, text_config: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    config = text_config(text_file, tokenizer={"kind": "unigram"})
+    with pytest.raises(UserError, match="needs the package sentencepiece"):
+        parse(config)
+
+
+def test_a_process_of_its_own_trains_the_same_tokenizer(
+    text_file: Path,
+    text_config: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[dict[str, Any]], Corpus],
+    contents: Callable[[Path], dict[str, bytes]],
+) -> None:
+    run(text_config(text_file, corpus=str(tmp_path / "here")))
+    monkeypatch.setattr(prepare, "TRAINED_HERE", 0)
+    run(text_config(text_file, corpus=str(tmp_path / "there")))
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+
+
+def test_a_vocabulary_that_no_text_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocab_size=1000000000 is above 1048576"):
+        TokenizerConfig(vocab_size=10**9)
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

@@ -1,13 +1,15 @@
 """How many fine-tuning processes there are."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
 import torch
 
-from cramming import pool
 from cramming.config import UserError
+from cramming.pool import Submit
 from eval import jobs
 
 CPU = torch.device("cpu")
@@ -48,16 +50,12 @@ def test_seeds_share_a_gpu_that_has_room(
 
 
 def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pool:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+    @contextmanager
+    def full(*_: Any, **__: Any) -> Iterator[Submit]:
+        future = Future[Any]()
+        future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
+        yield lambda *_: future
 
-        def submit(self, *_: Any) -> Future[Any]:
-            future = Future[Any]()
-            future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
-            return future
-
-        def shutdown(self, **_: Any) -> None: ...
-
-    monkeypatch.setattr(pool, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(jobs, "process_pool", full)
     with pytest.raises(UserError, match=r"out of memory\?.* smaller eval\.workers"):
         list(jobs.run_jobs([cast(jobs.Job, None)], 2, lambda count: None))
