@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -82,9 +83,11 @@ def test_what_begins_may_be_larger_than_a_pipe() -> None:
 
 
 PROGRAM = """
+import signal
 from cramming.pool import process_pool
 from answers import large
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background inherits as ignored
     try:
         with process_pool(2, "died") as submit:
             submit(large, 0).result()
@@ -97,7 +100,11 @@ if __name__ == "__main__":
 """
 
 
-def started(tmp_path: Path) -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
+Started = tuple["subprocess.Popen[str]", list[psutil.Process]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
     """A program whose workers write large answers, and the processes below it."""
     (tmp_path / "answers.py").write_text(f"def large(_):\n    return bytes({LARGE})\n")
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -107,7 +114,9 @@ def started(tmp_path: Path) -> tuple["subprocess.Popen[str]", list[psutil.Proces
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert program.stdout is not None and program.stdout.readline() == "ready\n"
-    return program, psutil.Process(program.pid).children(recursive=True)
+    yield program, psutil.Process(program.pid).children(recursive=True)
+    program.kill()
+    program.communicate()
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
@@ -115,8 +124,8 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_ends_it_at_once(tmp_path: Path, times: int) -> None:
-    program, workers = started(tmp_path)
+def test_ctrl_c_ends_it_at_once(started: Started, times: int) -> None:
+    program, workers = started
     for _ in range(times):
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all of them
         time.sleep(0.05)
@@ -124,8 +133,8 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path, times: int) -> None:
     assert (times > 1 or out == "interrupted\n") and all_gone(workers)
 
 
-def test_nobody_outlives_a_killed_parent(tmp_path: Path) -> None:
-    program, workers = started(tmp_path)
+def test_nobody_outlives_a_killed_parent(started: Started) -> None:
+    program, workers = started
     program.kill()
     program.communicate(timeout=60)
     assert all_gone(workers)
