@@ -61,7 +61,7 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises this bare type for any content that it cannot use
         raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
-    _check_size(folder, tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
+    _check_size(folder, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
     cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
         single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
@@ -102,7 +102,7 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
-    _check_size(folder, len(tokenizer), vocab_size)
+    _check_size(folder, 1 + max(tokenizer.get_vocab().values(), default=-1), vocab_size)
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
         found = tokenizer(*columns, truncation="longest_first", max_length=max_length, padding=False)

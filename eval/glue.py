@@ -6,6 +6,7 @@ GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or 
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,6 +81,8 @@ class EvalConfig:
             raise ValueError("tasks=[] names none; null means all that are there")
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError("threads and workers must be at least 1")
+        if self.threads > (cores := os.cpu_count() or 1):
+            raise ValueError(f"threads={self.threads}: this machine has {cores} cores")
         if self.source == "embedded" and self.data_dir is not None:
             raise ValueError("data_dir is for real GLUE data; add eval=glue_sane")
 
@@ -100,8 +103,8 @@ def main(config: dict[str, Any]) -> None:
         if config["model_path"]:
             start_record(folder, config, device)
         kind = suite.section
-        if settings.floor:
-            write_scores(folder, suite, without_encoder(folder / kind / "floor", suite, data))
+        # Written with the first model's scores: until then those of another suite stay in the record.
+        beside = without_encoder(folder / kind / "floor", suite, data) if settings.floor else {}
         if settings.minimal_pairs:
             length = settings.hyperparameters.max_length
             pairs = score_pairs(source, settings.minimal_pairs, device, length)
@@ -116,9 +119,10 @@ def main(config: dict[str, Any]) -> None:
             if settings.sweep:
                 write_json(point / "section.json", section)
             else:
-                write_scores(folder, suite, {kind: {init: section}})
+                write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | {init: section}})
         if settings.sweep:
-            write_scores(folder, suite, {kind: sweep.choose(folder / kind, settings.init)})
+            chosen = sweep.choose(folder / kind, settings.init)
+            write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | chosen})
 
 
 def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ a masked-LM head is scored; own architectures run packed, without padding.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from eval.encode import load_encoder, mask_and_frame
 from eval.models import ModelSource
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
@@ -42,7 +45,9 @@ class Pairs(NamedTuple):
 
 def read_pairs(folder: Path) -> list[Pairs]:
     """Every paradigm of a folder; UserError names the file and line of what is wrong."""
-    files = sorted(folder.glob("*.jsonl"))
+    if not folder.is_dir():
+        raise UserError(f"eval.minimal_pairs={folder}: no such folder; give the one that holds BLiMP's data files")
+    files = sorted(file for file in folder.glob("*.jsonl") if file.is_file())
     if not files:
         raise UserError(f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files")
     return [_read(file) for file in files]
@@ -58,6 +63,8 @@ def _read(file: Path) -> Pairs:
             raise UserError(f"{file}:{number}: expected a line of JSON with {' and '.join(FIELDS)}") from None
         if not all(isinstance(text, str) and text.strip() for text in rows[-1]):
             raise UserError(f"{file}:{number}: {' and '.join(FIELDS)} must be texts")
+        if any(LONE_SURROGATE.search(text) for text in rows[-1]):
+            raise UserError(f"{file}:{number}: half of a character (\\ud800 to \\udfff) in a text")
     if not rows:
         raise UserError(f"{file}: no pairs in this file")
     good, bad = (list(column) for column in zip(*rows))

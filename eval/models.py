@@ -28,6 +28,11 @@ from cramming.model.heads import SequenceClassifier
 
 Init = Literal["pretrained", "random", "designed"]  # the weights that fine-tuning starts from
 OWN_TYPES = ("cramming", "bert", "modernbert")
+# Their first position is that behind the padding token's number.
+POSITIONS_BEHIND_PADDING = (
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer",
+    "mpnet",
+)  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -63,6 +68,7 @@ def open_model(path: str | Path) -> ModelSource:
         config = json.loads(settings.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{settings}: not readable as JSON ({error})") from None
+    _refuse_odd_config(settings, config)
     weights = next((found for p in WEIGHT_FILES if (found := sorted(folder.glob(p)))), None)
     if not weights:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
@@ -77,7 +83,23 @@ def open_model(path: str | Path) -> ModelSource:
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
-    return ModelSource(folder, str(path), False, vocab_size, config.get("max_position_embeddings"), sha256, size)
+    positions = config.get("max_position_embeddings")
+    if positions is not None and config.get("model_type") in POSITIONS_BEHIND_PADDING:
+        positions -= 1 + (config.get("pad_token_id") or 0)
+    return ModelSource(folder, str(path), False, vocab_size, positions, sha256, size)
+
+
+def _refuse_odd_config(file: Path, config: Any) -> None:
+    """UserError: no encoder's configuration, as far as it can be told from it."""
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: expected a JSON object, found {type(config).__name__}")
+    if config.get("is_encoder_decoder"):
+        raise UserError(f"{file}: model type {config.get('model_type')!r} has a decoder; give an encoder")
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
+        value = config.get(name, 1)
+        absent = value is None and name == "max_position_embeddings"
+        if not absent and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UserError(f"{file}: {name}={value!r} must be a whole number above 0")
 
 
 def position_limit(config: ModelConfig) -> int | None:
@@ -191,12 +213,20 @@ class StockEncoder(nn.Module):
                 for name in names:
                     if isinstance(getattr(config, name, None), float | int):
                         setattr(config, name, rate)
+            missing: list[str] = []
             if init == "pretrained":
-                self.model = AutoModel.from_pretrained(folder, config=config, dtype=torch.float32)
+                self.model, loaded = AutoModel.from_pretrained(
+                    folder, config=config, dtype=torch.float32, output_loading_info=True
+                )
+                missing = sorted(name for name in loaded["missing_keys"] if "pooler" not in name)  # not used here
             else:
                 self.model = AutoModel.from_config(config, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
             raise UserError(f"{folder}: transformers cannot load it ({' '.join(str(error).split())[:200]})") from None
+        if missing:
+            raise UserError(
+                f"{folder}: its weights lack {missing[0]} and {len(missing) - 1} more; they are not of this config.json"
+            )
         self.pad_id = config.pad_token_id or 0
         self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
         std = getattr(config, "initializer_range", None) or 0.02

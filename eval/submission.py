@@ -12,7 +12,9 @@ selection that the record does not show.
 import io
 import json
 import math
+import re
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +120,7 @@ def validate(archive_file: Path) -> list[str]:
         with zipfile.ZipFile(archive_file) as bundle:
             names = bundle.namelist()
             contents = {name: bundle.read(name) for name in names if name in FILES}
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # encrypted, or of an unknown method
         return [f"{archive_file}: not a readable zip ({error})"]
     problems = [f"{name}: missing from the zip" for name in FILES if name not in names]
     problems += [f"{name}: not a file of a GLUE submission" for name in names if name not in FILES]
@@ -158,8 +160,5 @@ def _wrong_label(task: Task, word: str) -> str:
     if task.score_range is None:
         return "" if word in task.labels else f"label {word!r}, expected one of {', '.join(task.labels)}"
     low, high = task.score_range
-    try:
-        good = low <= float(word) <= high
-    except ValueError:
-        good = False
+    good = re.fullmatch(r"[0-9]+(\.[0-9]+)?", word) and low <= float(word) <= high
     return "" if good else f"score {word!r}, expected a number from {low:g} to {high:g}"

@@ -126,6 +126,9 @@ def _example(line: bytes, task: Task, place: str) -> tuple[tuple[str, ...], int]
     if label not in task.labels:
         raise UserError(f"{place}: label {label!r} is not one of {', '.join(task.labels)}")
     try:
-        return TEXTS[task.name](row), task.labels.index(label)
+        texts = TEXTS[task.name](row)
+        for text in texts:
+            text.encode()  # a text, and one without half a character
+        return texts, task.labels.index(label)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{place}: a field is not as {task.title} has it ({type(error).__name__}: {error})") from None

@@ -111,6 +111,15 @@ def test_validator_names_other_files_and_broken_zips(tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_bytes(archive(_predictions())[:100])
     assert "not a readable zip" in validate(tmp_path / "broken.zip")[0]
     assert "not a readable zip" in validate(tmp_path / "none.zip")[0]
+    whole = bytearray(archive(_predictions()))
+    encrypted = whole.copy()
+    encrypted[whole.rindex(b"PK\x01\x02") + 8] |= 1  # a flag of the last file in the directory
+    damaged = whole.copy()
+    place = whole.index(b"CoLA.tsv") + len("CoLA.tsv") + 2
+    damaged[place : place + 8] = b"\xff" * 8
+    for name, content in (("encrypted", encrypted), ("damaged", damaged)):
+        (tmp_path / f"{name}.zip").write_bytes(content)
+        assert "not a readable zip" in validate(tmp_path / f"{name}.zip")[0]
 
 
 def test_no_zip_from_bad_predictions() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
+from transformers import DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError, file_sha256
 from cramming.record import load_record, write_record_section
 from eval import suites
 from eval.glue import check, main
+from eval.models import open_model
 
 Change = Callable[..., dict[str, Any]]
 
@@ -71,6 +74,54 @@ def test_a_damaged_tokenizer_is_named(config: dict[str, Any], model: Path, name:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([], "expected a JSON object, found list"),
+        ({"hidden_size": "big"}, "hidden_size='big' must be a whole number above 0"),
+        ({"num_hidden_layers": None}, "num_hidden_layers=None must be"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings='x' must be"),
+        ({"is_encoder_decoder": True}, "model type 'bert' has a decoder; give an encoder"),
+    ],
+)
+def test_a_configuration_of_no_encoder_is_named(config: dict[str, Any], model: Path, change: Any, says: str) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change} if change else change))
+    with pytest.raises(UserError, match=rf"config\.json: {says}"):
+        main(config)
+
+
+def distilbert(folder: Path, rename: str = "", cut: bool = False) -> Path:
+    """The folder's model as an architecture that the suite leaves to transformers, with the damage asked for."""
+    shape = {"vocab_size": 25, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "max_position_embeddings": 24}
+    DistilBertModel(DistilBertConfig(**shape)).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if rename:
+        save_file({rename + name: tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    if cut:
+        file.write_bytes(file.read_bytes()[:-100])
+    return folder
+
+
+def test_another_architecture_is_scored_and_its_damages_are_one_line(
+    config: dict[str, Any], model: Path, with_eval: Change
+) -> None:
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    main({**few, "model_path": str(distilbert(model))})
+    distilbert(model, rename="foo.")
+    with pytest.raises(UserError, match=r"its weights lack .* and \d+ more; they are not of this config\.json"):
+        main({**few, "name": "renamed"})
+    distilbert(model, cut=True)
+    with pytest.raises(UserError, match="transformers cannot load it"):
+        main({**few, "name": "cut"})
+
+
+def test_a_roberta_has_fewer_positions_than_it_says(model: Path) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "roberta", "pad_token_id": 1}))
+    assert open_model(model).max_length == 22
+
+
 def test_a_name_holds_the_scores_of_one_model(
     config: dict[str, Any], model: Path, tmp_path: Path, with_eval: Change
 ) -> None:
@@ -120,6 +171,7 @@ def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.Monke
         (with_eval(config, tasks=[]), r"eval: tasks=\[\] names none"),
         ({**config, "model_path": __file__}, r"test_glue.py: is a file; give the folder it is in"),
         ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
+        (with_eval(config, threads=100_000), r"eval: threads=100000: this machine has \d+ cores"),
         (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task 'snli'"),
         (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs train.tsv, dev.tsv"),
         (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),

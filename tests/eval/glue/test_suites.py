@@ -103,6 +103,10 @@ def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_scores_of_another_suite_leave_the_record(
     config: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -116,6 +120,12 @@ def test_scores_of_another_suite_leave_the_record(
     few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
     main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], floor=True))
     assert "dropped" not in capsys.readouterr().err
+    before = load_record(Path(config["runs"]) / "first")
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.glue.score_model", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            main(with_eval(few, floor=True))
+    assert load_record(Path(config["runs"]) / "first") == before, "nothing goes before there is something new"
     main(few)
     record = load_record(Path(config["runs"]) / "first")
     assert {init: section["suite"] for init, section in record["glue"].items()} == {"pretrained": "glue"}
