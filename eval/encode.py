@@ -19,6 +19,7 @@ from cramming.config import UserError
 from eval.datasets import Split, TaskData
 
 BATCH = 4096
+RARE = "\u9fef"  # a Chinese character that hardly any vocabulary has
 
 Columns = tuple[list[str], ...]
 Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
@@ -62,6 +63,10 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     except Exception as error:  # the library raises this bare type for any content that it cannot use
         raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
     _check_size(folder, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
+    try:
+        tokenizer.encode(RARE)
+    except Exception as error:  # of the same bare type, at the first word that the vocabulary lacks
+        raise UserError(f"{folder / 'tokenizer.json'}: cannot encode an unknown word ({error})") from None
     cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
         single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]

@@ -10,6 +10,9 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError, file_sha256
@@ -120,6 +123,14 @@ def test_a_roberta_has_fewer_positions_than_it_says(model: Path) -> None:
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "roberta", "pad_token_id": 1}))
     assert open_model(model).max_length == 22
+
+
+def test_a_tokenizer_without_its_unknown_token_is_named(config: dict[str, Any], model: Path) -> None:
+    tokenizer = Tokenizer(WordPiece({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "w": 4}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(model / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"tokenizer\.json: cannot encode an unknown word \(.*\[UNK\]"):
+        main(config)
 
 
 def test_a_name_holds_the_scores_of_one_model(
