@@ -5,7 +5,6 @@ user's mistake ends as one line on stderr and exit code 2, whether this code, Hy
 that escapes is a defect of ours and keeps its traceback.
 """
 
-import errno
 import importlib
 import os
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
-from cramming.config import ENVIRONMENT_ERRORS, RootConfig, UserError, build, config_folder, expand_home
+from cramming.config import ENVIRONMENT_ERRORS, NO_ROOM, RootConfig, UserError, build, config_folder, expand_home
 from cramming.overrides import group_without_a_name, one_line, sweep_of, with_implied, with_quotes
 
 
@@ -104,8 +103,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in ENVIRONMENT_ERRORS:
             raise
-        room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "make room or give another place" if room else "give another place, or the right to use this one"
+        full = error.errno in NO_ROOM
+        advice = "make room or give another place" if full else "give another place, or the right to use this one"
         _fail(f"{error.strerror}: {error.filename or 'a file in use'}; {advice}, then run again")
 
 

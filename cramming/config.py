@@ -30,6 +30,7 @@ ENVIRONMENT_ERRORS = frozenset(
         "ENAMETOOLONG", "ENOLCK", "ELOOP", "EDQUOT",
     )
 )  # fmt: skip
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of these, what more room mends
 
 
 class UserError(ValueError):

@@ -222,8 +222,8 @@ FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
 TOO_MANY_TOKENS = "too_many_tokens"
 
 
-def read_text(config: FilterConfig) -> bool:
-    """Whether any filter is on that `reason_to_remove` asks."""
+def any_on(config: FilterConfig) -> bool:
+    """Whether `reason_to_remove` has anything to ask."""
     return any(getattr(config, field) not in (None, False) for field, _ in FILTERS.values())
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from cramming.config import UserError, overwrite_atomically, write_atomically
+from cramming.config import NO_ROOM, UserError, overwrite_atomically, write_atomically
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.pool import WorkerDiedError, process_pool
@@ -46,7 +46,6 @@ TRAINER_DIED = (
     "the process that trains the tokenizer died (out of memory?); set a smaller tokenizer.sample_mb and run the command"
     " again"
 )
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BOTH: tuple[Split, Split] = ("train", "validation")
 
 

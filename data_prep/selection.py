@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
     """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
     found: dict[str, Function] = {}
-    if filters.read_text(config.filters):
+    if filters.any_on(config.filters):
         found["filters"] = partial(_filter_verdicts, config.filters)
     if decontaminator:
         found["decontamination"] = partial(_tasks_found, decontaminator)

@@ -328,32 +328,6 @@ cli.main()
         assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
 
 
-def test_a_closed_pipe_is_not_an_error() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m cramming pretrain --cfg job | head -n 1",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-
-
-def test_work_that_a_closed_pipe_ends_is_not_taken_for_done(tmp_path: Path) -> None:
-    shell = f"set -o pipefail; {sys.executable} -m cramming prepare data.corpus={tmp_path}/c | true"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 128 + signal.SIGPIPE
-    assert is_one_line(done.stderr) and "nobody reads the output any more" in done.stderr
-
-
-def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "cramming", "prepare", f"data.corpus={tmp_path}/c"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2 and is_one_line(done.stderr) and "standard output: the disk is full" in done.stderr
-
-
 def test_completion_scripts_are_valid_shell() -> None:
     for shell in ("bash", "zsh"):
         script = completion_script(shell, cli.VERBS)

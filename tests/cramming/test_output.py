@@ -1,0 +1,32 @@
+"""Where the output goes may end or be full: the exit code and one line say whether the work was done."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m cramming pretrain --cfg job | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_work_that_a_closed_pipe_ends_is_not_taken_for_done(tmp_path: Path) -> None:
+    shell = f"set -o pipefail; {sys.executable} -m cramming prepare data.corpus={tmp_path}/c | true"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr.count("\n") == 1 and "nobody reads the output any more" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "cramming", "prepare", f"data.corpus={tmp_path}/c"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "standard output: the disk is full" in done.stderr
