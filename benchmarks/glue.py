@@ -60,7 +60,7 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     runs = [(name, seed) for name in data for seed in arguments.seeds]
     runs.sort(key=lambda run: -len(encoded[run[0]].train.ids_T))
-    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, "fp32", "cpu", 1, "last") for n, s in runs]
+    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, arguments.precision, "cpu", 1, "last") for n, s in runs]
     found = run_jobs(jobs, min(arguments.cores, len(jobs)), lambda count: None)
     return [result(data[j.task], j.seed, p.scored[data[j.task].scored[0].source.entry], p.seconds) for j, p in found]
 
@@ -107,7 +107,7 @@ def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, 
             per_device_eval_batch_size=hyper.batch_size, learning_rate=hyper.learning_rate, lr_scheduler_type="cosine",
             warmup_steps=hyper.warmup, weight_decay=hyper.weight_decay, adam_beta1=hyper.beta1, adam_beta2=hyper.beta2,
             adam_epsilon=hyper.eps, max_grad_norm=0.0, seed=seed, use_cpu=True, report_to="none", save_strategy="no",
-            logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+            logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, bf16=arguments.precision == "bf16",
         )  # fmt: skip
         trainer = Trainer(model, settings, DataCollatorWithPadding(tokenizer), train_dataset=train)
         trainer.train()
@@ -129,7 +129,7 @@ def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[
     """One process of one side, timed from outside."""
     command = [sys.executable, __file__, "--side", side, "--model", str(arguments.model), "--data", str(arguments.data)]
     command += ["--epochs", str(arguments.epochs), "--rate", str(arguments.rate), "--cores", str(arguments.cores)]
-    command += ["--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
+    command += ["--precision", arguments.precision, "--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
     command += ["--examples", str(arguments.examples)] if arguments.examples else []
     threads = {"OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1), "HF_HUB_OFFLINE": "1"}
     here = str(Path(__file__).resolve().parent.parent)
@@ -145,14 +145,18 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
     import torch
     import transformers
 
+    from cramming.environment import cpu_name
+
     sizes = ", ".join(f"{name} {count}" for name, count in examples.items())
     lines = [
         "# Fine-tuning on GLUE beside Trainer",
         "",
         f"Command: `python benchmarks/glue.py --epochs {arguments.epochs} --rate {arguments.rate} --cores"
-        f" {arguments.cores} --tasks {' '.join(arguments.tasks)} --seeds {' '.join(map(str, arguments.seeds))}`",
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__};"
-        f" fp32, batches of 16, training examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",
+        f" {arguments.cores} --precision {arguments.precision} --tasks {' '.join(arguments.tasks)} --seeds"
+        f" {' '.join(map(str, arguments.seeds))}`",
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__},"
+        f" {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}); {arguments.precision}, batches of 16, training"
+        f" examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",
         "",
         "| side | s in all | examples/s | ratio | " + " | ".join(f"{t}: score, median (all)" for t in examples) + " |",
         "|---|---|---|---|" + "---|" * len(examples),
@@ -181,6 +185,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rate", type=float, default=4e-5)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products, both sides")
     parser.add_argument("--examples", type=int, help="take this many training examples of each task (a try-out)")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)

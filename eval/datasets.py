@@ -179,7 +179,7 @@ def _rows(
             continue
         allowed -= 1
         if allowed < 0 or number == len(lines):
-            raise UserError(_wrong_count(path, number, len(fields), columns, last=number == len(lines)))
+            raise UserError(_wrong_count(path, number, line, columns, last=number == len(lines)))
 
 
 def _decode(path: Path) -> str:
@@ -199,7 +199,7 @@ def _header(path: Path, lines: list[str], task: Task, labelled: bool) -> tuple[l
     found = lines[0].rstrip("\r").split("\t")
     if task.headerless and labelled:
         if len(found) != len(task.headerless):
-            raise UserError(_wrong_count(path, 1, len(found), list(task.headerless), last=False))
+            raise UserError(_wrong_count(path, 1, lines[0], list(task.headerless), last=False))
         return list(task.headerless), 0
     expected = [*task.text, task.label] if labelled else list(task.text)
     missing = [name for name in expected if name not in found]
@@ -211,7 +211,10 @@ def _header(path: Path, lines: list[str], task: Task, labelled: bool) -> tuple[l
     return found, 1
 
 
-def _wrong_count(path: Path, line: int, found: int, columns: list[str], last: bool) -> str:
+def _wrong_count(path: Path, line: int, text: str, columns: list[str], last: bool) -> str:
+    found = len(text.split("\t"))
+    if text.strip() == "":
+        return f"{path}:{line}: the line is empty; remove it (each line is an example)"
     hint = "; is the file cut short?" if last and found < len(columns) else ""
     return f"{path}:{line}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), found {found}{hint}"
 

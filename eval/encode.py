@@ -89,9 +89,13 @@ def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tup
         settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     except ValueError as error:
         raise UserError(f"{config}: not readable as JSON ({error})") from None
-    named = settings.get(role) if isinstance(settings, dict) else None
-    text = named.get("content") if isinstance(named, dict) else named
+    if not isinstance(settings, dict):
+        raise UserError(f"{config}: expected a JSON object, found {type(settings).__name__}")
+    named = settings.get(role)
+    text = named.get("content") if isinstance(named, dict) else named  # as transformers writes an added token
     text = text or f"[{role.removesuffix('_token').upper()}]"
+    if not isinstance(text, str):
+        raise UserError(f"{config}: {role} is {named!r}, not a text")
     number = to_id(text)
     if number is None:
         raise UserError(

@@ -106,6 +106,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
         node = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(node, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(node).__name__}")
     found = {}
     for key in SPECIAL_TOKENS:
         value = node.get(key)

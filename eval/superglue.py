@@ -61,6 +61,8 @@ def _wsc(row: Mapping[str, Any]) -> tuple[str, str]:
     """The text, and the text with the candidate in the pronoun's place, which is counted in words."""
     words, target = row["text"].split(" "), row["target"]
     place, size = int(target["span2_index"]), len(target["span2_text"].split(" "))
+    if not 0 <= place <= len(words) - size:
+        raise ValueError(f"span2_index {place} with {size} words lies outside the text's {len(words)} words")
     words[place : place + size] = [target["span1_text"]]
     return row["text"], " ".join(words)
 

@@ -12,6 +12,8 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
     sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
+    products what `sdpa` and `padded` compute, written out as matrix products: on a CPU in 16 bits, where SDPA's
+             backward pass is slow (docs/log.md); memory grows with the square of the row
     varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): Ampere or newer, 16-bit, no dropout; windows save
              work
     flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.model.config import LastLayer
-from cramming.model.kernels import FLASH_TYPES, KERNELS, has_flash, rows_restrict
+from cramming.model.kernels import FLASH_TYPES, KERNELS, PRODUCTS_LENGTH, has_flash, rows_restrict
 from cramming.model.packing import Layout, Packing, sequence_ids
 
 __all__ = [
@@ -89,6 +91,9 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
     flash = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
     if flash and (windowed or not equal) and has_flash(packing.bounds_S.device):
         return "varlen"
+    longest = packing.row_length or packing.aligned_length or packing.max_length
+    if packing.bounds_S.device.type == "cpu" and dtype in FLASH_TYPES and longest <= PRODUCTS_LENGTH:
+        return "products"
     return "sdpa" if equal or packing.aligned_length is not None else "padded"
 
 

@@ -38,8 +38,11 @@ def run(kernel: str, packing: Packing, window: int | None, qkv: Tensor) -> tuple
 @pytest.mark.parametrize("window", [None, 0, 3, 23, 200])
 @pytest.mark.parametrize(
     ("kernel", "packing"),
-    [("sdpa", ROWS), ("padded", ROWS), ("padded", RAGGED), ("sdpa", IN_ROWS), ("padded", IN_ROWS), ("padded", UNEVEN)],
-)
+    [
+        ("sdpa", ROWS), ("padded", ROWS), ("padded", RAGGED), ("sdpa", IN_ROWS), ("padded", IN_ROWS),
+        ("padded", UNEVEN), ("products", ROWS), ("products", RAGGED), ("products", IN_ROWS), ("products", UNEVEN),
+    ],
+)  # fmt: skip
 def test_kernel_equals_dense(kernel: str, packing: Packing, window: int | None) -> None:
     qkv = torch.randn(96, 3, HEADS, SIZE)
     expected, expected_grad = run("dense", packing, window, qkv)
@@ -49,7 +52,10 @@ def test_kernel_equals_dense(kernel: str, packing: Packing, window: int | None) 
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("kernel", "packing"), [("dense", RAGGED), ("sdpa", ROWS), ("sdpa", IN_ROWS)])
+@pytest.mark.parametrize(
+    ("kernel", "packing"),
+    [("dense", RAGGED), ("sdpa", ROWS), ("sdpa", IN_ROWS), ("products", ROWS), ("products", IN_ROWS)],
+)
 def test_fewer_asking_tokens_get_what_they_got_among_all(kernel: str, packing: Packing, window: int | None) -> None:
     q, k, v = torch.randn(96, 3, HEADS, SIZE).unbind(1)
     asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
@@ -63,12 +69,15 @@ def test_fewer_asking_tokens_get_what_they_got_among_all(kernel: str, packing: P
 
 @pytest.mark.parametrize("packing", [ROWS, RAGGED, UNEVEN])
 @pytest.mark.parametrize("place", [0, -1])
-def test_one_asking_token_of_each_ragged_sequence_gets_what_it_got_among_all(packing: Packing, place: int) -> None:
+@pytest.mark.parametrize("kernel", ["padded", "products"])
+def test_one_asking_token_of_each_ragged_sequence_gets_what_it_got_among_all(
+    kernel: str, packing: Packing, place: int
+) -> None:
     qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
     q, k, v = qkv.unbind(1)
     bounds = packing.bounds_S.unique().long()
     asking = bounds[:-1] if place == 0 else bounds[1:] - 1
-    layout = attention.prepare("padded", packing, 96, None, torch.float32, 0.0)
+    layout = attention.prepare(kernel, packing, 96, None, torch.float32, 0.0)
     fewer = attention.asked_by(layout, asking, 96)
     assert fewer is not None
     weights = torch.linspace(-1, 1, len(asking))[:, None, None]
@@ -79,12 +88,12 @@ def test_one_asking_token_of_each_ragged_sequence_gets_what_it_got_among_all(pac
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     if packing.row_length is None:
         assert attention.asked_by(layout, asking[1:], 96) is None  # a sequence that does not ask: all are computed
-        windowed = attention.prepare("padded", packing, 96, 3, torch.float32, 0.0)
+        windowed = attention.prepare(kernel, packing, 96, 3, torch.float32, 0.0)
         assert attention.asked_by(windowed, asking, 96) is None
 
 
 @pytest.mark.parametrize("packing", [ROWS, IN_ROWS])
-@pytest.mark.parametrize("kernel", ["varlen", "padded", STAND_IN])
+@pytest.mark.parametrize("kernel", ["varlen", "padded", "products", STAND_IN])
 def test_fewer_tokens_can_ask_in_a_window_on_equal_rows(kernel: str, packing: Packing) -> None:
     """What these kernels cannot do themselves; so the last layer of a masked language model is what its FLOPs say."""
     qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
@@ -120,9 +129,23 @@ def test_padding_is_bounded_however_uneven_the_lengths() -> None:
     assert len(layout.groups) == 2
 
 
-def test_auto_chooses_by_packing() -> None:
-    chosen = [attention.choose(p, None, torch.bfloat16, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
+def test_auto_chooses_by_packing_and_type() -> None:
+    chosen = [attention.choose(p, None, torch.float32, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
     assert chosen == ["sdpa", "sdpa", "padded"]
+    chosen = [attention.choose(p, None, torch.bfloat16, 0.0) for p in (ROWS, IN_ROWS, RAGGED)]
+    assert chosen == ["products"] * 3
+    long = Packing(torch.tensor([0, 1024], dtype=torch.int32), 1024, 1024)
+    assert attention.choose(long, None, torch.bfloat16, 0.0) == "sdpa"
+
+
+@pytest.mark.parametrize("packing", [ROWS, RAGGED])
+def test_products_in_16_bits_are_as_near_the_truth_as_16_bits_allow(packing: Packing) -> None:
+    """A result keeps 8 bits: errors beyond some units of them would come from the order of operations."""
+    qkv = torch.randn(96, 3, HEADS, SIZE).bfloat16()
+    expected, expected_grad = run("dense", packing, None, qkv.float())
+    out, grad = run("products", packing, None, qkv)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(grad.float(), expected_grad, atol=4e-2, rtol=4e-2)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +181,7 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
 
 
 def test_unknown_kernel_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="auto, dense, sdpa, padded, varlen, flex"):
+    with pytest.raises(UserError, match="auto, dense, sdpa, padded, products, varlen, flex"):
         attention.prepare("flash9", ROWS, 96, None, torch.float32, 0.0)
 
 
