@@ -153,7 +153,7 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
         "",
         f"Command: `python benchmarks/glue.py --epochs {arguments.epochs} --rate {arguments.rate} --cores"
         f" {arguments.cores} --precision {arguments.precision} --tasks {' '.join(arguments.tasks)} --seeds"
-        f" {' '.join(map(str, arguments.seeds))}`",
+        f" {' '.join(map(str, arguments.seeds))}{f' --examples {arguments.examples}' if arguments.examples else ''}`",
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__},"
         f" {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}); {arguments.precision}, batches of 16, training"
         f" examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",

@@ -117,12 +117,12 @@ def read_task(folder: Path, task: Task) -> TaskData:
     """
     needed = ", ".join([task.train.file, *(s.file for s in task.scored)])
     train_path = folder / task.train.folder / task.train.file
-    if not train_path.is_file():
+    if not _is_there(train_path):
         raise UserError(f"{train_path}: no such file; {task.title} needs {needed}")
     scored, absent = [], {}
     for source in task.scored:
         path = folder / source.folder / source.file
-        if path.is_file():
+        if _is_there(path):
             scored.append(read_tsv(path, task, source, labelled=True))
         else:
             absent[source.entry] = f"{source.folder}/{source.file} is not in the data folder"
@@ -133,9 +133,16 @@ def read_task(folder: Path, task: Task) -> TaskData:
     blind = [
         read_tsv(path, task, source, labelled=False)
         for source in task.blind
-        if (path := folder / source.folder / source.file).is_file()
+        if _is_there(path := folder / source.folder / source.file)
     ]
     return TaskData(task, train, tuple(scored), tuple(blind), absent)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the file is there; UserError for a link that leads nowhere, which nobody means by leaving a file out."""
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path}: is a link to {path.readlink()}, which is not there; mend or remove it")
+    return path.is_file()
 
 
 def read_tsv(path: Path, task: Task, source: Source, labelled: bool) -> Split:

@@ -32,7 +32,8 @@ from eval.tasks import Task
 Selection = Literal["last", "best"]
 # Raised by every change of this code, or of the weights that an initialisation means, that changes a number: its stored
 # runs are then done again. 4: `random` is without the design of `attention_init`, which `designed` has. The last of
-# each: sequences are grouped for attention in another way, which changes last bits, and on a CPU bf16's attention is products.
+# each: sequences are grouped for attention in another way, which changes last bits, and in bf16 on a CPU its products
+# are written out.
 FINETUNING_VERSION: dict[Init, int] = {"pretrained": 4, "random": 6, "designed": 6}
 
 EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}

@@ -127,11 +127,12 @@ def test_offloading_is_simulated_by_the_code_that_does_it(make_recipe: Callable[
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
 def test_the_arithmetic_is_that_of_the_formula(recipe: Recipe, mode: Mode) -> None:
-    """Up to attention's backward pass, which computes the scores again: 2.5 instead of 2 times its forward."""
+    """Up to SDPA's backward pass, which computes the scores again: 2.5 instead of 2 times its forward. Attention in 16
+    bits keeps them, on a CPU."""
     cost = Simulation(replace(recipe, mode=mode)).step(4, 2)
     formula = flops_per_token(MODEL, LENGTH, TARGETS / LENGTH, "targets") * 4 * LENGTH
     asking = MODEL.num_layers - 1 + TARGETS / LENGTH  # the last layer's at the targets only
-    again = 0.5 * 4 * MODEL.hidden_size * LENGTH * asking * 4 * LENGTH
+    again = 0.5 * 4 * MODEL.hidden_size * LENGTH * asking * 4 * LENGTH if mode == "fp32" else 0
     assert cost.flops == pytest.approx(formula + again, rel=1e-6)
 
 

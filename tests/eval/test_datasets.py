@@ -167,6 +167,8 @@ BROKEN = [
     ("RTE/train.tsv", 1, lambda s: s.replace("sentence2", "hypothesis"), r"train.tsv:1: .*label; sentence2 not"),
     ("RTE/dev.tsv", 4, drop_field, r"dev.tsv:4: expected 4 .*\(index, sentence1, sentence2, label\), found 3$"),
     ("RTE/dev.tsv", 6, drop_field, r"dev.tsv:6: expected 4 .*found 3; is the file cut short"),
+    ("RTE/dev.tsv", 6, lambda s: s + "\n", r"dev.tsv:7: the line is empty; remove it"),
+    ("CoLA/train.tsv", 1, lambda s: "\n" + s, r"train.tsv:1: the line is empty; remove it"),
     ("RTE/dev.tsv", 3, lambda s: s + "\textra", r"dev.tsv:3: .*found 5"),
     ("RTE/dev.tsv", 3, lambda s: drop_field(s) + "\tperhaps", r"dev.tsv:3: label 'perhaps' is not one of entailment"),
     ("CoLA/train.tsv", 2, lambda s: s.replace("\t1\t", "\t7\t"), r"train.tsv:2: label '7' is not one of 0, 1"),
@@ -216,6 +218,13 @@ def test_empty_file_is_refused(glue: Path, content: bytes) -> None:
     (glue / "SST-2/train.tsv").write_bytes(content)
     with pytest.raises(UserError, match=r"SST-2/train.tsv: (the file is empty|no examples)"):
         read_task(glue, TASKS["sst2"])
+
+
+def test_a_link_that_leads_nowhere_is_no_absent_file(glue: Path) -> None:
+    (glue / "RTE/test.tsv").unlink()
+    (glue / "RTE/test.tsv").symlink_to("gone.tsv")
+    with pytest.raises(UserError, match=r"RTE/test\.tsv: is a link to gone\.tsv, which is not there"):
+        read_task(glue, TASKS["rte"])
 
 
 def test_missing_file_names_what_is_needed(glue: Path) -> None:

@@ -161,6 +161,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json: is missing"),
         (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
         (lambda r: (r / "stock/final/tokenizer_config.json").write_text("{"), "not readable as JSON"),
+        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("[]"), "expected a JSON object, found list"),
         (
             lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
             "mask_token is missing",

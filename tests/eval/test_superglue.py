@@ -30,6 +30,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         }
     ],
 }
+WSC_LINE = json.dumps(ROWS["WSC"][0])
 LABELS = {"BoolQ": [1, 0], "CB": [1, 2, 0], "RTE": [1], "WiC": [1], "WSC": [0]}
 
 
@@ -70,6 +71,12 @@ def test_sizes_are_the_official_ones() -> None:
         ("CB", '{"premise": "w1", "hypo', "not a line of JSON .*cut short"),
         ("BoolQ", '{"question": "w1", "passage": "w2", "label": 3}', "label '3' is not one of false, true"),
         ("WSC", '{"text": "w1", "label": true, "target": {}}', "a field is not as WSC has it"),
+        (
+            "WSC",
+            WSC_LINE.replace('"span2_index": 8', '"span2_index": 11'),
+            "span2_index 11 .* outside the text's 11 words",
+        ),
+        ("WSC", WSC_LINE.replace('"span2_index": 8', '"span2_index": -1'), "span2_index -1 .* outside"),
         ("RTE", "[]", "premise, hypothesis, label not found"),
     ],
 )
