@@ -146,14 +146,19 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
     import transformers
 
     from cramming.environment import cpu_name
+    from eval.models import open_model
 
+    encoder = json.loads((arguments.model / "config.json").read_text(encoding="utf-8"))
+    shape = f"{encoder['num_hidden_layers']} layers, {encoder['hidden_size']} wide, {encoder['vocab_size']} word pieces"
     sizes = ", ".join(f"{name} {count}" for name, count in examples.items())
     lines = [
         "# Fine-tuning on GLUE beside Trainer",
         "",
-        f"Command: `python benchmarks/glue.py --epochs {arguments.epochs} --rate {arguments.rate} --cores"
-        f" {arguments.cores} --precision {arguments.precision} --tasks {' '.join(arguments.tasks)} --seeds"
-        f" {' '.join(map(str, arguments.seeds))}{f' --examples {arguments.examples}' if arguments.examples else ''}`",
+        f"Command: `python benchmarks/glue.py --model <folder> --data <folder> --epochs {arguments.epochs}"
+        f" --rate {arguments.rate} --cores {arguments.cores} --precision {arguments.precision} --tasks"
+        f" {' '.join(arguments.tasks)} --seeds {' '.join(map(str, arguments.seeds))}"
+        f"{f' --examples {arguments.examples}' if arguments.examples else ''}`",
+        f"Encoder: {encoder['model_type']}, {shape}; SHA-256 of its weights {open_model(arguments.model).sha256[:12]}.",
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__},"
         f" {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}); {arguments.precision}, batches of 16, training"
         f" examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",

@@ -45,7 +45,7 @@ VERBS = {
     "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
-UNREAD = "nobody reads the output any more; ended before the work was done"
+UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
 

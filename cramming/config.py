@@ -27,7 +27,7 @@ ENVIRONMENT_ERRORS = frozenset(
     getattr(errno, name)
     for name in (
         "EPERM", "EIO", "EACCES", "EEXIST", "ENOTDIR", "EISDIR", "ENFILE", "EMFILE", "EFBIG", "ENOSPC", "EROFS",
-        "ENAMETOOLONG", "ENOLCK", "ELOOP", "EDQUOT",
+        "ENAMETOOLONG", "ENOLCK", "ELOOP", "EDQUOT", "EBUSY",
     )
 )  # fmt: skip
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of these, what more room mends
@@ -179,7 +179,7 @@ def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
         return value
     if kind is str and number:  # a name such as `name=42`
         return str(value)
-    if kind is Path and isinstance(value, (str, Path)):
+    if kind is Path and isinstance(value, (str, Path)) and str(value).strip():
         return expand_home(value, path)
     raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
 
@@ -225,6 +225,7 @@ def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
     `kill -9` leaves either version; only to replace a folder takes two renames, between which the old one is called
     `.old`. On an error the temporary is removed and the target is untouched.
     """
+    path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     _remove(temporary)

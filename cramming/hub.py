@@ -22,7 +22,7 @@ def why_unreachable() -> str | None:
             return None
     except urllib.error.HTTPError:  # an answer, whatever it says
         return None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # an endpoint that is no address
         return one_line(getattr(error, "reason", error))
 
 

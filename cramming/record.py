@@ -275,7 +275,7 @@ def run_lock(folder: Path) -> Iterator[None]:
                 ) from None
         try:
             yield
-        except UserError:
+        except (UserError, OSError):
             _remove_if_unused(folder)
             raise
 

@@ -184,7 +184,9 @@ class Simulation:
     def _executed(self, stands_in: bool) -> EngineConfig:
         """The configured execution, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
         execution, kernel = self.recipe.execution, self.recipe.execution.attention.kernel
-        if stands_in and (kernel in ("varlen", "flex") or (kernel == "auto" and _uses_flash(self.recipe))):
+        if stands_in and kernel == "auto":  # asked here, it would say what is best on a CPU
+            kernel = "varlen" if _uses_flash(self.recipe) else "sdpa"
+        if stands_in and kernel in ("varlen", "flex"):
             kernel = STAND_IN
         return replace(
             execution,

@@ -90,6 +90,14 @@ TRICKS: tuple[Trick, ...] = (
         "FlexAttention, compiled; on a CPU it has a forward pass only",
         "cuda",
     ),
+    Trick(
+        "attention products",
+        {"attention.kernel": "products", "precision.mode": "bf16"},
+        COARSE,
+        "attention as products and softmax, in bf16",
+        "cpu",
+        decisive=("attention.kernel",),
+    ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
     Trick(
         "passes side by side",

@@ -57,7 +57,8 @@ def predict_from_words(data: TaskData) -> Predictions:
         max_features=SETTINGS["most_frequent"],
     )  # fmt: skip
     words.fit(text for column in data.train.texts for text in column)
-    model = _linear_model(data.task)
+    assert data.train.labels is not None, data.task.name
+    model = _linear_model(data.task, classes=len(np.unique(data.train.labels)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations is part of the definition
         model.fit(_features(words, data.train), data.train.labels)
@@ -65,10 +66,13 @@ def predict_from_words(data: TaskData) -> Predictions:
     return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
 
 
-def _linear_model(task: Task) -> Any:
+def _linear_model(task: Task, classes: int) -> Any:
+    from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression, Ridge
 
     strength = SETTINGS["inverse_regularization"]
+    if not task.regression and classes == 1:
+        return DummyClassifier()  # a training set of one class teaches that class
     if task.regression:
         return Ridge(alpha=1 / strength, solver="lsqr", max_iter=SETTINGS["iterations"])
     return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"])

@@ -148,10 +148,16 @@ def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     from transformers import AutoModelForMaskedLM
 
     try:
-        model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    except (OSError, ValueError, KeyError) as error:
+        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder}: no masked language model for eval.minimal_pairs ({reason})") from None
+    if missing := sorted(loaded["missing_keys"]):
+        raise UserError(
+            f"{folder}: its weights lack {missing[0]} and {len(missing) - 1} more; eval.minimal_pairs needs a trained"
+            " masked language model, its head included"
+        )
+    model.to(device).eval()
 
     @torch.inference_mode()
     def ask(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:

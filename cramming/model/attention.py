@@ -12,8 +12,8 @@ queries are [M, H, K] beside keys and values of all T tokens, and the layout say
     sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
              several documents
     padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    products what `sdpa` and `padded` compute, written out as matrix products: on a CPU in 16 bits, where SDPA's
-             backward pass is slow (docs/log.md); memory grows with the square of the row
+    products what `sdpa` and `padded` compute, written out as matrix products (cramming/model/products.py): for CPUs in
+             bf16, no dropout; memory grows with the square of the row
     varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): Ampere or newer, 16-bit, no dropout; windows save
              work
     flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
@@ -92,7 +92,8 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
     if flash and (windowed or not equal) and has_flash(packing.bounds_S.device):
         return "varlen"
     longest = packing.row_length or packing.aligned_length or packing.max_length
-    if packing.bounds_S.device.type == "cpu" and dtype in FLASH_TYPES and longest <= PRODUCTS_LENGTH:
+    on_cpu = packing.bounds_S.device.type == "cpu"
+    if on_cpu and dtype == torch.bfloat16 and dropout == 0.0 and longest <= PRODUCTS_LENGTH:
         return "products"
     return "sdpa" if equal or packing.aligned_length is not None else "padded"
 

@@ -10,6 +10,7 @@ checkpoints of these families from elsewhere.
 
 import dataclasses
 import json
+import os
 import pickle
 import re
 import shutil
@@ -71,7 +72,7 @@ def save_pretrained(
         temporary.mkdir()
         node = {"dtype": "float32", **_config_node(model.config), **ids}
         _write_json(temporary / "config.json", node)
-        save_file(_stock_state(model), temporary / "model.safetensors", metadata={"format": "pt"})
+        _write_weights(temporary / "model.safetensors", _stock_state(model))
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
         _write_json(temporary / "special_tokens_map.json", dict(special_tokens))
         _write_json(temporary / "tokenizer_config.json", _tokenizer_node(model.config) | dict(special_tokens))
@@ -79,6 +80,15 @@ def save_pretrained(
             shutil.copyfile(CODE, temporary / CODE.name)
 
     overwrite_atomically(folder, write)
+
+
+def _write_weights(file: Path, state: dict[str, Tensor]) -> None:
+    """`save_file`, whose errors of the system are such errors here too."""
+    try:
+        save_file(state, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) if code else error from None
 
 
 def _config_node(config: ModelConfig) -> dict[str, Any]:

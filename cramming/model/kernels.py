@@ -4,24 +4,23 @@ Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P pad
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cramming.config import UserError
-from cramming.model import flex
-from cramming.model.packing import Layout, Packing, refuse_dropout, sequence_ids
+from cramming.model import flex, products
+from cramming.model.packing import Layout, Packing, group_by_length, refuse_dropout, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TYPES = (torch.bfloat16, torch.float16)
-# Longest row that `auto` gives to `products`, which keep a number per pair of tokens and head for the backward pass.
-PRODUCTS_LENGTH = 512
-# What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time.
-GROUP_PAIRS = {"cpu": 2**12, "cuda": 2**18}  # on a GPU by reckoning: 20 launches
-PRODUCTS_GROUP_PAIRS = {"cpu": 2**14}
+PRODUCTS_LENGTH = 256  # the longest row that `auto` gives to `products`; with more they gain nothing (docs/log.md)
+# What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
+# (docs/log.md); on a GPU by reckoning: 20 launches.
+GROUP_PAIRS = {("padded", "cpu"): 2**12, ("padded", "cuda"): 2**18, ("products", "cpu"): 2**14}
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
@@ -88,16 +87,16 @@ def rows_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout |
     return Layout("sdpa", packing, reach, ((rows, length),), (None if mask is None else mask[:, None],))
 
 
-def _padded_prepare(
-    packing: Packing, num_tokens: int, half_window: int | None, group_pairs: dict[str, int] = GROUP_PAIRS
-) -> Layout:
+def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "padded") -> Layout:
     device = packing.bounds_S.device
     starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
     groups, masks, gather = [], [], []
     scatter_T = torch.empty(num_tokens, dtype=torch.long, device=device)
     first = 0
-    for members in _group_by_length(lengths.cpu().numpy(), group_pairs.get(device.type, GROUP_PAIRS["cpu"])):
-        chosen = torch.from_numpy(members).to(device)
+    for members in group_by_length(
+        lengths.tolist(), GROUP_PAIRS.get((kernel, device.type), GROUP_PAIRS["padded", "cpu"])
+    ):
+        chosen = torch.tensor(members, device=device)
         longest = int(lengths[chosen].max())
         place = torch.arange(longest, device=device)
         tokens = starts[chosen, None] + place
@@ -109,27 +108,7 @@ def _padded_prepare(
         groups.append((len(members), longest))
         first += len(members) * longest
     gather_P = torch.cat(gather)
-    return Layout("padded", packing, half_window, tuple(groups), tuple(masks), gather_P, scatter_T)
-
-
-def _group_by_length(lengths: np.ndarray, group_pairs: int) -> list[np.ndarray]:
-    """Non-empty sequences in the groups of similar length that cost least.
-
-    A group costs what its pairs of tokens do, rows times the square of the longest, and `group_pairs` as many again.
-    """
-    sizes, counts = np.unique(lengths[lengths > 0], return_counts=True)
-    ends = np.concatenate([[0], counts.cumsum()])
-    least, begins = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
-    for last in range(1, len(sizes) + 1):  # the best grouping of all up to here, by where its last group begins
-        costs = least[:last] + (ends[last] - ends[:last]) * sizes[last - 1] ** 2 + group_pairs
-        begins[last] = costs.argmin()
-        least[last] = costs[begins[last]]
-    groups, last = [], len(sizes)
-    while last:
-        inside = (lengths >= sizes[begins[last]]) & (lengths <= sizes[last - 1])
-        groups.append(inside.nonzero()[0])
-        last = begins[last]
-    return groups[::-1]
+    return Layout(kernel, packing, half_window, tuple(groups), tuple(masks), gather_P, scatter_T)
 
 
 def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
@@ -149,31 +128,22 @@ def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layou
     return layout._replace(asking_gather_M=asking_R, scatter_T=asking_R.argsort())
 
 
+def _products_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
+    if device.type != "cpu":
+        raise UserError("attention.kernel=products: is for CPUs only; set it to auto, varlen or sdpa")
+    refuse_dropout("products", dropout)
+
+
 def _products_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    equal = packing.row_length is not None or packing.aligned_length is not None
-    if equal:
-        layout = _sdpa_prepare(packing, num_tokens, half_window)
-    else:
-        layout = _padded_prepare(packing, num_tokens, half_window, PRODUCTS_GROUP_PAIRS)
-    return layout._replace(kernel="products")
+    if packing.row_length is None and packing.aligned_length is None:
+        return _padded_prepare(packing, num_tokens, half_window, "products")
+    return _sdpa_prepare(packing, num_tokens, half_window)._replace(kernel="products")
 
 
 def _products_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
     restrict = rows_restrict if layout.gather_P is None else _padded_restrict
     restricted = restrict(layout, asking_M, num_tokens)
     return None if restricted is None else restricted._replace(kernel="products")
-
-
-def _products(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout_p: float) -> Tensor:
-    """What `F.scaled_dot_product_attention` computes, by two products and a softmax whose result is kept."""
-    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-    if attn_mask is not None:  # not minus infinity: a padding token may see nothing at all, and must not become NaN
-        scores = scores.masked_fill_(~attn_mask, torch.finfo(scores.dtype).min)
-    return torch.matmul(F.dropout(scores.softmax(-1), dropout_p), v)
-
-
-def _products_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    return _grouped_attend(q_THK, k_THK, v_THK, layout, dropout, _products)
 
 
 def _grouped_attend(
@@ -266,7 +236,9 @@ KERNELS: dict[str, Kernel] = {
     "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
     "sdpa": Kernel(_sdpa_prepare, _grouped_attend, rows_restrict),
     "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
-    "products": Kernel(_products_prepare, _products_attend, _products_restrict),
+    "products": Kernel(
+        _products_prepare, partial(_grouped_attend, function=products.attend), _products_restrict, _products_refuse
+    ),
     "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict, _varlen_refuse),
     "flex": Kernel(flex.prepare, flex.attend, flex.restrict, flex.refuse),
 }

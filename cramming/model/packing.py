@@ -1,7 +1,9 @@
 """Which tokens belong together, and what attention derives of it once per forward pass; what all kernels share."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class Packing(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks that SDPA sees."""
+    """What the layers of one kind need to know of a batch. `groups` are the [rows, length] blocks of equal rows."""
 
     kernel: str
     packing: Packing
@@ -45,6 +47,28 @@ class Layout(NamedTuple):
     def at_asking(self, x_TX: Tensor) -> Tensor:
         """The rows of `x_TX` that belong to the tokens that ask."""
         return x_TX if self.asking_M is None else x_TX.index_select(0, self.asking_M)
+
+
+@torch.compiler.disable  # numbers of one batch: not for a graph
+def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]:
+    """Non-empty sequences, by index, in the groups of similar length that cost least.
+
+    A group costs what its pairs of tokens do, rows times the square of the longest, and `group_pairs` as many again.
+    """
+    lengths_S = np.asarray(lengths)
+    sizes, counts = np.unique(lengths_S[lengths_S > 0], return_counts=True)
+    ends = np.concatenate([[0], counts.cumsum()])
+    least, begins = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
+    for last in range(1, len(sizes) + 1):  # the best grouping of all up to here, by where its last group begins
+        costs = least[:last] + (ends[last] - ends[:last]) * sizes[last - 1] ** 2 + group_pairs
+        begins[last] = costs.argmin()
+        least[last] = costs[begins[last]]
+    groups, last = [], len(sizes)
+    while last:
+        inside = (lengths_S >= sizes[begins[last]]) & (lengths_S <= sizes[last - 1])
+        groups.append(inside.nonzero()[0].tolist())
+        last = begins[last]
+    return groups[::-1]
 
 
 def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:

@@ -160,7 +160,7 @@ def refuse_unfit(
 
 # Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention
 # with dropout is not kept. Names, because some exist only on some devices and versions.
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm"})
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})  # not bmm: those are attention's, L^2 numbers
 _ATTENTION = frozenset(
     {
         "aten::_scaled_dot_product_flash_attention_for_cpu",

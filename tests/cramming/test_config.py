@@ -95,6 +95,7 @@ def test_accepted_values(key: str, value: Any, expected: Any) -> None:
         ("text", True),
         ("text", ["a"]),
         ("place", 3),
+        ("place", ""),
         ("switch", True),
         ("switch", "maybe"),
         ("names", "a"),
@@ -198,6 +199,14 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     overwrite_atomically(target, lambda p: p.write_text("two"))
     assert target.read_text() == "two"
     assert _everything(tmp_path / "deep") == ["file.txt"]
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    overwrite_atomically(tmp_path / "link", lambda p: p.mkdir())
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_dir()
+    assert _everything(tmp_path) == ["link", "real"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

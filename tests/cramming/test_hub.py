@@ -25,6 +25,11 @@ def test_without_an_answer_the_clients_are_switched_off() -> None:
     assert hub.why_unreachable() == "HF_HUB_OFFLINE is set"
 
 
+def test_an_endpoint_that_is_no_address_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
+    assert "mirror.example" in str(hub.why_unreachable())
+
+
 def test_an_answer_leaves_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "why_unreachable", lambda: None)
     assert hub.prepare_hub.__wrapped__() is True

@@ -1,5 +1,7 @@
 """The bag of words learns what words say, sees what two texts share, and is the same every time."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from eval.datasets import Split, TaskData
@@ -45,3 +47,9 @@ def test_it_is_the_same_every_time() -> None:
     data = make_data("stsb", 100)
     first, second = (predict_from_words(data).scored["stsb"] for _ in range(2))
     assert np.array_equal(first, second)
+
+
+def test_a_training_set_of_one_class_teaches_that_class() -> None:
+    data = make_data("sst2", 20)
+    data = replace(data, train=replace(data.train, labels=np.ones(20, np.int64)))
+    assert set(predict_from_words(data).scored[data.scored[0].source.entry]) == {1.0}

@@ -10,7 +10,14 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertModel,
+)
 
 from cramming.config import UserError
 from eval.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
@@ -72,6 +79,15 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path
         assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
     write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
     assert score_pairs(open_model(bert), tmp_path, CPU, 24)["paradigms"]["b"]["accuracy"] == 0
+
+
+def test_a_head_that_was_never_trained_scores_nothing(tmp_path: Path) -> None:
+    config = DistilBertConfig(vocab_size=len(WORDS), dim=16, n_heads=2, n_layers=1, hidden_dim=32)
+    DistilBertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"its weights lack vocab_.* head included"):
+        _stock_model(tmp_path, CPU)
+    DistilBertForMaskedLM(config).save_pretrained(tmp_path)
+    _stock_model(tmp_path, CPU)
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Model folders: complete, exact, whole, and refused with a reason when they are not."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,3 +190,16 @@ def test_weights_that_would_run_code_are_not_unpickled(folder: Path) -> None:
     torch.save({"bert.x": Evil()}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="cannot be read"):
         load_masked_lm(folder)
+
+
+def test_weights_for_which_there_is_no_room_are_an_error_of_the_system(tmp_path: Path) -> None:
+    """With the library's own error it would be a defect's traceback."""
+    code = (
+        "import resource, sys, torch; from pathlib import Path; from cramming.model.export import _write_weights\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: _write_weights(Path(sys.argv[1]), {'a': torch.zeros(10_000)})\n"
+        "except OSError as error: print(error.strerror, error.filename)"
+    )
+    place = str(tmp_path / "model.safetensors")
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"File too large {place}"
