@@ -10,11 +10,12 @@ from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, OFFICIAL_SHA256
-from eval.validity import NO_PRETRAINING
+from eval.validity import NO_PRETRAINING, other_sizes
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
 MAX_HOURS = 24.0
+WITHOUT_EPOCHS = ("1", "2", "3")  # versions of the rules whose records do not name the scored epochs
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
 
 
@@ -151,10 +152,31 @@ def few_epochs(record: Record) -> Outcome:
 def nothing_selected(record: Record) -> Outcome:
     """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep, the
     hyperparameters."""
-    found = {init: (section.get("selection"), swept(section)) for init, section in sections(record).items()}
-    ok = bool(found) and all(one == ("last epoch", "") for one in found.values())
-    words = (f"{init}: {selection}{', ' * bool(sets)}{sets}" for init, (selection, sets) in found.items())
-    return ok, "; ".join(words) or "no scores"
+    accepted = [["last epoch"]]
+    if str(at(record, "rules_version")) in WITHOUT_EPOCHS:
+        accepted.append(["last epoch", UNNAMED])
+    found = {
+        init: [str(section.get("selection")), *filter(None, [swept(section)]), *_other_epochs(section)]
+        for init, section in sections(record).items()
+    }
+    ok = bool(found) and all(said in accepted for said in found.values())
+    return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or "no scores"
+
+
+UNNAMED = "scored epochs not on record"
+
+
+def _other_epochs(section: Record) -> list[str]:
+    """What keeps the scored weights from being, by the record, those after the last epoch."""
+    tasks, last, silent, others = section.get("tasks"), number(section, "hyperparameters.epochs"), False, []
+    for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
+        epochs, values = at(task, "scored_epochs"), entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed"))
+        # A run whose loss is not finite ends before its last epoch, and has no score.
+        scored = [number(epoch) for epoch, value in zip(entries(epochs), values) if number(value) is not None]
+        silent = silent or epochs is None
+        if epochs is not None and (len(entries(epochs)) != len(values) or any(e != last for e in scored)):
+            others.append(str(name))
+    return [UNNAMED] * silent + ([f"not the last epoch of every seed of {', '.join(others)}"] if others else [])
 
 
 def swept(section: Record) -> str:
@@ -180,9 +202,11 @@ def full_tasks(record: Record) -> Outcome:
         if number(averages, f"{name}.value") is None
     ]
     subsets = [
-        name.split("/")[1] for name, task in tasks_of(record) if name.startswith("pretrained/") and task.get("subset")
+        name.split("/")[1]
+        for name, task in tasks_of(record)
+        if name.startswith("pretrained/") and (task.get("subset") or other_sizes(record, name, task))
     ]
-    problems += [f"scored on subsets: {', '.join(subsets)}"] if subsets else []
+    problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
     contents = _contents(record)
     problems += [f"{OTHER}: {', '.join(names)}" for name, names in contents.items() if name == OTHER]
     shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in contents.items())

@@ -8,7 +8,7 @@ only some of the tasks, and a training file may be a sample of the official one:
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -62,8 +62,8 @@ class TaskData:
 
     @property
     def subset(self) -> bool:
-        """Whether the training set is smaller than the official one."""
-        return len(self.train) < self.task.train.examples
+        """Whether the training set has another number of examples than the official one."""
+        return len(self.train) != self.task.train.examples
 
     @property
     def sha256(self) -> str:
@@ -87,26 +87,25 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def tasks_in_folder(folder: Path, wanted: Sequence[str] | None) -> tuple[list[Task], dict[str, str]]:
-    """The tasks to run on `folder`, and for each of the others why not.
+def tasks_in_folder(
+    folder: Path, wanted: Sequence[str] | None, table: Mapping[str, Task] = TASKS, suite: str = "GLUE"
+) -> tuple[list[Task], dict[str, str]]:
+    """The tasks of `table` to run on `folder`, and for each of the others why not.
 
     With `wanted` exactly those, present or not (reading an absent one is then an error); else those with a folder.
     """
-    if not folder.is_dir():
-        raise UserError(f"eval.data_dir={folder}: no such folder; it should hold {_folder_names()}")
+    expected = ", ".join(f"{task.train.folder}/" for task in table.values())
+    if not unbroken(folder).is_dir():
+        raise UserError(f"eval.data_dir={folder}: no such folder; it should hold {expected}")
     if wanted is not None:
-        tasks = find_tasks(list(wanted))
+        tasks = find_tasks(wanted, table)
         reason = "not in eval.tasks"
     else:
-        tasks = [task for task in TASKS.values() if (folder / task.train.folder).is_dir()]
+        tasks = [task for task in table.values() if unbroken(folder / task.train.folder).is_dir()]
         reason = f"no such task folder in {folder}"
     if not tasks:
-        raise UserError(f"eval.data_dir={folder}: no GLUE task found; expected one or more of {_folder_names()}")
-    return tasks, {task.name: reason for task in TASKS.values() if task not in tasks}
-
-
-def _folder_names() -> str:
-    return ", ".join(f"{task.train.folder}/" for task in TASKS.values())
+        raise UserError(f"eval.data_dir={folder}: no {suite} task found; expected one or more of {expected}")
+    return tasks, {task.name: reason for task in table.values() if task not in tasks}
 
 
 def read_task(folder: Path, task: Task) -> TaskData:
@@ -117,12 +116,12 @@ def read_task(folder: Path, task: Task) -> TaskData:
     """
     needed = ", ".join([task.train.file, *(s.file for s in task.scored)])
     train_path = folder / task.train.folder / task.train.file
-    if not _is_there(train_path):
+    if not unbroken(train_path).is_file():
         raise UserError(f"{train_path}: no such file; {task.title} needs {needed}")
     scored, absent = [], {}
     for source in task.scored:
         path = folder / source.folder / source.file
-        if _is_there(path):
+        if unbroken(path).is_file():
             scored.append(read_tsv(path, task, source, labelled=True))
         else:
             absent[source.entry] = f"{source.folder}/{source.file} is not in the data folder"
@@ -133,16 +132,17 @@ def read_task(folder: Path, task: Task) -> TaskData:
     blind = [
         read_tsv(path, task, source, labelled=False)
         for source in task.blind
-        if _is_there(path := folder / source.folder / source.file)
+        if unbroken(path := folder / source.folder / source.file).is_file()
     ]
     return TaskData(task, train, tuple(scored), tuple(blind), absent)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether the file is there; UserError for a link that leads nowhere, which nobody means by leaving a file out."""
-    if path.is_symlink() and not path.exists():
-        raise UserError(f"{path}: is a link to {path.readlink()}, which is not there; mend or remove it")
-    return path.is_file()
+def unbroken(path: Path) -> Path:
+    """`path`; UserError where it or its folder is a link that leads nowhere, which nobody means by leaving it out."""
+    for place in (path.parent, path):
+        if place.is_symlink() and not place.exists():
+            raise UserError(f"{place}: is a link to {place.readlink()}, which is not there; mend or remove it")
+    return path
 
 
 def read_tsv(path: Path, task: Task, source: Source, labelled: bool) -> Split:

@@ -82,8 +82,8 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
-def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
-    """The special token of a role and its id, as tokenizer_config.json names it, else BERT's name for it."""
+def special_token(folder: Path, role: str) -> str | None:
+    """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
     config = folder / "tokenizer_config.json"
     try:
         settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -93,9 +93,14 @@ def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tup
         raise UserError(f"{config}: expected a JSON object, found {type(settings).__name__}")
     named = settings.get(role)
     text = named.get("content") if isinstance(named, dict) else named  # as transformers writes an added token
-    text = text or f"[{role.removesuffix('_token').upper()}]"
-    if not isinstance(text, str):
+    if text is not None and not isinstance(text, str):
         raise UserError(f"{config}: {role} is {named!r}, not a text")
+    return text or None
+
+
+def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
+    """The special token of a role and its id; BERT's name for it where the folder does not say."""
+    text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
     number = to_id(text)
     if number is None:
         raise UserError(

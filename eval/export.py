@@ -5,7 +5,6 @@ and, for an architecture that stock transformers lacks, the modelling file that 
 appears whole or not at all.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from cramming.model.stock import stock_family
 from cramming.progress import say
 from cramming.record import is_run, load_record, run_folder
 from eval.card import Exported, write_card
+from eval.encode import special_token
 from eval.reading import Run, at, load_run
 
 WEIGHTS = "model.safetensors"
@@ -101,18 +101,13 @@ def special_tokens(folder: Path) -> dict[str, str]:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: is missing; restore the tokenizer's files beside the model")
-    path = folder / "tokenizer_config.json"
-    try:
-        node = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(node, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(node).__name__}")
     found = {}
-    for key in SPECIAL_TOKENS:
-        value = node.get(key)
-        token = value.get("content") if isinstance(value, dict) else value  # as transformers writes an added token
-        if not isinstance(token, str):
-            raise UserError(f"{path}: {key} is missing; a masked language model needs all five special tokens")
-        found[key] = token
+    for role in SPECIAL_TOKENS:
+        token = special_token(folder, role)
+        if token is None:
+            raise UserError(
+                f"{folder / 'tokenizer_config.json'}: {role} is missing;"
+                " a masked language model needs all five special tokens"
+            )
+        found[role] = token
     return found

@@ -113,6 +113,9 @@ def _submission_lines(run: Run, write: bool) -> list[str]:
     if at(section, "suite") != "glue" or not seeds or not (results / "predictions").is_dir():
         return []
     found, missing = submission.collect(results, section, seeds[0])
+    path = run.folder / "report" / "submission.zip"
+    if write:
+        path.unlink(missing_ok=True)  # an earlier one is of other predictions
     if missing:
         reasons = [
             f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"
@@ -124,7 +127,6 @@ def _submission_lines(run: Run, write: bool) -> list[str]:
             archive = submission.archive(found)
         except ValueError as error:
             return [f"No submission to the GLUE server: {error}."]
-        path = run.folder / "report" / "submission.zip"
         _write_file(path, archive)
         if problems := submission.validate(path):
             return [f"report/submission.zip would be refused by the GLUE server: {'; '.join(problems)}."]

@@ -46,7 +46,7 @@ class Pieces:
             piece = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:  # damaged from outside: it is only a cache, the run is done again
             return None
-        return piece if piece.get("key") == key else None
+        return piece if isinstance(piece, dict) and piece.get("key") == key else None
 
     def save(self, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
         """Store predictions and metrics of one run; returns the piece."""
@@ -139,6 +139,7 @@ def _entry(task: Task, source: Source, pieces: Sequence[Mapping[str, Any]], seed
         "task": task.name,
         "metrics": metrics,
         "main_metric": task.main_metric,
+        "scored_epochs": [piece["epoch"] for piece in pieces],
         "score": None if median is None else 100 * median,
         "problem": "; ".join(problems) or None,
         "notes": notes,
@@ -175,7 +176,7 @@ def _sizes(suite: str, data: TaskData, split: Split) -> dict[str, Any]:
         "official_train_examples": data.task.train.examples if official else None,
         "eval_examples": examples,
         "official_eval_examples": source.examples if official else None,
-        "subset": official and (data.subset or examples < source.examples),
+        "subset": official and (data.subset or examples != source.examples),
         "skipped_rows": data.train.skipped,
     }
 

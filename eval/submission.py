@@ -47,8 +47,11 @@ def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 values, ids = arrays.get(f"test.{source.entry}"), arrays.get(f"test_ids.{source.entry}")
-        except (OSError, ValueError, zipfile.BadZipFile):
+        except FileNotFoundError:
             missing[file] = "not fine-tuned with this seed"
+            continue
+        except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            missing[file] = "the stored predictions are damaged"
             continue
         if values is None:
             missing[file] = "no test set in the data"

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from eval.facts import facts
 from eval.fields import wrong_fields
-from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, compact, duration, model_words, score_cell
+from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, model_words, score_cell
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
-from eval.rules import RULES, Verdict, names_of
-from eval.standings import FLOOR, UNTRAINED, Entrant, Score, gain_over
+from eval.rules import RULES, Verdict
+from eval.standings import FLOOR, UNTRAINED, Entrant, Score, gain_over, score_of
 from eval.tasks import AVERAGES, ENTRIES
+
+NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
 
 
 def blocks(
@@ -31,7 +34,7 @@ def blocks(
     parts += beyond_glue(record)
     parts += [Paragraph(line) for line in more]
     parts += figures
-    parts.append(Section("Model, budget, corpus, machine", [_facts(record)]))
+    parts.append(Section("Model, budget, corpus, machine", [facts(record)]))
     parts.append(Section(_rules_title(verdict), [_findings(verdict)]))
     return parts
 
@@ -41,17 +44,26 @@ def beyond_glue(record: Record) -> list[Block]:
     parts: list[Block] = []
     found = at(record, "superglue")
     for init, section in found.items() if isinstance(found, dict) else ():
-        tasks = at(section, "tasks")
-        scores = [(at(t, "title"), number(t, "score")) for t in tasks.values()] if isinstance(tasks, dict) else []
-        said = ", ".join(f"{title} {DASH if value is None else f'{value:.1f}'}" for title, value in scores)
-        mean = number(section, "averages.superglue5.value")
-        average = "not printed" if mean is None else f"{mean:.1f}"
-        definition = at(section, "averages.superglue5.definition")
-        parts.append(Paragraph(f"SuperGLUE, {init}: {said}; average {average} ({definition})."))
+        parts.append(Paragraph(f"SuperGLUE, {init}: {_superglue(section)}."))
     if (accuracy := number(record, "minimal_pairs.accuracy")) is not None:
         count, definition = len(at(record, "minimal_pairs.paradigms") or ()), at(record, "minimal_pairs.definition")
         parts.append(Paragraph(f"Minimal pairs: {accuracy:.1f} over {count} paradigms ({definition})."))
     return parts
+
+
+def _superglue(section: Any) -> str:
+    """The scores and their mean; then why a score is missing, and what the mark on one means."""
+    tasks, absent = at(section, "tasks"), at(section, "absent")
+    scored = tasks.items() if isinstance(tasks, dict) else ()
+    scores = {str(at(task, "title") or name): score_of(task) for name, task in scored}
+    cells = {title: score_cell(score) for title, score in scores.items()}
+    said = ", ".join(f"{title} {cell.text} {cell.small}".rstrip() for title, cell in cells.items())
+    mean, marked = number(section, "averages.superglue5.value"), any(score.subset for score in scores.values())
+    average = "not printed" if mean is None else f"{mean:.1f}{SUBSET if marked else ''}"
+    reasons = [f"{title}: {score.problem}" for title, score in scores.items() if score.problem]
+    reasons += [f"{name}: {why}" for name, why in absent.items()] if isinstance(absent, dict) else []
+    notes = [said, f"average {average} ({at(section, 'averages.superglue5.definition')})", *reasons]
+    return "; ".join([*notes, NOT_OFFICIAL] if marked else notes)
 
 
 def _division(record: Record, verdict: Verdict) -> list[Block]:
@@ -111,7 +123,7 @@ def _scores(rows: Sequence[Entrant]) -> Table:
         f"{ENTRIES[n][1].title if n in ENTRIES else n}: {s.problem}." for n, s in trained.scores.items() if s.problem
     ]
     if trained.subset:
-        notes.append(f"{SUBSET} a part of the official data; not comparable with full-task numbers.")
+        notes.append(f"{NOT_OFFICIAL}.")
     for row in untrained:
         gain, count = gain_over(trained, row)
         if gain is not None:
@@ -196,106 +208,3 @@ def _average_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floo
         cell(mine),
         *beside,
     ]
-
-
-# What a run's facts are made of: a title, and for each part its path in the record and its wording. {n} is a number in
-# short form, {p} a share in percent, {b} bytes in GB, {s} a text, {h} the start of a hash. What is not on record is
-# left out.
-_FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Scored model", (("glue.pretrained.model", "{s}"),)),
-    (
-        "Parameters",
-        (("pretrain.parameters", "{n}"), ("pretrain.parameters_without_embeddings", "{n} without embeddings")),
-    ),
-    (
-        "Training",
-        (
-            ("pretrain.steps", "{n} steps"),
-            ("pretrain.tokens", "{n} tokens"),
-            ("pretrain.sequences", "{n} sequences"),
-            ("pretrain.exaflops", "{n} exaFLOPs"),
-            ("pretrain.corpus_epochs", "{n} passes over the corpus"),
-            ("pretrain.skipped_steps", "{n} steps skipped"),
-            ("pretrain.partly_skipped_steps", "{n} steps skipped in part"),
-            ("pretrain.seed", "seed {s}"),
-        ),
-    ),
-    (
-        "Speed",
-        (
-            ("pretrain.tokens_per_second", "{n} tokens/s"),
-            ("pretrain.model_flops_utilization", "{p} of the peak FLOP/s"),
-            ("pretrain.data_wait_share", "{p} waiting for data"),
-            ("pretrain.peak_memory_bytes", "{b} GB peak memory"),
-        ),
-    ),
-    (
-        "Loss",
-        (
-            ("pretrain.train_loss", "{n} training"),
-            ("pretrain.validation.loss", "{n} validation"),
-            ("pretrain.validation.accuracy", "{p} of masked tokens right"),
-        ),
-    ),
-    (
-        "Corpus",
-        (
-            ("corpus.tokens", "{n} tokens"),
-            ("corpus.documents", "{n} documents"),
-            ("corpus.tokenizer.kind", "{s}"),
-            ("corpus.vocab_size", "vocabulary {n}"),
-            ("corpus.manifest_sha256", "manifest {h}"),
-            ("corpus.validation.manifest_sha256", "validated on manifest {h}"),
-        ),
-    ),
-    (
-        "Machine",
-        (
-            ("environment.device.name", "{s}"),
-            ("environment.cpu_count", "{n} CPU cores"),
-            ("environment.platform", "{s}"),
-        ),
-    ),
-    (
-        "Versions",
-        (
-            ("suite_version", "cramming {s}"),
-            ("environment.python", "Python {s}"),
-            ("environment.torch", "torch {s}"),
-            ("environment.transformers", "transformers {s}"),
-            ("rules_version", "rules {s}"),
-        ),
-    ),
-    ("Code", (("environment.git.commit", "commit {h}"),)),
-    ("Weights", (("pretrain.final_sha256", "SHA-256 {h}"),)),
-    ("Created", (("created", "{s}"),)),
-)
-
-
-def _facts(record: Record) -> Table:
-    lines = [(title, ", ".join(filter(None, (_words(record, *part) for part in parts)))) for title, parts in _FACTS]
-    sources = entries(at(record, "corpus.sources"))
-    licences = dict.fromkeys(str(at(s, "license") or "no licence given") for s in sources)
-    origin = f"{names_of(sources)} ({', '.join(licences)})" if sources else ""
-    lines = [lines[0], ("Budget", _budget(record)), *lines[1:], ("Sources", origin)]
-    return Table(["", ""], [Group([[Cell(title, "", "main"), Cell(value)] for title, value in lines if value])], left=2)
-
-
-def _budget(record: Record) -> str:
-    limit, spent = number(record, "pretrain.budget.limit"), number(record, "pretrain.budget.spent")
-    seconds, overrun = (number(record, f"pretrain.budget.{key}") for key in ("spent_seconds", "overrun_seconds"))
-    processes = len(entries(at(record, "pretrain.budget.processes")))
-    parts = [
-        "" if limit is None or spent is None else f"{spent:.6g} of {limit:.6g} {at(record, 'pretrain.budget.unit')}",
-        "" if seconds is None else f"{duration(seconds)} in {processes} process(es)",
-        "" if overrun is None else f"overrun {overrun:g} s",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def _words(record: Record, path: str, form: str) -> str:
-    found, value = at(record, path), number(record, path)
-    if found is None or found == "" or (value is None and any(sign in form for sign in ("{n}", "{p}", "{b}"))):
-        return ""
-    known = value if value is not None else 0.0  # only forms without a number get here without one
-    return form.format(s=found, h=str(found)[:12], n=compact(known), p=f"{100 * known:.1f}%", b=f"{known / 1e9:.2f}")

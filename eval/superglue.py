@@ -7,14 +7,14 @@ it. COPA, MultiRC and ReCoRD choose among answers, which this harness has no hea
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cramming.config import UserError
-from eval.datasets import Split, TaskData
+from eval.datasets import Split, TaskData, tasks_in_folder, unbroken
 from eval.tasks import TASKS, Average, Source, Task
 
 FOLDER_FILES = ("train.jsonl", "val.jsonl")
@@ -76,20 +76,9 @@ TEXTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
 }
 
 
-def tasks_in(folder: Path, wanted: tuple[str, ...] | None) -> tuple[list[Task], dict[str, str]]:
-    """The tasks to run on `folder` and why not the others; without `wanted` those that have a folder."""
-    if not folder.is_dir():
-        raise UserError(f"eval.data_dir={folder}: no such folder; it should hold BoolQ/, CB/, RTE/, WiC/, WSC/")
-    known = {alias.lower(): task for task in SUPERGLUE.values() for alias in (task.name, task.title)}
-    for name in wanted or ():
-        if name.lower() not in known:
-            raise UserError(f"eval.tasks: unknown task {name!r}; the tasks are: {', '.join(SUPERGLUE)}")
-    asked = {known[name.lower()].name for name in wanted or ()}
-    tasks = [t for t in SUPERGLUE.values() if (t.name in asked if wanted else (folder / t.train.folder).is_dir())]
-    if not tasks:
-        raise UserError(f"eval.data_dir={folder}: no SuperGLUE task found; expected BoolQ/, CB/, RTE/, WiC/ or WSC/")
-    reason = "not in eval.tasks" if wanted else f"no such task folder in {folder}"
-    return tasks, {task.name: reason for task in SUPERGLUE.values() if task not in tasks}
+def tasks_in(folder: Path, wanted: Sequence[str] | None) -> tuple[list[Task], dict[str, str]]:
+    """The tasks to run on `folder`, and for each of the others why not."""
+    return tasks_in_folder(folder, wanted, SUPERGLUE, "SuperGLUE")
 
 
 def read_task(folder: Path, task: Task) -> TaskData:
@@ -100,7 +89,7 @@ def read_task(folder: Path, task: Task) -> TaskData:
 
 def read_split(path: Path, task: Task, source: Source) -> Split:
     """Read one file of JSON lines."""
-    if not path.is_file():
+    if not unbroken(path).is_file():
         raise UserError(f"{path}: no such file; {task.title} needs {', '.join(FOLDER_FILES)}")
     rows: list[tuple[str, ...]] = []
     labels: list[int] = []

@@ -20,10 +20,10 @@ from typing import Any
 from cramming.config import overwrite_atomically, settings_hash
 from cramming.progress import say
 from eval.finetune import Hyperparameters
-from eval.reading import at, number
+from eval.reading import number
 
-# Points are compared only where all of this is the same.
-SAME = ("model", "model_sha256", "suite", "seeds", "selection", "precision", "threads_per_run")
+# Points are compared only where all of this is the same; `conditions` are the model, data, code and device by task.
+SAME = ("suite", "seeds", "conditions")
 
 
 def point_folder(place: Path, hyper: Hyperparameters) -> Path:
@@ -37,8 +37,8 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest, count.
     """
     judge = "pretrained" if "pretrained" in inits else inits[0]
-    points = _points(glue / judge / "sweep")
-    points = {name: p for name, p in points.items() if all((glue / i / "sweep" / name).is_dir() for i in inits)}
+    by_init = {init: _points(glue / init / "sweep") for init in inits}
+    points = {name: p for name, p in by_init[judge].items() if all(name in found for found in by_init.values())}
     means = {name: statistics.fmean(scores) for name, p in points.items() if (scores := _scores(p)) is not None}
     if not means:
         say("sweep: no point has all its scores yet, nothing is chosen")
@@ -57,15 +57,26 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _points(folder: Path) -> dict[str, dict[str, Any]]:
     """The finished points that can be compared with the latest, by name."""
-    files = sorted(folder.glob("*/section.json"))
-    latest = json.loads(max(files, key=lambda file: file.stat().st_mtime_ns).read_text(encoding="utf-8"))
-    found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
-    return {name: section for name, section in found.items() if _kind(section) == _kind(latest)}
+    files = sorted(folder.glob("*/section.json"), key=lambda file: file.stat().st_mtime_ns)
+    found = {file.parent.name: section for file in files if (section := _section(file))}
+    latest = _kind(list(found.values())[-1]) if found else []
+    return {name: section for name, section in sorted(found.items()) if _kind(section) == latest}
+
+
+def _section(file: Path) -> dict[str, Any] | None:
+    """None where it is damaged: scoring the point again, from its stored pieces, mends it."""
+    try:
+        section = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        section = None
+    if isinstance(section, dict) and {"tasks", "hyperparameters"} <= section.keys():
+        return section
+    say(f"sweep: {file} is damaged, its point does not count; score it again")
+    return None
 
 
 def _kind(section: Mapping[str, Any]) -> list[Any]:
-    sizes = {name: [at(task, "train_examples"), at(task, "eval_examples")] for name, task in section["tasks"].items()}
-    return [*(section.get(key) for key in SAME), sizes]
+    return [section.get(key) for key in SAME]
 
 
 def _scores(section: Mapping[str, Any]) -> list[float] | None:

@@ -11,6 +11,7 @@ of a leaderboard: MNLI is one task with two entries. AX has no training set: it 
 embedded suite uses the same layouts and the same table; only its sizes are its own.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cramming.config import UserError
@@ -198,11 +199,11 @@ AVERAGES: dict[str, dict[str, Average]] = {
 }
 
 
-def find_tasks(names: list[str]) -> list[Task]:
+def find_tasks(names: Sequence[str], table: Mapping[str, Task] = TASKS) -> list[Task]:
     """Tasks of these names, in the table's order; UserError names the known ones. Titles such as `SST-2` do too."""
-    known = {alias.lower(): task for task in TASKS.values() for alias in (task.name, task.title)}
+    known = {alias.lower(): task for task in table.values() for alias in (task.name, task.title)}
     for name in names:
         if name.lower() not in known:
-            raise UserError(f"eval.tasks: unknown task {name!r}; the tasks are: {', '.join(TASKS)}")
+            raise UserError(f"eval.tasks: unknown task {name!r}; the tasks are: {', '.join(table)}")
     chosen = {known[name.lower()].name for name in names}
-    return [task for task in TASKS.values() if task.name in chosen]
+    return [task for task in table.values() if task.name in chosen]

@@ -10,12 +10,13 @@ from typing import Any
 
 from cramming.record import FORMAT_VERSION
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES
+from eval.tasks import AVERAGES, ENTRIES
 
 # Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
-# 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well. A
-# version that scores otherwise, or forbids what older records do not show, begins a new tuple.
-COMPARABLE = ("1", "2", "3")
+# 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well.
+# Version 4 asks for evidence of what was always demanded. A version that scores otherwise, or forbids what older
+# records do not show, begins a new tuple.
+COMPARABLE = ("1", "2", "3", "4")
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006
 JOURNAL_ROUNDING_SECONDS = 0.01
@@ -23,8 +24,8 @@ NO_PRETRAINING = "no pretraining in this record"
 
 
 def format_and_versions(record: Record) -> Outcome:
-    """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2
-    or 3).
+    """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
+    3 or 4).
     """
     found = [at(record, key) for key in ("format", "suite_version", "rules_version")]
     ok = found[0] == FORMAT_VERSION and bool(found[1]) and str(found[2]) in COMPARABLE
@@ -121,7 +122,11 @@ def scores_are_medians(record: Record) -> Outcome:
     seeds = {init: entries(section.get("seeds")) for init, section in sections(record).items()}
     problems = []
     for name, task in tasks_of(record):
-        values = [number(v) for v in entries(at(task, f"metrics.{task.get('main_metric')}.per_seed"))]
+        entry = name.split("/", 1)[1]
+        main = ENTRIES[entry][0].main_metric if entry in ENTRIES else task.get("main_metric")
+        if task.get("main_metric") != main:
+            problems.append(f"{name}: the main metric is {main}, not {task.get('main_metric')}")
+        values = [number(v) for v in entries(at(task, f"metrics.{main}.per_seed"))]
         measured = [v for v in values if v is not None]
         score = number(task, "score")
         if score is None:
@@ -161,17 +166,39 @@ def _average_problems(init: str, section: Record) -> Iterator[str]:
 
 
 def subsets_marked(record: Record) -> Outcome:
-    """A task that was trained or scored on other than the official number of examples is marked as a subset."""
+    """The official numbers of examples are GLUE's, and a task that was trained or scored on other than these is marked
+    as a subset.
+    """
     problems, marked = [], []
     for name, task in tasks_of(record):
-        differs = [
-            f"{kind} {task.get(f'{kind}_examples')} of {official}"
-            for kind in ("train", "eval")
-            if (official := number(task, f"official_{kind}_examples")) is not None
-            and number(task, f"{kind}_examples") not in (official, None)
-        ]
+        for key, size in _official_sizes(record, name).items():
+            if number(task, f"official_{key}") != size:
+                problems.append(f"{name}: official_{key} is {_count(task, f'official_{key}')}, not {size}")
         if task.get("subset") is True:
             marked.append(name)
-        elif differs:
+        elif differs := other_sizes(record, name, task):
             problems.append(f"{name} is not marked as a subset: {', '.join(differs)}")
     return all_or(problems, f"marked subsets: {', '.join(marked) or 'none'}")
+
+
+def other_sizes(record: Record, name: str, task: Record) -> list[str]:
+    """Such as `train 100 of 8551`, where the examples of a task, named `init/task`, are not as many as the official."""
+    found = _official_sizes(record, name).items()
+    return [
+        f"{key.removesuffix('_examples')} {_count(task, key)} of {size}" for key, size in found
+        if number(task, key) != size
+    ]  # fmt: skip
+
+
+def _official_sizes(record: Record, name: str) -> dict[str, int]:
+    """By the task table, whatever the record says; only GLUE itself has official sizes."""
+    init, entry = name.split("/", 1)
+    if at(sections(record).get(init), "suite") != "glue" or entry not in ENTRIES:
+        return {}
+    task, source = ENTRIES[entry]
+    return {"train_examples": task.train.examples, "eval_examples": source.examples}
+
+
+def _count(task: Record, key: str) -> str:
+    value = number(task, key)
+    return "not on record" if value is None else f"{value:.0f}"

@@ -28,8 +28,8 @@ from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
 from data_prep.tokenizer import TokenizerConfig
 from eval.export import ExportConfig
-from eval.glue import EvalConfig
 from eval.report import ReportConfig
+from eval.scoring import EvalConfig
 from eval.study import StudyConfig
 
 SECTIONS: dict[str, type] = {

@@ -17,7 +17,7 @@ from cramming.model.packing import Layout, Packing, group_by_length, refuse_drop
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TYPES = (torch.bfloat16, torch.float16)
-PRODUCTS_LENGTH = 256  # the longest row that `auto` gives to `products`; with more they gain nothing (docs/log.md)
+PRODUCTS_LENGTH = 512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 # What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
 # (docs/log.md); on a GPU by reckoning: 20 launches.
 GROUP_PAIRS = {("padded", "cpu"): 2**12, ("padded", "cuda"): 2**18, ("products", "cpu"): 2**14}

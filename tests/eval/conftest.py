@@ -49,6 +49,7 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
             "task": task.name,
             "metrics": {metric: dict(summary) for metric in task.metrics},
             "main_metric": task.main_metric,
+            "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
             "score": 100 * median,
             "problem": None,
             "notes": [],

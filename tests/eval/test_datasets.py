@@ -1,5 +1,6 @@
 """Every official layout is read; every deviation is one line naming file and line."""
 
+import shutil
 from pathlib import Path
 
 import datasets
@@ -225,6 +226,29 @@ def test_a_link_that_leads_nowhere_is_no_absent_file(glue: Path) -> None:
     (glue / "RTE/test.tsv").symlink_to("gone.tsv")
     with pytest.raises(UserError, match=r"RTE/test\.tsv: is a link to gone\.tsv, which is not there"):
         read_task(glue, TASKS["rte"])
+
+
+def dead(place: Path) -> Path:
+    shutil.rmtree(place, ignore_errors=True)
+    place.symlink_to("gone")
+    return place
+
+
+@pytest.mark.parametrize("wanted", [None, ["rte"]])
+def test_a_task_folder_that_is_a_dead_link_is_named(glue: Path, wanted: list[str] | None) -> None:
+    dead(glue / "RTE")
+    with pytest.raises(UserError, match=r"RTE: is a link to gone, which is not there"):
+        for task in tasks_in_folder(glue, wanted)[0]:
+            read_task(glue, task)
+
+
+def test_other_folders_that_are_dead_links_are_named(glue: Path) -> None:
+    """The diagnostic set has no task of its own, and none of the tasks is there if the data folder is not."""
+    dead(glue / "diagnostic")
+    with pytest.raises(UserError, match=r"diagnostic: is a link to gone"):
+        read_task(glue, TASKS["mnli"])
+    with pytest.raises(UserError, match=r"data: is a link to gone"):
+        tasks_in_folder(dead(glue / "data"), None)
 
 
 def test_missing_file_names_what_is_needed(glue: Path) -> None:

@@ -166,6 +166,10 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
             lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
             "mask_token is missing",
         ),
+        (
+            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.update(sep_token=5)),
+            "sep_token is 5, not a text",
+        ),
         (lambda r: (r / "stock/final/config.json").unlink(), r"no config\.json"),
         (occupy, r"export\.out=.*export: is there already and not an empty folder"),
     ],

@@ -14,9 +14,10 @@ import pytest
 from cramming.config import UserError
 from eval import leaderboard, plots, submission, tasks
 from eval.reading import Run, load_runs
-from eval.render import DASH
+from eval.render import DASH, Paragraph
 from eval.report import main
 from eval.standings import entrants, gain_over
+from eval.summary import beyond_glue
 
 
 @pytest.fixture
@@ -228,6 +229,29 @@ def test_subset_averages_carry_the_mark(runs: Path) -> None:
     row = next(r for r in entrants(load_runs(runs)) if r.run.label == "high" and r.init == "pretrained")
     assert not row.ranked and row.main is not None
     assert leaderboard.number_cells(row)[0].text.endswith("†")
+
+
+def test_superglue_scores_are_marked_and_gaps_have_their_reason() -> None:
+    task = {"title": "CB", "score": 70.0, "main_metric": "accuracy", "metrics": {"accuracy": {"std": 0.02}}}
+    rte = {**task, "title": "RTE", "score": None, "metrics": {}, "problem": "seed 1: the loss is not finite"}
+    section: dict[str, Any] = {
+        "tasks": {"cb": {**task, "subset": True}, "superglue_rte": rte, "wic": {**task, "title": "WiC"}},
+        "absent": {"boolq": "no such task folder in data"},
+        "averages": {"superglue5": {"value": 70.0, "definition": "mean"}},
+    }
+    assert _beyond(section) == (
+        f"SuperGLUE, pretrained: CB 70.0† ±2.0, RTE {DASH}, WiC 70.0 ±2.0; average 70.0† (mean); "
+        "RTE: seed 1: the loss is not finite; boolq: no such task folder in data; "
+        "† not the official number of examples; not comparable with full-task numbers."
+    )
+    section["tasks"] = {"wic": {**task, "title": "WiC"}}
+    assert "†" not in _beyond(section)
+
+
+def _beyond(section: dict[str, Any]) -> str:
+    (block,) = beyond_glue({"superglue": {"pretrained": section}})
+    assert isinstance(block, Paragraph)
+    return block.text
 
 
 @pytest.mark.parametrize("why", ["claims the open division", "was not pretrained here", "breaks a rule"])

@@ -50,7 +50,7 @@ def test_records_of_every_comparable_version_are_ranked(good: Record, version: s
     assert judge({**good, "rules_version": version}).division == "closed"
 
 
-@pytest.mark.parametrize(("version", "division"), [("1", "closed"), ("2", "open"), ("3", "open")])
+@pytest.mark.parametrize(("version", "division"), [("1", "closed"), ("2", "open"), ("3", "open"), ("4", "open")])
 def test_only_the_first_rules_knew_no_other_start_than_chance(good: Record, version: str, division: str) -> None:
     good = {**good, "rules_version": version, "pretrain": {**good["pretrain"], "init": "scratch"}}
     assert judge(good).division == "closed"  # the older records have both
@@ -70,6 +70,26 @@ def test_the_content_of_the_tasks_is_evidence_and_what_is_not_known_is_said(good
             del task["data_sha256"]
         said += f"; SHA-256 of the data not recorded: {', '.join(AVERAGES['glue']['avg9'].entries)}"
     assert rule(good) == ("R22", True, said) and judge(good).division == "closed"
+
+
+@pytest.mark.parametrize(("version", "division"), [("1", "closed"), ("2", "closed"), ("3", "closed"), ("4", "open")])
+def test_scored_epochs_are_demanded_since_they_are_recorded(good: Record, version: str, division: str) -> None:
+    for section in good["glue"].values():
+        for task in section["tasks"].values():
+            del task["scored_epochs"]
+    verdict = judge({**good, "rules_version": version})
+    evidence = next(f.evidence for f in verdict.findings if f.rule == "R20")
+    assert verdict.division == division and evidence.startswith("pretrained: last epoch, scored epochs not on record;")
+
+
+def test_counts_are_shown_as_whole_numbers(make_record: Any) -> None:
+    record = make_record()
+    _tasks(record)["qnli"].update(train_examples=108436, official_train_examples=None)
+    evidence = next(rule for rule in RULES if rule.number == "R9")(record).evidence
+    assert evidence == (
+        "pretrained/qnli: official_train_examples is not on record, not 104743; "
+        "pretrained/qnli is not marked as a subset: train 108436 of 104743"
+    )
 
 
 def test_a_sweep_is_in_the_open_division_whichever_version_wrote_it(good: Record) -> None:
@@ -106,10 +126,26 @@ def _official(record: Record) -> None:
     _tasks(record)["cola"].update(official_train_examples=8551, train_examples=100)
 
 
+def _few_examples_and_nothing_to_compare(record: Record) -> None:
+    _tasks(record)["rte"].update(train_examples=100, eval_examples=10)
+    _tasks(record)["rte"].update(official_train_examples=None, official_eval_examples=None)
+
+
+def _accuracy_instead(record: Record) -> None:
+    """Every number agrees with the others; only the metric is not the task's."""
+    for name in ("cola", "mrpc", "qqp"):
+        _tasks(record)[name].update(main_metric="accuracy")
+
+
+def _scored_epochs(record: Record, epochs: list[int] | None) -> None:
+    record.update(rules_version="4")
+    _tasks(record)["cola"].update(scored_epochs=epochs)
+
+
 BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R1": [
         lambda r: r.update(rules_version="0"),
-        lambda r: r.update(rules_version="4"),
+        lambda r: r.update(rules_version="5"),
         lambda r: r.pop("rules_version"),
         lambda r: r.pop("suite_version"),
     ],
@@ -141,6 +177,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _tasks(r)["rte"].update(score=99.0),
         lambda r: _tasks(r)["rte"].update(score=None),
         lambda r: _tasks(r)["rte"]["metrics"]["accuracy"]["per_seed"].pop(),
+        _accuracy_instead,
+        lambda r: _tasks(r)["mrpc"].pop("main_metric"),
         lambda r: (r["glue"]["pretrained"].update(seeds=[]), _tasks(r)["rte"]["metrics"]["accuracy"].clear()),
     ],
     "R8": [
@@ -150,7 +188,14 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _tasks(r).pop("rte"),
         lambda r: r["glue"]["pretrained"].pop("averages"),
     ],
-    "R9": [_official],
+    "R9": [
+        _official,
+        _few_examples_and_nothing_to_compare,
+        lambda r: _tasks(r)["rte"].update(official_train_examples=None),
+        lambda r: _tasks(r)["rte"].update(official_eval_examples=10, subset=True),
+        lambda r: _tasks(r)["rte"].pop("train_examples"),
+        lambda r: _tasks(r)["qnli"].update(train_examples=108436, eval_examples=5732),
+    ],
     "R10": [
         lambda r: r["pretrain"].update(devices=2),
         lambda r: r["environment"].pop("device"),
@@ -186,6 +231,10 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["glue"]["pretrained"].update(selection="best epoch"),
         lambda r: r["glue"]["pretrained"].update(sweep={"points": [{}, {}]}),
         lambda r: r["glue"]["random"].update(sweep={}),
+        lambda r: _scored_epochs(r, [5, 5, 4]),
+        lambda r: _scored_epochs(r, [5, 5]),
+        lambda r: _scored_epochs(r, None),
+        lambda r: (_scored_epochs(r, [3, 3, 3]), r.update(rules_version="3")),
     ],
     "R21": [
         lambda r: r["glue"]["pretrained"].update(seeds=[0, 1]),
@@ -193,6 +242,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R22": [
         lambda r: _tasks(r)["rte"].update(subset=True),
+        _few_examples_and_nothing_to_compare,
         lambda r: _tasks(r)["rte"].update(data_sha256="0" * 64),
         lambda r: _average(r).update(value=None, missing=["rte"]),
     ],
@@ -258,10 +308,10 @@ def test_scores_on_marked_subsets_with_missing_tasks_are_open(good: Record, reco
 
 def test_a_failed_seed_leaves_its_score_missing_and_the_record_valid(good: Record, recompute_averages: Any) -> None:
     section = good["glue"]["pretrained"]
-    section["tasks"]["cola"].update(score=None, problem="seed 1: the loss is not finite")
+    section["tasks"]["cola"].update(score=None, problem="seed 1: the loss is not finite", scored_epochs=[5, 2, 5])
     section["tasks"]["cola"]["metrics"]["matthews_correlation"]["per_seed"][1] = None
     section["averages"] = recompute_averages(section)
-    assert judge(good).division == "open"
+    assert [finding.rule for finding in judge(good).broken] == ["R22"]  # R20 holds: what was scored is the last epoch
     section["tasks"]["cola"]["score"] = 50.0  # a median of the seeds that did not fail is a substitute
     assert "R7" in {finding.rule for finding in judge(good).broken}
 

@@ -180,6 +180,27 @@ def test_says_which_predictions_are_missing(tmp_path: Path) -> None:
     _, missing = collect(tmp_path, _section(), 3)
     assert list(missing) == ["SST-2.tsv", "QQP.tsv", "RTE.tsv", "WNLI.tsv"]
     assert "9 of 10" in missing["SST-2.tsv"] and "order" in missing["RTE.tsv"]
+    assert "not fine-tuned" in missing["WNLI.tsv"]
+
+
+def test_damaged_predictions_are_missing_wherever_the_damage_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte can make it an encrypted file, one of an unknown method, a text without an end, or no zip at all."""
+    monkeypatch.setattr(submission, "FILES", {"RTE.tsv": submission.FILES["RTE.tsv"]})
+    predictions = _predictions()
+    _store(tmp_path, predictions)
+    path = tmp_path / "predictions/rte-seed3.npz"
+    whole = path.read_bytes()
+    torn = [whole[:size] for size in (0, 1, 100, len(whole) - 1)]
+    flipped = [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(0, len(whole), 7)]
+    reasons = set()
+    for content in torn + flipped:
+        path.write_bytes(content)
+        found, missing = collect(tmp_path, _section(), 3)
+        reasons.add(missing.get("RTE.tsv"))
+        assert "RTE.tsv" in missing or np.array_equal(found["RTE.tsv"], predictions["RTE.tsv"])
+    assert "the stored predictions are damaged" in reasons
 
 
 def test_takes_only_what_the_recorded_scores_are_made_of(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """SuperGLUE's official layouts are read; every deviation is one line naming file and line; scores stand beside GLUE."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,5 +105,18 @@ def test_wrong_encoding_missing_and_empty_files_are_named(folder: Path) -> None:
         tasks_in(folder, ("copa",))
     with pytest.raises(UserError, match="no SuperGLUE task found"):
         tasks_in(folder / "CB", None)
+    with pytest.raises(UserError, match=r"nowhere: no such folder; it should hold BoolQ/, CB/"):
+        tasks_in(folder / "nowhere", None)
     assert [t.name for t in tasks_in(folder, ("WiC", "cb"))[0]] == ["cb", "wic"]
     assert np.array_equal(read_task(folder, SUPERGLUE["wsc"]).train.labels, [0])
+
+
+def test_links_that_lead_nowhere_are_named(folder: Path) -> None:
+    (folder / "CB/val.jsonl").unlink()
+    (folder / "CB/val.jsonl").symlink_to("gone")
+    with pytest.raises(UserError, match=r"CB/val\.jsonl: is a link to gone, which is not there"):
+        read_task(folder, SUPERGLUE["cb"])
+    shutil.rmtree(folder / "WSC")
+    (folder / "WSC").symlink_to("gone")
+    with pytest.raises(UserError, match=r"WSC: is a link to gone, which is not there"):
+        tasks_in(folder, None)

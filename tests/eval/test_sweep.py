@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from eval import sweep
 from eval.closed import global_hyperparameters, nothing_selected
 from eval.reading import at
@@ -60,8 +62,40 @@ def test_points_that_were_scored_otherwise_or_not_wholly_do_not_count(tmp_path: 
     assert sorted(at(p, "mean") is None for p in found["sweep"]["points"]) == [False, True]
 
 
+@pytest.mark.parametrize("stale", ["pretrained", "random"])
+def test_points_of_other_code_data_or_device_do_not_count(tmp_path: Path, make_section: Any, stale: str) -> None:
+    """For whichever row: a random baseline of older code does not stand beside new scores either."""
+    for name, score in (("old", 99), ("new", 50)):
+        for init in ("pretrained", "random"):
+            conditions = {"cola": "before" if name == "old" and init == stale else "now"}
+            section = {**make_section(init, "glue", 0.7), "conditions": conditions}
+            write_point(tmp_path, init, name, section, score / 1e6, [score] * 9)
+    found = sweep.choose(tmp_path, ["pretrained", "random"])
+    for section in found.values():
+        assert section["hyperparameters"]["learning_rate"] == 5e-5 and len(section["sweep"]["points"]) == 1
+
+
+def test_a_point_that_one_initialisation_has_not_finished_does_not_count(tmp_path: Path, make_section: Any) -> None:
+    for init in ("pretrained", "random"):
+        for name, score in (("begun", 99), ("whole", 50)):
+            write_point(tmp_path, init, name, make_section(init, "glue", 0.7), score / 1e6, [score] * 9)
+    (tmp_path / "random/sweep/begun/section.json").unlink()
+    assert sweep.choose(tmp_path, ["pretrained", "random"])["random"]["hyperparameters"]["learning_rate"] == 5e-5
+
+
 def test_nothing_is_chosen_before_a_point_is_whole(tmp_path: Path, make_section: Any) -> None:
     partial = make_section("pretrained", "glue", 0.9)
     next(iter(partial["tasks"].values()))["score"] = None
     write_point(tmp_path, "pretrained", "partial", partial, 8e-5, [])
     assert sweep.choose(tmp_path, ["pretrained"]) == {}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", "{}"])
+def test_a_damaged_point_does_not_count_and_is_named(
+    tmp_path: Path, make_section: Any, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    for name, score in (("sound", 50), ("torn", 99)):
+        write_point(tmp_path, "pretrained", name, make_section("pretrained", "glue", 0.7), score / 1e6, [score] * 9)
+    (tmp_path / "pretrained/sweep/torn/section.json").write_text(content)
+    assert len(sweep.choose(tmp_path, ["pretrained"])["pretrained"]["sweep"]["points"]) == 1
+    assert "torn/section.json is damaged" in capsys.readouterr().out

@@ -5,16 +5,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from eval.datasets import TaskData
+from cramming.device import describe
+from cramming.environment import environment
+from eval.datasets import TaskData, read_task
 from eval.finetune import Predictions
 from eval.glue import main
+from eval.models import Init, ModelSource, open_model
 from eval.results import Pieces
+from eval.scoring import conditions
+from eval.tasks import TASKS
 
 Read = Callable[..., bytes]
 
@@ -103,3 +110,60 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any], glue_json: Rea
     )
     losses = [[json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)]
     assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks of the runs that are done and stored, in order."""
+    tasks: list[str] = []
+    save = Pieces.save
+    monkeypatch.setattr(Pieces, "save", lambda *a: tasks.append(a[1].task.name) or save(*a))
+    return tasks
+
+
+@pytest.mark.parametrize("content", ["[]", '{"key": '])
+def test_a_damaged_piece_is_done_again(
+    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str], content: str
+) -> None:
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    main(few)
+    before = glue_json(few)
+    (Path(config["runs"]) / "first/glue/pretrained/pieces/cola-seed0.json").write_text(content)
+    main(few)
+    assert done == ["cola", "cola"] and glue_json(few) == before
+
+
+def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_changed(
+    config: dict[str, Any], model: Path, with_eval: Callable[..., dict[str, Any]], done: list[str]
+) -> None:
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    (model / "vocab.txt").write_text("[UNK]\n")
+    main(few)
+    (model / "README.md").write_text("only people read this")
+    main(few)
+    assert done == ["cola"]
+    (model / "vocab.txt").write_text("[UNK]\nw0\n")
+    main(few)
+    assert done == ["cola", "cola"]
+
+
+def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:
+    task, source = read_task(config["eval"]["data_dir"], TASKS["cola"]), open_model(model)
+    machine = environment(asdict(describe(torch.device("cpu"))))
+
+    def found(source: ModelSource = source, init: Init = "pretrained", data: TaskData = task, **changes: Any) -> str:
+        return conditions(data, source, init, {"precision": "fp32"}, {**machine, **changes})
+
+    assert found() == found(git={}, platform="other", transformers="0"), "the suite's own encoder and tokenizer"
+    other = [found(torch="0"), found(tokenizers="0"), found(device={"kind": "cuda", "name": "x"}), found(init="random")]
+    other += [found(data=replace(task, train=task.scored[0])), found(replace(source, sha256="0"))]
+    before = found()
+    for name in ("vocab.json", "merges.txt", "sentencepiece.bpe.model"):
+        (model / name).write_text("other")
+        assert found() != before
+        (model / name).unlink()
+    stock = replace(source, own=False)
+    assert found(stock) != found(stock, transformers="0")
+    (model / "tokenizer.json").rename(model / "elsewhere")  # then transformers has to read vocab.txt
+    assert found() != found(transformers="0")
+    assert len({found(), *other}) == 7

@@ -35,13 +35,27 @@ def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(
         if entry != "mnli_mismatched":  # the epoch is chosen by the mean over both sets
             per_seed = [t["metrics"][t["main_metric"]]["per_seed"] for t in (task, last["tasks"][entry])]
             assert all(a >= b for a, b in zip(*per_seed, strict=True)) or entry == "mnli_matched"
-    pieces = Path(config["runs"]) / "best/glue/pretrained/pieces"
-    assert {json.loads(f.read_text())["epoch"] for f in pieces.iterdir()} <= {1, 2, 3}
-    findings = {f.rule: f.ok for f in judge(load_record(Path(config["runs"]) / "best")).findings}
-    assert not findings["R20"]
+    pieces = {name: stored_pieces(Path(config["runs"]) / name) for name in ("first", "best")}
+    assert {piece["epoch"] for piece in pieces["first"].values()} == {3}
+    chosen = [piece["epoch"] for piece in pieces["best"].values()]
+    assert set(chosen) <= {1, 2, 3} and min(chosen) < 3, "some run was better before its last epoch"
+    for name, piece in pieces["best"].items():
+        if piece["epoch"] == 3:
+            assert piece["entries"] == pieces["first"][name]["entries"]
+    for run, section in (("first", last), ("best", best)):
+        for task in section["tasks"].values():
+            assert task["scored_epochs"] == [pieces[run][f"{task['task']}-seed{seed}"]["epoch"] for seed in (0, 1)]
+        findings = {f.rule: f for f in judge(load_record(Path(config["runs"]) / run)).findings}
+        assert findings["R20"].ok == (run == "first")
+    assert "not the last epoch of every seed of " in findings["R20"].evidence
     config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
     main(config)
     assert glue_json(config) == glue_json({**config, "name": "best"})
+
+
+def stored_pieces(run: Path) -> dict[str, Any]:
+    """By name, such as `cola-seed0`."""
+    return {file.stem: json.loads(file.read_text()) for file in (run / "glue/pretrained/pieces").iterdir()}
 
 
 def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
@@ -88,6 +102,13 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     assert record["minimal_pairs"]["accuracy"] in (0, 100)
     said = " ".join(block.text for block in beyond_glue(record) if isinstance(block, Paragraph))
     assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
+    for task in section["tasks"].values():
+        spread = 100 * task["metrics"][task["main_metric"]]["std"]
+        assert f"{task['title']} {task['score']:.1f}† ±{spread:.1f}" in said
+    assert "† not the official number of examples" in said
+    assert (
+        f"average not printed ({section['averages']['superglue5']['definition']}); boolq: no such task folder" in said
+    )
 
 
 def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(

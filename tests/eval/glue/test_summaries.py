@@ -9,9 +9,10 @@ import scipy.stats
 
 from cramming.config import build, config_folder
 from eval.datasets import Split, TaskData
-from eval.glue import EvalConfig
 from eval.results import spread, summarise
-from eval.tasks import TASKS
+from eval.scoring import EvalConfig
+from eval.tasks import ENTRIES, TASKS
+from eval.validity import subsets_marked
 
 Section = Callable[..., dict[str, Any]]
 
@@ -50,15 +51,20 @@ def test_spread_is_null_as_soon_as_one_value_is() -> None:
     assert spread([1.0])["std"] is None and spread([1.0])["mean_ci95"] is None
 
 
-def summary_of(main_metrics: dict[str, float | None], hyperparameters: dict[str, Any]) -> dict[str, Any]:
-    """A summary of one seed in which each entry's main metric has the given value and all examples are there."""
+def summary_of(
+    main_metrics: dict[str, float | None], hyperparameters: dict[str, Any], more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A summary of one seed in which each entry's main metric has the given value and all examples are there, and one
+    too many in the files `more`, such as `QNLI/train.tsv`.
+    """
     data, pieces = [], {}
     for task in TASKS.values():
         if task.name == "wnli":
             continue
 
         def split(source: Any, columns: int = len(task.text)) -> Split:
-            return Split(source, ([""] * source.examples,) * columns, None)
+            extra = f"{source.folder}/{source.file}" in more
+            return Split(source, ([""] * (source.examples + extra),) * columns, None)
 
         data.append(TaskData(task, split(task.train), tuple(split(s) for s in task.scored)))
         entries = {}
@@ -66,7 +72,7 @@ def summary_of(main_metrics: dict[str, float | None], hyperparameters: dict[str,
             value = main_metrics[source.entry]
             problems = ["constant"] if value is None else []
             entries[source.entry] = {"metrics": dict.fromkeys(task.metrics, value), "problems": problems, "notes": []}
-        pieces[task.name, 0] = {"entries": entries}
+        pieces[task.name, 0] = {"entries": entries, "epoch": hyperparameters["epochs"]}
     return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyperparameters, {})
 
 
@@ -82,3 +88,20 @@ def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing(eval_se
     incomplete = summary_of({**paper, "stsb": None}, hyper)
     assert incomplete["averages"]["avg9"]["value"] is None and incomplete["averages"]["avg9"]["missing"] == ["stsb"]
     assert incomplete["tasks"]["stsb"]["score"] is None and incomplete["tasks"]["stsb"]["problem"] == "seed 0: constant"
+
+
+@pytest.mark.parametrize(("file", "entries"), [
+    ("QNLI/train.tsv", {"qnli"}),
+    ("QNLI/dev.tsv", {"qnli"}),
+    ("MNLI/train.tsv", {"mnli_matched", "mnli_mismatched"}),
+    ("MNLI/dev_matched.tsv", {"mnli_matched"}),
+])  # fmt: skip
+def test_more_examples_than_the_official_ones_are_marked_as_fewer_are(
+    eval_section: Section, file: str, entries: set[str]
+) -> None:
+    """As in an older release of QNLI; and the rule on marks holds. The scored epoch is beside them."""
+    summary = summary_of(dict.fromkeys(ENTRIES, 0.5), eval_section("glue_sane")["hyperparameters"], (file,))
+    assert {name for name, task in summary["tasks"].items() if task["subset"]} == entries
+    ok, evidence = subsets_marked({"glue": {"pretrained": summary}})
+    assert ok and all(name in evidence for name in entries)
+    assert all(task["scored_epochs"] == [5] for task in summary["tasks"].values())
