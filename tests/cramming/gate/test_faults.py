@@ -18,7 +18,7 @@ from torch import Tensor
 from cramming.bench import sides
 from cramming.data.batches import Batch
 from cramming.engine import Engine
-from cramming.model import attention, layers
+from cramming.model import attention, layers, products
 from cramming.optim.host import HostOptimizer
 from cramming.optim.in_backward import UpdateInBackward
 from cramming.parallel import apply, passes
@@ -33,6 +33,17 @@ def _no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that forgets who asks: every token gets its own value."""
     broken = attention.KERNELS["sdpa"]._replace(attend=lambda q, k, v, layout, dropout: layout.at_asking(v))
     monkeypatch.setitem(attention.KERNELS, "sdpa", broken)
+
+
+def _values_gradient_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written-out attention whose backward pass has a sign wrong: values are led away from where they should go."""
+
+    def broken(ctx: Any, d_out: Tensor) -> Any:
+        d_q, d_k, d_v, none = backward(ctx, d_out)
+        return d_q, d_k, -d_v, none
+
+    backward = products._Attention.backward
+    monkeypatch.setattr(products._Attention, "backward", staticmethod(broken))
 
 
 def _wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +240,7 @@ def the(name: str) -> Trick:
 PLAIN, FEW_BITS = Trick("reference", {}, SAME, ""), Trick("reference in few bits", {}, COARSE, "")
 FAULTS: dict[str, Fault] = {
     "attention": Fault(_no_attention, PLAIN, ("attention varlen", "attention flex")),
+    "attention products": Fault(_values_gradient_turned, the("attention products")),
     "last layer": Fault(_wrong_tokens, the("last layer at targets")),
     "compiler": Fault(_fused_wrongly, the("compile blocks"), ("compile model", "activation budget 0.5")),
     "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8")),
