@@ -34,7 +34,7 @@ from cramming.config import UserError, expand_home, folder_name, write_atomicall
 from cramming.environment import git
 
 FORMAT_VERSION = 1
-RULES_VERSION = "4"
+RULES_VERSION = "5"
 
 
 def run_folder(settings: Mapping[str, Any]) -> Path:

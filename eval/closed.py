@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES, OFFICIAL_SHA256
-from eval.validity import NO_PRETRAINING, other_sizes
+from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
+from eval.validity import NO_PRETRAINING, before, other_sizes
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
 MAX_HOURS = 24.0
-WITHOUT_EPOCHS = ("1", "2", "3")  # versions of the rules whose records do not name the scored epochs
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
 
 
@@ -153,7 +152,7 @@ def nothing_selected(record: Record) -> Outcome:
     """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep, the
     hyperparameters."""
     accepted = [["last epoch"]]
-    if str(at(record, "rules_version")) in WITHOUT_EPOCHS:
+    if before(record, "4"):  # such records do not name the scored epochs
         accepted.append(["last epoch", UNNAMED])
     found = {
         init: [str(section.get("selection")), *filter(None, [swept(section)]), *_other_epochs(section)]
@@ -217,11 +216,11 @@ OTHER = "as many examples as the official data, but not those (by SHA-256)"
 
 
 def _contents(record: Record) -> dict[str, list[str]]:
-    """The entries of GLUE's averages with all of their examples, by what the SHA-256 of these says of them."""
+    """GLUE's scored entries with all of their examples, by what the SHA-256 of these says of them."""
     found: dict[str, list[str]] = {}
     if at(record, "glue.pretrained.suite") != "glue":
         return found
-    for name in AVERAGES["glue"]["avg9"].entries:
+    for name in ENTRIES:
         task = at(record, f"glue.pretrained.tasks.{name}")
         if not isinstance(task, Mapping) or task.get("subset"):
             continue

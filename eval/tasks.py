@@ -154,12 +154,13 @@ TASKS: dict[str, Task] = {
 
 # `eval.datasets.examples_sha256` of an entry's training and dev set, where GLUE's files were at hand complete and agree
 # with copies in public repositories: dev sets line for line, training sets so too, or (SST-2) in another order. QQP,
-# MNLI, QNLI and WNLI were not complete; MRPC is about in two spellings, Microsoft's and SentEval's tokenized one.
+# MNLI and QNLI were not complete; MRPC is about in two spellings, Microsoft's and SentEval's tokenized one.
 OFFICIAL_SHA256 = {
     "cola": "3b18f525c898e050cc9ba21e0f412c23da307e43e8272d22a08a564f33acc923",
     "sst2": "31a7a9c79ce1cfea7173156b8b61440483039067c3e39964a5b04867de7d2080",
     "stsb": "f18d9d3fc84ea372b9a99d1839227d5c56d0577325e007c8d2eafeb5bfe7d791",
     "rte": "5689a0a88bfefeb0c38202241084433767155f4a2db3857202b255d87396e3d3",
+    "wnli": "accac626255b53fa161ab8c57c7fcdc9f9377d56b562ec54ba7495d2d97ac8da",
 }
 
 ENTRIES: dict[str, tuple[Task, Source]] = {s.entry: (task, s) for task in TASKS.values() for s in task.scored}

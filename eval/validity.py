@@ -14,18 +14,23 @@ from eval.tasks import AVERAGES, ENTRIES
 
 # Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
 # 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well.
-# Version 4 asks for evidence of what was always demanded. A version that scores otherwise, or forbids what older
+# Versions 4 and 5 ask for evidence of what was always demanded. A version that scores otherwise, or forbids what older
 # records do not show, begins a new tuple.
-COMPARABLE = ("1", "2", "3", "4")
+COMPARABLE = ("1", "2", "3", "4", "5")
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006
 JOURNAL_ROUNDING_SECONDS = 0.01
 NO_PRETRAINING = "no pretraining in this record"
 
 
+def before(record: Record, version: str) -> bool:
+    """Whether the record is of rules older than `version`, which did not ask for the evidence that it brought."""
+    return at(record, "rules_version") in COMPARABLE[: COMPARABLE.index(version)]
+
+
 def format_and_versions(record: Record) -> Outcome:
     """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
-    3 or 4).
+    3, 4 or 5).
     """
     found = [at(record, key) for key in ("format", "suite_version", "rules_version")]
     ok = found[0] == FORMAT_VERSION and bool(found[1]) and str(found[2]) in COMPARABLE
