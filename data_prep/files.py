@@ -11,32 +11,77 @@ import io
 import json
 import lzma
 import shutil
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from cramming.config import UserError
 
 BLOCK_BYTES = 1 << 20
+PACKED_BYTES = 1 << 12  # unpacked at a time: 4 KB unpack to 128 MB at the very most
 LONGEST_TEXT_LINE = 1 << 24  # a longer line of plain text is handed on in parts
-LONGEST_RECORD = 1 << 29  # a longer line of a record file cannot be meant
+LONGEST_RECORD = 1 << 29  # bytes; a longer line of a record file cannot be meant
+LONGEST_FIELD = 1 << 26  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
 
 
-def _open_zstandard(handle: BinaryIO) -> Any:
+class _Frames(io.RawIOBase):
+    """The content of a compressed file, frame after frame (xz and bzip2 say stream). `begin` makes a decompressor.
+
+    The libraries' own readers take a file that was cut off (zstandard), or what follows the first frame and is none
+    (lzma, bz2), for the end of the file. Here the one is an EOFError, the other the decompressor's error. Zeros between
+    frames, as xz may have them, are no content.
+    """
+
+    def __init__(self, handle: BinaryIO, begin: Callable[[], Any]) -> None:
+        self._handle, self._begin = handle, begin
+        self._frame: Any = None
+        self._packed, self._content = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._content:
+            packed = self._packed or self._handle.read(PACKED_BYTES)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("it ends in the middle of the compressed data")
+                return 0
+            self._unpack(packed)
+        size = min(len(buffer), len(self._content))
+        buffer[:size], self._content = self._content[:size], self._content[size:]
+        return size
+
+    def _unpack(self, packed: bytes) -> None:
+        self._packed = b""
+        if self._frame is None:
+            packed = packed.lstrip(b"\0")
+            if not packed:
+                return
+            self._frame = self._begin()
+        self._content = memoryview(self._frame.decompress(packed))
+        if self._frame.eof:
+            self._packed, self._frame = self._frame.unused_data, None
+
+
+def _zstandard_frame() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor().stream_reader(handle, read_across_frames=True)
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+def _in_frames(begin: Callable[[], Any]) -> Callable[[BinaryIO], BinaryIO]:
+    return lambda handle: io.BufferedReader(_Frames(handle, begin), BLOCK_BYTES)
 
 
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-    ".zst": _open_zstandard,
+    ".xz": _in_frames(lzma.LZMADecompressor),
+    ".bz2": _in_frames(bz2.BZ2Decompressor),
+    ".zst": _in_frames(_zstandard_frame),
 }
 SUFFIXES = {
     ".txt": "txt",
@@ -121,26 +166,47 @@ class OpenFile:
             self.raw.close()
 
 
-def read_lines(file: OpenFile, longest: int = LONGEST_TEXT_LINE) -> Iterator[str]:
+def read_lines(file: OpenFile, longest: int = LONGEST_TEXT_LINE, records: bool = False) -> Iterator[str]:
     """Lines without their ends. A line above `longest` bytes comes in parts, cut at a space where there is one.
 
-    UserError: an empty file, a NUL byte in its first block (binary data or UTF-16), bytes that are not UTF-8.
+    UserError: an empty file, a NUL byte in its first block (binary data or UTF-16), bytes that are not UTF-8; where
+    lines are `records`, one above `longest`.
     """
-    offset, line, rest = 0, 1, b""
+    offset, line = 0, 1
+    for block in _whole_lines(file, longest, records):
+        yield from _decode(file, block, offset, line)
+        offset += len(block)
+        line += block.count(b"\n")
+    if offset == 0:
+        raise UnreadableError("empty_file", f"{file.path}: empty file{_OR_DROP}")
+
+
+def _whole_lines(file: OpenFile, longest: int, records: bool) -> Iterator[bytes]:
+    """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
+    begun: list[bytes] = []  # the line whose end is not read yet; joined once, or a long one would be copied each time
+    size = total = 0
     with file.decompressed() as handle:
         while block := handle.read(BLOCK_BYTES):
-            if offset == 0 and not rest:
+            read = len(block)
+            if total == 0:
                 _refuse_binary(file.path, block)
                 block = block.removeprefix(b"\xef\xbb\xbf")
-            block = rest + block
-            end = block.rfind(b"\n") + 1 or (_cut(block) if len(block) > longest else 0)
-            block, rest = block[:end], block[end:]
-            yield from _decode(file, block, offset, line)
-            offset += len(block)
-            line += block.count(b"\n")
-    if offset == 0 and not rest:
-        raise UnreadableError("empty_file", f"{file.path}: empty file{_OR_DROP}")
-    yield from _decode(file, rest, offset, line)
+            end = block.rfind(b"\n") + 1
+            if end or size + len(block) > longest:
+                if records and not end:
+                    raise UserError(
+                        f"{file.path}: the record at byte {total - size} is longer than {longest >> 20} MiB; is a line"
+                        " end missing? each record is a line"
+                    )
+                block = b"".join([*begun, block])
+                end = size + end if end else _cut(block)
+                yield block[:end]
+                begun, size, block = [], 0, block[end:]
+            begun.append(block)
+            size += len(block)
+            total += read
+    if size:
+        yield b"".join(begun)
 
 
 _OR_DROP = "; data.damaged=drop leaves such things out and counts them"
@@ -182,27 +248,42 @@ def _decode(file: OpenFile, block: bytes, offset: int, line: int) -> Iterator[st
 
 
 def _read_jsonl(file: OpenFile, field: str) -> Iterator[str]:
-    for number, line in enumerate(read_lines(file, LONGEST_RECORD), 1):
+    for number, line in enumerate(read_lines(file, LONGEST_RECORD, records=True), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{file.path}:{number}: not a JSON object on one line ({error})") from None
+            raise UserError(
+                f"{file.path}:{number}: not a JSON object on one line ({error}){_as_lines(file.path, line)}"
+            ) from None
         if not isinstance(record, dict):
-            raise UserError(f"{file.path}:{number}: expected a JSON object, found {type(record).__name__}")
+            found = type(record).__name__
+            raise UserError(f"{file.path}:{number}: expected a JSON object, found {found}{_as_lines(file.path, line)}")
         if field not in record:
             raise missing_field(f"{file.path}:{number}", field, record)
         yield text_value(f"{file.path}:{number}", field, record[field])
 
 
+def _as_lines(path: Path, line: str) -> str:
+    """A hint where a file is JSON, but not one object per line: an array, or objects over many lines."""
+    first = line.lstrip()
+    if not first.startswith("[") and first.rstrip() != "{":
+        return ""
+    what, each = ("a JSON array", ".[]") if first.startswith("[") else ("JSON over many lines", ".")
+    name = path.name if path.suffix.lower() not in COMPRESSIONS else path.stem
+    return f"; {what} is turned into such lines by `jq -c '{each}' {name} > {Path(name).stem}.jsonl`"
+
+
 def _read_delimited(delimiter: str, quoting: Any) -> Callable[[OpenFile, str], Iterator[str]]:
     def read(file: OpenFile, field: str) -> Iterator[str]:
-        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        lines = (line + "\n" for line in read_lines(file, LONGEST_RECORD))
+        csv.field_size_limit(LONGEST_FIELD)
+        lines = (line + "\n" for line in read_lines(file, LONGEST_RECORD, records=True))
         rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        begin = 1  # the line where the row begins that is being read
         try:
             header = next(rows)
+            begin = rows.line_num + 1
             if field not in header:
                 raise missing_field(str(file.path), field, header)
             column = header.index(field)
@@ -211,8 +292,12 @@ def _read_delimited(delimiter: str, quoting: Any) -> Callable[[OpenFile, str], I
                     raise UserError(f"{file.path}:{rows.line_num}: {len(row)} columns, the header has {len(header)}")
                 if row:
                     yield row[column]
+                begin = rows.line_num + 1
         except csv.Error as error:
-            raise UserError(f"{file.path}:{rows.line_num}: {error}") from None
+            open_quote = (
+                f" (its row begins in line {begin}: is a quote left open there?)" if rows.line_num > begin else ""
+            )
+            raise UserError(f"{file.path}:{rows.line_num}: {error}{open_quote}") from None
 
     return read
 
@@ -232,12 +317,34 @@ def _read_parquet(file: OpenFile, field: str) -> Iterator[str]:
                 raise missing_field(str(file.path), field, table.schema_arrow.names)
             row = 0
             for batch in table.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
+                for value in _column_values(file, batch.column(0), field, row):
                     row += 1
                     yield text_value(f"{file.path} row {row}", field, value)
         except pyarrow.ArrowException as error:
             words = str(error).splitlines()[0]
             raise UserError(f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew") from None
+
+
+def _column_values(file: OpenFile, column: Any, field: str, before: int) -> list[Any]:
+    """The column's values. Text in it need not be UTF-8: writers do not check. `before`: rows in front of them."""
+    import pyarrow
+
+    try:
+        return cast(list[Any], column.to_pylist())
+    except UnicodeDecodeError:
+        values = column.cast(pyarrow.large_binary()).to_pylist()
+    return [None if v is None else _decoded_value(file, v, field, row) for row, v in enumerate(values, before + 1)]
+
+
+def _decoded_value(file: OpenFile, value: bytes, field: str, row: int) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not file.lenient:
+            message = f"{file.path} row {row}: field {field!r} is not UTF-8 at byte {error.start}{_OR_DROP}"
+            raise UserError(message) from None
+        file.escaped = True
+        return value.decode("utf-8", "surrogateescape")
 
 
 def missing_field(place: str, field: str, present: Any) -> UserError:

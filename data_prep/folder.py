@@ -48,9 +48,12 @@ class Unfinished:
             except ValueError as error:
                 raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
             return build(cls, found, str(path))
-        if foreign := sorted(item.name for item in folder.iterdir()):
+        begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
+        if foreign := sorted(item.name for item in folder.iterdir() if item not in begun):
             some = ", ".join(foreign[:3])
             raise UserError(f"{folder}: not a corpus, and not empty ({some}); name another data.corpus")
+        for file in begun:
+            _remove(file)
         return None
 
     def keep_only_finished(self, folder: Path) -> None:
@@ -92,9 +95,10 @@ def finish(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what an unfinished run has written, and nothing else."""
-    if (folder / UNFINISHED).is_file():
-        for file in _own_files(folder):
+    """Remove what an unfinished run has written, and nothing else; the state last, as it says whose the rest is."""
+    state = folder / UNFINISHED
+    if state.is_file():
+        for file in [*(file for file in _own_files(folder) if file != state), state]:
             _remove(file)
 
 

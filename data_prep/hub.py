@@ -142,7 +142,8 @@ class HubSource(Source):
         try:
             return next(records, None)
         except Exception as error:
-            if self.local and not isinstance(error, UserError | OSError):
+            not_utf8 = isinstance(error, UnicodeDecodeError)
+            if not_utf8 or (self.local and not isinstance(error, UserError | OSError)):
                 raise UserError(
                     f"data.dataset={self.dataset}: cannot be read after {self.position:.0f} documents:"
                     f" {one_line(error)}"

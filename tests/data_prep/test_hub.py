@@ -243,6 +243,23 @@ def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config
     assert "\n" not in str(caught.value) and not corpus_folder(config).exists()
 
 
+def test_text_that_is_not_utf8_is_one_line_wherever_the_data_set_lies(
+    tmp_path: Path, hub_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.array([b"one", b"caf\xe9"])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, column.buffers())
+    (tmp_path / "set").mkdir()
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "set" / "train.parquet")
+    with pytest.raises(UserError, match=r"data\.dataset=.*set: cannot be read after 1 documents: .*utf-8"):
+        main(hub_config(tmp_path / "set", max_documents=2))
+    Hub({"a" * 40: tmp_path / "set"}, monkeypatch)
+    with pytest.raises(UserError, match=r"data\.dataset=owner/name: cannot be read after 1 documents: .*utf-8"):
+        main(hub_config("owner/name", max_documents=2))
+
+
 def test_a_local_data_set_that_is_not_there_is_not_looked_for_on_the_hub(hub_config: Config) -> None:
     for place in ("/nope/x", "./nope", "~/nope"):
         with pytest.raises(UserError, match=f"data.dataset={place}: no such folder"):

@@ -68,6 +68,37 @@ def test_resumed_after_kill_9_equals_unbroken(
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("moment", ["first write", "giving up"])
+def test_a_kill_while_the_folder_has_no_state_does_not_block_it(
+    tmp_path: Path, text_file: Path, text_config: Config, moment: str, run: Run
+) -> None:
+    """Killed before the state has its name, or while all is cleared away for changed settings: the next run begins."""
+    folder = tmp_path / "c"
+    code = """
+import json, os, signal, sys
+from pathlib import Path
+from data_prep import prepare
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+config, moment = json.loads(sys.argv[1]), sys.argv[2]
+if moment == "first write":
+    Path.replace = die
+else:
+    prepare.prepare = lambda job: (prepare._begin(job), (job.folder / "validation-00000.bin").touch())
+    prepare.main(config)
+    unlink = Path.unlink
+    Path.unlink = lambda path, **k: die() if path.suffix == ".bin" else unlink(path, **k)
+    config["data"]["shard_tokens"] = 3000
+prepare.main(config)
+"""
+    config = text_config(text_file, corpus=str(folder))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", code, json.dumps(config), moment], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL and any(folder.iterdir())
+    run(config)
+    assert not [path.name for path in folder.iterdir() if path.name.startswith((".", "unfinished"))]
+
+
 def test_resuming_does_not_tokenize_finished_shards_again(
     tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
