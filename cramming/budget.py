@@ -21,9 +21,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 from cramming.config import UserError, file_sha256
+from cramming.files import UNSUPPORTED
 
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
 EndReason = Literal["finished", "stopped", "failed"]
@@ -149,6 +150,22 @@ def processes_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [processes[key] for key in sorted(processes)]
 
 
+def _synced(journal: Path) -> BinaryIO:
+    """The journal, opened to be added to; UserError where what is added might be lost, and time be refunded with it."""
+    file = journal.open("ab")
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.close()
+        if error.errno not in UNSUPPORTED:
+            raise
+        raise UserError(
+            f"{journal}: this file system cannot sync a file to disk (fsync: {error.strerror}), so a crash could give"
+            " budget back; set runs=<folder> on another"
+        ) from None
+    return file
+
+
 class BudgetClock:
     """Measures one run's budget across its processes. Only rank 0 owns one.
 
@@ -167,7 +184,7 @@ class BudgetClock:
         self.lost_flops = 0.0
         self.work = Work()
         self._truncate_torn_line()
-        self._file = journal.open("ab")
+        self._file = _synced(journal)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._failure: OSError | None = None

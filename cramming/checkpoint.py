@@ -6,7 +6,6 @@ position is `sequences` of the counters. It deliberately says nothing about time
 """
 
 import re
-import shutil
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import torch
 from torch import nn
 
 from cramming.budget import Work
-from cramming.config import UserError, overwrite_atomically
+from cramming.config import UserError
 from cramming.device import random_states, set_random_states
+from cramming.files import overwrite_atomically
 from cramming.progress import say
 
 KEEP = 2
@@ -54,24 +54,21 @@ def save(
         "cuda_rng": gpu_state,
     }
     path = folder / f"step-{work.steps:08d}.pt"
-    try:
-        overwrite_atomically(path, lambda temporary: torch.save(state, temporary))
-    except (OSError, RuntimeError) as error:
-        # torch's writer reports a full disk as a RuntimeError of its own; any other is a defect.
-        if isinstance(error, RuntimeError) and not re.search("PytorchStreamWriter|inline_container", str(error)):
-            raise
-        raise UserError(
-            f"{path}: could not be written ({' '.join(str(error).split())[:120]}), {_free(folder)} are free there; make"
-            " room and go on with resume=true"
-        ) from None
-    killed_saves = folder.glob(".step-*.tmp")
-    for old in [*_files(folder)[KEEP:], *killed_saves]:
+    overwrite_atomically(path, lambda temporary: _write(state, temporary))
+    for old in _files(folder)[KEEP:]:
         old.unlink()
     return path
 
 
-def _free(folder: Path) -> str:
-    return f"{shutil.disk_usage(folder).free / 1e6:.0f} MB"
+def _write(state: dict[str, Any], path: Path) -> None:
+    """Through a file of Python's, whose errors say what the system said; torch makes its own of most of them."""
+    try:
+        with path.open("wb") as handle:
+            torch.save(state, handle)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_newest(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
-from cramming.config import ENVIRONMENT_ERRORS, NO_ROOM, RootConfig, UserError, build, config_folder, expand_home
+from cramming.config import RootConfig, UserError, build, config_folder, expand_home
+from cramming.files import explained
 from cramming.overrides import group_without_a_name, one_line, sweep_of, with_implied, with_quotes
 
 
@@ -101,11 +102,7 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in ENVIRONMENT_ERRORS:
-            raise
-        full = error.errno in NO_ROOM
-        advice = "make room or give another place" if full else "give another place, or the right to use this one"
-        _fail(f"{error.strerror}: {error.filename or 'a file in use'}; {advice}, then run again")
+        _fail(str(explained(error, "a file in use")))
 
 
 def _print_completion(shell: str) -> None:

@@ -7,30 +7,18 @@ accepted. Below the entry modules nobody sees a dictionary of settings or a Dict
 """
 
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 import re
-import shutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
-# The machine's state, not a defect of the program.
-ENVIRONMENT_ERRORS = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EPERM", "EIO", "EACCES", "EEXIST", "ENOTDIR", "EISDIR", "ENFILE", "EMFILE", "EFBIG", "ENOSPC", "EROFS",
-        "ENAMETOOLONG", "ENOLCK", "ELOOP", "EDQUOT", "EBUSY",
-    )
-)  # fmt: skip
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of these, what more room mends
 
 
 class UserError(ValueError):
@@ -206,50 +194,3 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by `text` in UTF-8; a reader sees the old or the new whole."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    overwrite_atomically(path, write)
-
-
-def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
-    whole.
-
-    The temporary lies beside the target (same file system) and is synced to disk before the rename, so a power cut or a
-    `kill -9` leaves either version; only to replace a folder takes two renames, between which the old one is called
-    `.old`. On an error the temporary is removed and the target is untouched.
-    """
-    path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _remove(temporary)
-    try:
-        write(temporary)
-        for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        if temporary.is_dir() and path.is_dir():  # rename cannot replace a folder that is not empty
-            old = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(old)
-            temporary.rename(path)
-            shutil.rmtree(old)
-        else:
-            temporary.replace(path)
-    except BaseException as error:
-        _remove(temporary)
-        if isinstance(error, OSError) and error.errno and not error.filename:  # of a write or sync: it knows no name
-            error.filename = str(path)
-        raise
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ def git_state() -> dict[str, Any]:
     commit = git("rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "dirty": None, "diff_sha256": None}
-    diff = git("diff", "HEAD") or ""
+    diff = git("diff-index", "-p", "HEAD") or ""
     changes = git("status", "--porcelain")
     return {
         "commit": commit,
@@ -51,8 +51,10 @@ def git(*arguments: str) -> str | None:
     source = Path(__file__).resolve().parent.parent
     if not (source / ".git").exists():
         return None
+    # Without optional locks (and `diff-index`, not `diff`): else git writes to the index, maybe beside a commit.
+    command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -28,7 +28,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, expand_home, write_atomically
+from cramming.config import UserError, expand_home
+from cramming.files import write_atomically
 from cramming.tricks import BEST, TRICKS, Trick, in_force, spelled
 
 FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand

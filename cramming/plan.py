@@ -9,7 +9,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from cramming.config import UserError, build, write_atomically
+from cramming.config import UserError, build
+from cramming.files import write_atomically
 from cramming.model.config import count_parameters
 from cramming.options import (
     ALLOCATOR_WASTE,

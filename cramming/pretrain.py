@@ -4,7 +4,6 @@
 what a report needs. The clock (cramming/budget.py) has been running since the operating system started this process.
 """
 
-import shutil
 import signal
 import time
 from collections import deque
@@ -19,9 +18,10 @@ import torch
 from cramming import device as devices
 from cramming.account import Judge, ResumeWithLessError, announce, finish, log_step, out_of_memory, validate, warn
 from cramming.budget import EndReason
-from cramming.config import ENVIRONMENT_ERRORS, UserError, build
+from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
+from cramming.files import LOCK, clear, explained
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, say
@@ -89,7 +89,7 @@ def check(settings: dict[str, Any]) -> None:
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
     """One process's whole life."""
-    stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [".lock"]
+    stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [LOCK]
     parts: Parts | None = None
     try:
         parts = build_parts(settings, folder, mesh, device)
@@ -100,15 +100,14 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
     except (UserError, OSError) as error:
         started = not is_new or (parts is not None and parts.work.steps > 0) or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
-            shutil.rmtree(folder)
-        if isinstance(error, OSError) and error.errno in ENVIRONMENT_ERRORS:
-            again = "with resume=true" if started else "again"
-            raise UserError(f"{error.filename or folder}: {error.strerror}; make room, then run {again}") from None
+            clear(folder)
+        if isinstance(error, OSError):
+            raise explained(error, folder, "run with resume=true" if started else "run again") from None
         raise
     if reason != "stopped":
         return
     if is_new and not parts.work.steps:  # somebody saw a mistake in what was announced
-        shutil.rmtree(folder)
+        clear(folder)
         say(f"{folder}: stopped before the first step; the name is free again")
     elif mesh.is_main:
         say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")

@@ -20,7 +20,6 @@ finite is stored as null: JSON has no NaN, and nobody downstream may mistake a s
 import difflib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,8 +29,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, expand_home, folder_name, write_atomically
+from cramming.config import UserError, expand_home, folder_name
 from cramming.environment import git
+from cramming.files import lock, sweep, write_atomically
 
 FORMAT_VERSION = 1
 RULES_VERSION = "5"
@@ -251,7 +251,7 @@ def create_run_folder(
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     write_atomically(folder / "config.yaml", text)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    diff = git("diff", "HEAD")
+    diff = git("diff-index", "-p", "HEAD")
     if diff:
         write_atomically(folder / "git.diff", diff + "\n")
     write_record_section(
@@ -261,27 +261,7 @@ def create_run_folder(
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """One writer per run folder: a second process on the same name is refused. The kernel frees it with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as handle:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{folder}: another process is working on this run; wait for it or give another name"
-                ) from None
-        try:
-            yield
-        except (UserError, OSError):
-            _remove_if_unused(folder)
-            raise
-
-
-def _remove_if_unused(folder: Path) -> None:
-    """Undo the `mkdir` for a run that a mistake ended before it wrote anything."""
-    if folder.is_dir() and [path.name for path in folder.iterdir()] == [".lock"]:
-        (folder / ".lock").unlink()
-        folder.rmdir()
+    """One writer per run folder: a second process on the same name is refused. What killed ones left goes."""
+    with lock(folder, "working on this run"):
+        sweep(folder)
+        yield

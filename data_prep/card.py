@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import write_atomically
 from cramming.data.manifest import Manifest
+from cramming.files import write_atomically
 from cramming.progress import compact
 
 CARD = "corpus_card.md"

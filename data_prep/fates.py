@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import overwrite_atomically
+from cramming.files import overwrite_atomically
 
 DECIDING = ("filters", "decontamination", "tokens")  # stages whose verdicts are kept, in their order
 PASSED = ""

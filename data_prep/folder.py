@@ -5,18 +5,14 @@ it away. Nothing that `prepare` has not made is ever removed.
 """
 
 import dataclasses
-import fcntl
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, write_atomically
+from cramming.config import UserError, build
 from cramming.data.shards import TASKS, TOKENIZER, Shard, Split
+from cramming.files import LOCK, remove, write_atomically
 from data_prep.card import CARD, PLOTS
 
 UNFINISHED = "unfinished.json"
@@ -49,11 +45,11 @@ class Unfinished:
                 raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
             return build(cls, found, str(path))
         begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
-        if foreign := sorted(item.name for item in folder.iterdir() if item not in begun):
+        if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
             some = ", ".join(foreign[:3])
             raise UserError(f"{folder}: not a corpus, and not empty ({some}); name another data.corpus")
         for file in begun:
-            _remove(file)
+            remove(file)
         return None
 
     def keep_only_finished(self, folder: Path) -> None:
@@ -64,34 +60,14 @@ class Unfinished:
         }
         for file in _own_files(folder):
             if file.name not in keep:
-                _remove(file)
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Only one `prepare` at a time in a folder. The lock is on the folder itself and ends with the process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another `cramming prepare` is writing here; wait until it has ended") from None
-        yield
-    finally:
-        os.close(handle)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+                remove(file)
 
 
 def finish(folder: Path) -> None:
     """The manifest is written: remove what only an unfinished corpus needs, the state last."""
     for path in (folder / name for name in (FATES, NEAR, UNFINISHED)):
         if path.exists():  # else a finished corpus may well lie where nothing can be removed
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def discard(folder: Path) -> None:
@@ -99,7 +75,7 @@ def discard(folder: Path) -> None:
     state = folder / UNFINISHED
     if state.is_file():
         for file in [*(file for file in _own_files(folder) if file != state), state]:
-            _remove(file)
+            remove(file)
 
 
 def _own_files(folder: Path) -> list[Path]:
@@ -107,10 +83,3 @@ def _own_files(folder: Path) -> list[Path]:
     own = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
     names = (UNFINISHED, NEAR, TOKENIZER, TASKS, CARD, PLOTS)
     return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

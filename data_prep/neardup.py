@@ -28,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import UserError, overwrite_atomically
+from cramming.config import UserError
+from cramming.files import overwrite_atomically
 from data_prep.clusters import clusters
 from data_prep.words import hash_words_and_breaks, ngrams
 from data_prep.workers import Workers

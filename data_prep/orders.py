@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import overwrite_atomically
 from cramming.data.shards import Curriculum, Shard
 from cramming.data.stream import TokenStream
+from cramming.files import overwrite_atomically
 from data_prep.texts import TextMeasures
 
 

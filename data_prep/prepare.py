@@ -10,23 +10,23 @@ in contrast, leaves nothing behind.
 """
 
 import dataclasses
-import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from cramming.config import NO_ROOM, UserError, overwrite_atomically, write_atomically
+from cramming.config import UserError
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
+from cramming.files import explained, lock, overwrite_atomically, write_atomically
 from cramming.pool import WorkerDiedError, process_pool
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
 from data_prep.clean import normalize
 from data_prep.encoding import text_encoder
 from data_prep.fates import Fates
-from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish, lock
+from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish
 from data_prep.generated import EmbeddedConfig
 from data_prep.hub import ConnectionLostError
 from data_prep.job import SOURCES, Job, parse
@@ -39,7 +39,7 @@ from data_prep.texts import TextMeasures
 from data_prep.tokenizer import TokenizerConfig
 from data_prep.workers import Workers
 
-__all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "lock", "main", "parse", "prepare"]
+__all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "main", "parse", "prepare"]
 
 TRAINED_HERE = 2_000_000  # characters: about a second
 TRAINER_DIED = (
@@ -52,8 +52,11 @@ BOTH: tuple[Split, Split] = ("train", "validation")
 def main(config: Mapping[str, Any]) -> None:
     """Prepare the corpus that the sections `data` and `tokenizer` describe, in `corpus_folder(config)`."""
     job = parse(config)
-    with lock(job.folder):
-        if (job.folder / shards.MANIFEST).is_file():
+    if (job.folder / shards.MANIFEST).is_file():  # it may lie where nothing, not even a lock, can be written
+        confirm(job)
+        return
+    with lock(job.folder, "preparing this corpus"):
+        if (job.folder / shards.MANIFEST).is_file():  # another process has finished it meanwhile
             confirm(job)
             return
         try:
@@ -64,12 +67,7 @@ def main(config: Mapping[str, Any]) -> None:
             discard(job.folder)
             raise
         except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror).lower()
-            raise UserError(
-                f"{error.filename or job.folder}: {reason}; make room and run the same command again"
-            ) from None
+            raise explained(error, job.folder, "run the same command again") from None
 
 
 def check(config: Mapping[str, Any]) -> None:

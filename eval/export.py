@@ -5,11 +5,13 @@ and, for an architecture that stock transformers lacks, the modelling file that 
 appears whole or not at all.
 """
 
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, expand_home, file_sha256, overwrite_atomically
+from cramming.config import UserError, build, expand_home, file_sha256
+from cramming.files import overwrite_atomically, sweep
 from cramming.model.config import count_parameters
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
 from cramming.model.stock import stock_family
@@ -57,6 +59,7 @@ def main(config: dict[str, Any]) -> None:
         )
         (temporary / "README.md").write_text(write_card(exported, run), encoding="utf-8")
 
+    sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
     how = "loads in transformers as it is" if family else f"loads in transformers with {CODE.name} beside it"
     say(f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how")

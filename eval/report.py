@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, expand_home, overwrite_atomically
+from cramming.config import UserError, build, expand_home
+from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
 from cramming.record import RULES_VERSION
 from eval import leaderboard, plots, submission, summary
@@ -54,6 +55,8 @@ def main(config: dict[str, Any]) -> None:
             if settings.each_run:
                 own = run.folder / "report"
                 _write(own, "report", run.label, stories[-1].blocks(own, "", 1))
+    for folder in (out, out / "plots"):
+        sweep(folder, ".*", locked=False)
     _write(out, "leaderboard", TITLE, _board(runs, rows, stories, out))
     _write_file(out / "leaderboard.csv", _utf8(comma_separated(rows)))
     _print(rows, runs)

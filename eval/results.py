@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from cramming.config import overwrite_atomically, write_atomically
+from cramming.files import overwrite_atomically, write_atomically
 from cramming.record import finite
 from eval import superglue
 from eval.datasets import Split, TaskData, examples_sha256
@@ -65,11 +65,6 @@ class Pieces:
         }
         write_json(self._path(task, seed), piece)
         return piece
-
-    def clear_leftovers(self) -> None:
-        """Remove files that a killed process had half written; only the holder of the run's lock may."""
-        for path in self.folder.glob("*/.*.tmp"):
-            path.unlink()
 
     def _path(self, task: Task, seed: int) -> Path:
         return self.folder / "pieces" / f"{task.name}-seed{seed}.json"

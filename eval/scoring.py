@@ -97,7 +97,6 @@ def score_model(
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     protocol = {**numerics, "selection": settings.selection}
     store, hyper = Pieces(folder), settings.hyperparameters
-    store.clear_leftovers()
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {
         (name, seed): settings_hash(same[name], asdict(hyper), seed)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cramming.children import CHECK, run_process
-from cramming.config import UserError, build, expand_home, folder_name, overwrite_atomically, write_atomically
+from cramming.config import UserError, build, expand_home, folder_name
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
+from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from eval import plots
 from eval.reading import Run, at, load_run, number, sections

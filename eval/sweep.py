@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cramming.config import overwrite_atomically, settings_hash
+from cramming.config import settings_hash
+from cramming.files import overwrite_atomically
 from cramming.progress import say
 from eval.finetune import Hyperparameters
 from eval.reading import number

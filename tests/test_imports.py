@@ -20,6 +20,7 @@ PACKAGES = ("cramming", "data_prep", "eval")
 LEVELS = {
     "cramming": 0,
     "cramming.config": 0,
+    "cramming.files": 0,
     "cramming.hub": 0,
     "cramming.progress": 0,
     "cramming.budget": 0,
@@ -68,6 +69,7 @@ LEVELS = {
 }
 TORCH_FREE = [
     "cramming.config",
+    "cramming.files",
     "cramming.record",
     "cramming.environment",
     "cramming.budget",
@@ -159,7 +161,14 @@ def test_cramming_imports_point_down(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming.model")])
 def test_the_model_is_mathematics_only(module: str) -> None:
-    allowed = ("cramming.model", "cramming.config", "cramming.progress", "cramming.record", "cramming")
+    allowed = (
+        "cramming.model",
+        "cramming.config",
+        "cramming.files",
+        "cramming.progress",
+        "cramming.record",
+        "cramming",
+    )
     for name in own(module):
         assert any(name == a or (a != "cramming" and is_within(name, a)) for a in allowed), f"{module} imports {name}"
 
@@ -167,7 +176,7 @@ def test_the_model_is_mathematics_only(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
 def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
     allowed = {"cramming", "cramming.config", "cramming.data", "cramming.data.manifest", "cramming.data.shards"}
-    allowed |= {"cramming.data.stream", "cramming.progress", "cramming.hub", "cramming.pool"}
+    allowed |= {"cramming.data.stream", "cramming.files", "cramming.progress", "cramming.hub", "cramming.pool"}
     for name in own(module):
         assert name in allowed or is_within(name, "data_prep"), f"{module} imports {name}"
     for name in imports_of(module):
@@ -190,7 +199,8 @@ def closure(module: str, package: str) -> set[str]:
     ["eval.rules", "eval.report", "eval.render", "eval.submission", "eval.plots", "eval.references", "eval.card"],
 )
 def test_rules_and_report_read_records_only(entry: str) -> None:
-    allowed = {"cramming", "cramming.config", "cramming.record", "cramming.progress", "cramming.budget"}
+    allowed = {"cramming", "cramming.config", "cramming.files", "cramming.record", "cramming.progress"}
+    allowed |= {"cramming.budget"}
     for module in closure(entry, "eval"):
         for name in own(module):
             assert name in allowed or is_within(name, "eval"), f"{entry} -> {module} imports {name}"
@@ -252,7 +262,7 @@ for name in {names!r}:
 
 
 def test_the_command_line_answers_before_anything_heavy_is_imported() -> None:
-    """`cramming`, `--help` and a typing mistake need no more than three small modules; Hydra comes with the verb."""
+    """`cramming`, `--help` and a typing mistake need no more than four small modules; Hydra comes with the verb."""
     code = """
 import sys
 import cramming.cli
@@ -261,7 +271,7 @@ print(*[m for m in sys.modules if m.split(".")[0] in ("cramming", "torch", "hydr
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(done.stdout.split()) == {
         "cramming",
-        *(f"cramming.{m}" for m in ("cli", "children", "config", "overrides")),
+        *(f"cramming.{m}" for m in ("cli", "children", "config", "files", "overrides")),
     }
 
 

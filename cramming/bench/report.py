@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from cramming.config import write_atomically
 from cramming.device import DeviceInfo
+from cramming.files import write_atomically
 from cramming.gate import WINDOW, Floor
 
 FORMULA = (

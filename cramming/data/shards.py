@@ -18,13 +18,12 @@ Sequence length is not part of the format: readers take windows of any length at
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, overwrite_atomically
+from cramming.config import UserError, file_sha256
 from cramming.data.manifest import (
     FORMAT_VERSION,
     INDEX_DTYPE,
@@ -41,6 +40,7 @@ from cramming.data.manifest import (
     token_dtype,
 )
 from cramming.data.stream import OrderedStream, TokenStream
+from cramming.files import overwrite_atomically, sync
 
 __all__ = [
     "FORMAT_VERSION",
@@ -123,7 +123,7 @@ class ShardWriter:
         if self._part is None:
             return
         self._part.flush()
-        os.fsync(self._part.fileno())
+        sync(self._part.fileno())
         self._part.close()
         self._part = None
         starts = np.concatenate(self._starts)

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from cramming.config import UserError, build, overwrite_atomically
+from cramming.config import UserError, build
+from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
@@ -83,12 +84,15 @@ def save_pretrained(
 
 
 def _write_weights(file: Path, state: dict[str, Tensor]) -> None:
-    """`save_file`, whose errors of the system are such errors here too."""
+    """`save_file`, whose errors of the system are such errors here too, and whose file has the mode of any other."""
+    file.touch()
+    mode = file.stat().st_mode
     try:
         save_file(state, file, metadata={"format": "pt"})
     except SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) if code else error from None
+    file.chmod(mode)
 
 
 def _config_node(config: ModelConfig) -> dict[str, Any]:

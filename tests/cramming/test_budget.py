@@ -1,5 +1,6 @@
 """The clock and its journal: nothing that happened is ever refunded."""
 
+import errno
 import json
 import os
 import signal
@@ -120,6 +121,18 @@ class TestJournal:
         with pytest.raises(OSError, match="No space"):
             clock.step_synchronised()
         clock.close("failed")
+
+    @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
+    def test_a_journal_that_cannot_be_synced_is_refused_and_charges_nothing(
+        self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def refuse(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(budget.os, "fsync", refuse)
+        with pytest.raises(UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"):
+            BudgetClock(config(1, hours=1), tmp_path / "budget.jsonl")
+        assert read_journal(tmp_path / "budget.jsonl") == []
 
 
 def _no_space(_: int) -> None:

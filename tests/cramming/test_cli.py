@@ -150,8 +150,8 @@ def test_mistakes_are_one_line_and_code_2(
     [
         (UserError("model.x: is wrong"), 2, "model.x: is wrong"),
         (UserError("two\nlines"), 2, "two lines"),
-        (PermissionError(13, "Permission denied", "runs"), 2, "Permission denied: runs"),
-        (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "Not a directory: a.txt/b"),
+        (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied; get the right"),
+        (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "a.txt/b: Not a directory"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from cramming.config import RootConfig, UserError, build, overwrite_atomically, settings_hash
+from cramming.config import RootConfig, UserError, build, settings_hash
 
 
 @dataclass(frozen=True)
@@ -187,59 +187,3 @@ def test_the_roots_own_settings(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(UserError, match=names) as caught:
         build(RootConfig, {**ROOT, "model_path": None, **changes}, "")
     assert str(caught.value).startswith(next(iter(changes)))
-
-
-def _everything(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*"))
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "file.txt"
-    overwrite_atomically(target, lambda p: p.write_text("one"))
-    overwrite_atomically(target, lambda p: p.write_text("two"))
-    assert target.read_text() == "two"
-    assert _everything(tmp_path / "deep") == ["file.txt"]
-
-
-def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    overwrite_atomically(tmp_path / "link", lambda p: p.mkdir())
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_dir()
-    assert _everything(tmp_path) == ["link", "real"]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failing_writer_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
-    target = tmp_path / "file.txt"
-    target.write_text("old")
-
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise error
-
-    with pytest.raises(error):
-        overwrite_atomically(target, fail)
-    assert target.read_text() == "old"
-    assert _everything(tmp_path) == ["file.txt"]
-
-
-def test_a_folder_is_replaced_whole_and_survives_a_failing_writer(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-
-    def write(*names: str, fail: bool = False) -> Any:
-        def writer(path: Path) -> None:
-            path.mkdir()
-            for name in names:
-                (path / name).write_text(name)
-            if fail:
-                raise RuntimeError
-
-        return writer
-
-    overwrite_atomically(target, write("a", "b"))
-    with pytest.raises(RuntimeError):
-        overwrite_atomically(target, write("c", fail=True))
-    assert _everything(tmp_path) == ["a", "b", "model"]
-    overwrite_atomically(target, write("c"))
-    assert _everything(tmp_path) == ["c", "model"]

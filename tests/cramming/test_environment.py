@@ -1,6 +1,8 @@
 """What a record says of the machine and the code."""
 
+import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +23,26 @@ def test_a_status_that_git_does_not_tell_is_not_a_clean_one(
     monkeypatch: pytest.MonkeyPatch, status: str | None, dirty: bool | None
 ) -> None:
     """git ends with an error or takes too long: rule 23 then does not hold."""
-    answers = {"rev-parse": "0123", "diff": "", "status": status}
+    answers = {"rev-parse": "0123", "diff-index": "", "status": status}
     monkeypatch.setattr(environment, "git", lambda verb, *_: answers[verb])
     assert environment.git_state()["dirty"] is dirty
+
+
+def test_git_is_only_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plain `git status` renews what the index knows of a touched file, and holds the index's lock meanwhile."""
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a", *arguments], check=True)
+
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "cramming" / "environment.py"))
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("text")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "a")
+    os.utime(tmp_path / "file", (1, 1))
+    before = (tmp_path / ".git" / "index").read_bytes()
+    assert environment.git_state()["dirty"] is False
+    assert (tmp_path / ".git" / "index").read_bytes() == before
 
 
 @pytest.mark.parametrize(

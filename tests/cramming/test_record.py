@@ -226,6 +226,13 @@ with run_lock(Path({str(tmp_path / "a")!r})):
         with run_lock(tmp_path / "a"):
             pass
 
+    def test_what_killed_processes_left_half_written_goes(self, tmp_path: Path) -> None:
+        for name in (".final.4194305.tmp/model.safetensors", "checkpoints/.step-00000002.pt.4194305.tmp"):
+            (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "a" / name).write_text("half")
+        with run_lock(tmp_path / "a"):
+            assert sorted(p.name for p in (tmp_path / "a").rglob("*")) == [".lock", "checkpoints"]
+
     def test_a_run_that_wrote_nothing_leaves_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="corpus"), run_lock(tmp_path / "runs" / "a"):
             raise UserError("corpus: missing")

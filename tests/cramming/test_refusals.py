@@ -43,10 +43,19 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
 
     with monkeypatch.context() as patch:
         patch.setattr(parts, "MetricsLog", full)
-        with pytest.raises(UserError, match=r"runs/a: No space left on device; make room, then run again"):
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; make room there, then run again"):
             start("name=a")
     assert not (tmp_path / "runs" / "a").exists()
     start("name=a", "budget.steps=1")
+
+
+def test_a_linked_run_folder_stays_and_is_empty_after_a_mistake(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"varlen"):
+        start("name=a", "attention.kernel=varlen")
+    assert (tmp_path / "runs" / "a").is_symlink() and list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize(

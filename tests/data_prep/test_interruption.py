@@ -14,6 +14,7 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.shards import Corpus
+from cramming.files import lock
 from data_prep import pack, prepare
 from data_prep.prepare import UNFINISHED, main
 
@@ -148,7 +149,7 @@ def test_interrupted_run_of_changed_sources_starts_over(
 
 def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"))
-    with prepare.lock(tmp_path / "c"), pytest.raises(UserError, match="another `cramming prepare` is writing"):
+    with lock(tmp_path / "c", "at work"), pytest.raises(UserError, match="another process is preparing this corpus"):
         main(config)
     run(config)
 
@@ -167,14 +168,14 @@ def test_a_finished_corpus_may_lie_where_nothing_can_be_written(
     assert "already prepared" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.EFBIG, "file too large"), (errno.EDQUOT, "disk quota exceeded")])
-def test_other_limits_of_the_disk_are_said_by_their_name(
+@pytest.mark.parametrize(("number", "said"), [(errno.EROFS, "give another place"), (errno.EDQUOT, "make room there")])
+def test_other_errors_of_the_disk_have_their_own_advice(
     text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
     monkeypatch.setattr(
         pack.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
     )
-    with pytest.raises(UserError, match=f"{said}; make room and run the same command again"):
+    with pytest.raises(UserError, match=f"{os.strerror(number)}; .*{said}, then run the same command again"):
         main(text_config(text_file))
 
 
@@ -183,7 +184,11 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(
 ) -> None:
     config = text_config(text_file, shard_tokens=3000)
     with monkeypatch.context() as patch:
-        patch.setattr(pack.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(UserError, match="disk is full"):
+        patch.setattr(
+            pack.ShardWriter,
+            "_write",
+            lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        )
+        with pytest.raises(UserError, match="make room there, then run the same command again"):
             main(config)
     run(config)

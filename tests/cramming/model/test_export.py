@@ -1,6 +1,7 @@
 """Model folders: complete, exact, whole, and refused with a reason when they are not."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +112,17 @@ def test_a_failed_save_leaves_the_old_folder(folder: Path, save: Save, monkeypat
         save(MaskedLM(MODERN), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["final"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_all_files_have_the_mode_that_the_user_set(tmp_path: Path, save: Save, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        save(MaskedLM(MODERN), tmp_path / "final")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "final").iterdir()}
+    assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
 def test_saving_again_replaces_the_model_but_no_other_folder(folder: Path, tmp_path: Path, save: Save) -> None:

@@ -1,0 +1,212 @@
+"""Files on any file system: replaced whole or not at all, one writer per folder, the system's errors in plain words.
+
+Not every file system can do everything. Clusters and FUSE mounts may lack `flock` or `fsync`:
+
+- A lock is a file `.lock` in the folder. With `flock` the kernel frees it with the process. Without, the file's
+  existence is the lock, which a killed process leaves behind: the message then says which file to delete.
+- A finished file whose `fsync` is not supported is kept: it is whole unless the power fails. The budget's journal is
+  worth nothing without (cramming/budget.py), and refuses.
+
+Temporary files carry the id of their process. The next holder of the folder's lock removes those of dead processes.
+"""
+
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cramming.config import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
+_ROOM, _PLACE, _RIGHT = "make room there", "give another place", "get the right to use it, or give another place"
+_TAKEN = "something else has its place; move that, or give another place"
+_GONE = "check that the disk is sound and connected, or give another place"
+# What the machine says that is its state and no defect of the program, and what a user does about it.
+_ADVICE = {
+    "ENOSPC": _ROOM, "EDQUOT": _ROOM, "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
+    "EROFS": "it can only be read; give another place", "EACCES": _RIGHT, "EPERM": _RIGHT,
+    "EIO": _GONE, "EREMOTEIO": _GONE, "ESTALE": _GONE, "ENOTCONN": _GONE, "ENODEV": _GONE, "ENXIO": _GONE,
+    "EEXIST": _TAKEN, "ENOTDIR": _TAKEN, "EISDIR": _TAKEN, "EBUSY": "end what uses it",
+    "ENAMETOOLONG": "shorten it", "ELOOP": "links lead in a circle; mend them, or give another place",
+    "ENFILE": "close other programs' files", "EMFILE": "raise the limit of open files (`ulimit -n`)",
+    "ENOLCK": _PLACE, "ENOTSUP": _PLACE, "ENOSYS": _PLACE,
+}  # fmt: skip
+ADVICE = {getattr(errno, name): advice for name, advice in _ADVICE.items() if hasattr(errno, name)}
+UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
+
+
+def explained(error: OSError, place: Path | str, again: str = "run again") -> UserError:
+    """The system's error as one line: where, what, what to do. `error` itself is raised if it is a defect of ours.
+
+    `place` is named where the error has no file's name: those of writing do not.
+    """
+    if error.errno not in ADVICE:
+        raise error
+    return UserError(f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}")
+
+
+def sync(descriptor: int) -> None:
+    """`fsync`, where the file system has it."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+@contextmanager
+def lock(folder: Path, work: str) -> Iterator[None]:
+    """One writer per folder, which is made if it is missing and removed if it is empty at the end.
+
+    UserError where another process has it; `work` says what that one does ("working on this run").
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}")
+    try:
+        yield
+    finally:
+        if _is_at(descriptor, folder / LOCK):
+            (folder / LOCK).unlink()
+        os.close(descriptor)
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _locked(path: Path, busy: str) -> int:
+    """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
+    while True:
+        try:
+            descriptor, is_new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            try:
+                descriptor, is_new = os.open(path, os.O_RDWR), False
+            except FileNotFoundError:
+                continue
+        try:
+            has_flock = _flock(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(f"{busy}; wait for it or give another name") from None
+        if not has_flock and not is_new:
+            os.close(descriptor)
+            raise UserError(
+                f"{busy}, or one was killed here: this file system cannot tell (it has no flock); if none is, delete"
+                f" {path}"
+            )
+        if _is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _flock(descriptor: int) -> bool:
+    """Whether there is such a thing here; BlockingIOError where another process has it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def clear(folder: Path) -> None:
+    """Remove all that is in a folder but its lock, with which an empty folder goes."""
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, pattern: str = "**/*", *, locked: bool = True) -> None:
+    """Remove the temporary files and folders that killed processes left, as far as `pattern` finds them.
+
+    The process may live on another machine, where several share the folder: without its lock (`locked`), what has
+    changed in the last hour stays.
+    """
+    from psutil import pid_exists  # takes time to import
+
+    for path in [path for path in folder.glob(pattern) if TEMPORARY.fullmatch(path.name)]:
+        process = int(path.name.split(".")[-2])
+        is_dead = process == os.getpid() or not pid_exists(process)  # in a container they all have the same number
+        if is_dead and path.exists() and (locked or time.time() - path.stat().st_mtime > 3600):
+            remove(path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by `text` in UTF-8; a reader sees the old or the new whole."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    overwrite_atomically(path, write)
+
+
+def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
+    whole.
+
+    The temporary lies beside the target (same file system) and is synced to disk before the rename, so a power cut or a
+    `kill -9` leaves either version; only to replace a folder takes two renames, between which the old one is called
+    `.old`. On an error the temporary is removed and the target is untouched.
+    """
+    path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
+    try:
+        write(temporary)
+        for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
+            with file.open("rb") as handle:
+                sync(handle.fileno())
+        if temporary.is_dir() and path.is_dir():  # rename cannot replace a folder that is not empty
+            _exchange(temporary, path)
+        else:
+            temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
+            remove(temporary)
+        if isinstance(error, OSError) and error.errno and _is_within(error.filename, temporary):
+            error.filename = str(path)
+        raise
+
+
+def _exchange(temporary: Path, path: Path) -> None:
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    path.rename(old)
+    try:
+        temporary.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    remove(old)
+
+
+def _is_within(name: str | None, temporary: Path) -> bool:
+    """Whether an error is about the temporary. Those of writing and syncing know no name, and are."""
+    return not name or name.startswith(str(temporary))
