@@ -16,6 +16,7 @@ from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
 from cramming.record import is_run, load_metrics, load_record, write_record_section
+from cramming.sections import tiny_defaults
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -47,6 +48,8 @@ def announce(parts: Parts) -> None:
         f" {budget.limit:g} {budget.unit}; started at step {parts.work.steps}"
         f" with {parts.clock.elapsed_seconds():.1f} s on the clock"
     )
+    if warning := tiny_defaults(model, tokens, parts.peak_learning_rate):
+        say(warning)
 
 
 def warn(parts: Parts, judge: Judge) -> None:

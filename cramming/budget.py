@@ -41,11 +41,11 @@ class BudgetConfig:
     heartbeat_seconds: float
 
     def __post_init__(self) -> None:
-        given = {u: getattr(self, u) for u in ("hours", "exaflops", "tokens", "steps") if getattr(self, u) is not None}
+        given = {u: getattr(self, u) for u in get_args(Unit) if getattr(self, u) is not None}
         if len(given) != 1:
             found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
-                f"exactly one limit counts, found {found}; for another unit use e.g. budget=steps budget.steps=1000"
+                f"exactly one limit counts, found {found}; give one, for example budget.steps=1000 or budget.hours=24"
             )
         for unit, value in given.items():
             if value <= 0:
@@ -56,7 +56,7 @@ class BudgetConfig:
     @property
     def unit(self) -> Unit:
         """The unit that is set."""
-        units: tuple[Unit, ...] = ("hours", "exaflops", "tokens", "steps")
+        units: tuple[Unit, ...] = get_args(Unit)
         return next(u for u in units if getattr(self, u) is not None)
 
     @property

@@ -7,6 +7,7 @@ that escapes is a defect of ours and keeps its traceback.
 
 import importlib
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
+SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
 
@@ -75,6 +77,8 @@ def usage() -> str:
 
 def main() -> None:
     """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
+    if (system := platform.system()) not in SYSTEMS:
+        _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
@@ -181,7 +185,7 @@ def check_points(verb: str, overrides: Sequence[str]) -> None:
     from cramming.record import refuse_finished_run, run_folder
 
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    points = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+    points = [with_implied(point) for point in BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]]
     common, folders, trains = set(points[0]).intersection(*points), set[Path](), verb in ("run", "pretrain")
     for point in points:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):

@@ -54,9 +54,14 @@ class DeviceInfo:
 
 
 def select(requested: str) -> torch.device:
-    """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there."""
+    """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there, or an AMD one is."""
     if requested not in ("auto", "cpu", "cuda"):
         raise UserError(f"device={requested}: choose one of auto, cpu, cuda")
+    if requested != "cpu" and torch.version.hip and torch.cuda.is_available():  # ROCm calls itself cuda
+        raise UserError(
+            f"device={requested}: this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set"
+            " device=cpu, or take an NVIDIA GPU"
+        )
     if requested == "cuda" and not torch.cuda.is_available():
         build = "this torch build has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         raise UserError(f"device=cuda: {build} (torch {torch.__version__}); use device=cpu or install a CUDA build")

@@ -2,16 +2,42 @@
 
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, get_args
 
-from cramming.config import UserError
+from cramming.config import UserError, config_folder
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
-    """`eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses."""
+    """The overrides, and before the first of them what they mean besides.
+
+    `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses.
+    """
     real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
     chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
-    return [*overrides, "eval=glue_sane"] if real_glue and not chosen else list(overrides)
+    implied = [*["eval=glue_sane"] * (real_glue and not chosen), *_implied_budget(overrides)]
+    # Flags may stand before and after the settings, but not among them.
+    first = next((place for place, word in enumerate(overrides) if "=" in word and not word.startswith("-")), 0)
+    return [*overrides[:first], *implied, *overrides[first:]]
+
+
+def _implied_budget(overrides: Sequence[str]) -> list[str]:
+    """A budget that is typed, as a group or as a limit, is the whole budget: no limit of an experiment or of the
+    defaults stays beside it. Two limits that are both typed stay, to be refused."""
+    from omegaconf import OmegaConf
+
+    from cramming.budget import Unit
+
+    found = (re.fullmatch(r"\+{0,2}budget(?:\.(\w+))?=(.*)", override) for override in overrides)
+    typed: dict[str | None, str] = {match[1]: match[2] for match in found if match}
+    group = typed.pop(None, None)
+    file = config_folder() / "budget" / f"{group}.yaml"
+    if group and not file.is_file():  # several of them (--multirun, whose jobs come here one by one), or a mistake
+        return []
+    if not group and all(typed.get(unit, "null") == "null" for unit in get_args(Unit)):
+        return []
+    limits: Any = OmegaConf.load(file) if group else {}
+    values = {unit: limits.get(unit) for unit in get_args(Unit) if unit not in typed}
+    return [f"budget.{unit}={'null' if value is None else value}" for unit, value in values.items()]
 
 
 def with_quotes(overrides: Sequence[str]) -> list[str]:

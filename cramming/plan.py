@@ -25,6 +25,7 @@ from cramming.options import (
     tokens_in_budget,
 )
 from cramming.progress import format_count, say, show_table
+from cramming.sections import tiny_defaults
 from cramming.simulate import CATEGORIES, KEPT_HEAP
 
 
@@ -58,6 +59,9 @@ def describe(job: Job, target: Target) -> None:
         f"model: {count.total / 1e6:.1f}M parameters, vocabulary {job.model.vocab_size}; step: {train.batch_size}"
         f" sequences of {train.sequence_length}, {job.targets_per_row} targets each; {optimizer}, {target.mode}"
     )
+    peak_learning_rate = job.execution.optim.peak_learning_rate(train.batch_size)
+    if warning := tiny_defaults(job.model, train.batch_size * train.sequence_length, peak_learning_rate):
+        say(warning)
     taken = "the CUDA context" if target.kind == "cuda" else "Python and torch"
     say(
         f"device: {target.name}, {target.memory_bytes / GIB:.3g} GiB, of which {max(0, target.usable_bytes) / GIB:.3g}"

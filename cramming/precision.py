@@ -37,7 +37,9 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         if self.emulate_fp8 and self.mode != "fp8":
-            raise ValueError(f"emulate_fp8=true does nothing with mode={self.mode}; set it to false")
+            raise ValueError(
+                f"emulate_fp8=true does nothing with mode={self.mode}; set precision.mode=fp8, or it to false"
+            )
 
 
 def resolve(mode: str, device: torch.device) -> Mode:

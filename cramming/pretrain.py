@@ -24,7 +24,7 @@ from cramming.engine import StepStats
 from cramming.files import LOCK, clear, explained
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
-from cramming.progress import Progress, say
+from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.sections import Sections, TrainConfig, check_sections
@@ -186,10 +186,11 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
 
             reached = mesh.from_main(clock.progress() if clock else 0.0)
             if mesh.is_main:
-                bar.update(100 * reached)
-                bar.note(f"step {work.steps}, loss {stats.loss:.3f}")
-            if mesh.is_main and work.steps % config.log_every == 0:
                 rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
+                speed = format_count(rate, "tokens")
+                bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
+                bar.update(100 * reached)
+            if mesh.is_main and work.steps % config.log_every == 0:
                 log_step(parts, recent, reached, learning_rate, rate)
             if mesh.is_main and is_validation_due(config, progress, reached):
                 validate(parts, reached)
@@ -198,7 +199,6 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 last_save = time.monotonic()
     batches.close()
     if mesh.is_main and recent and work.steps % config.log_every:
-        rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
         log_step(parts, recent, reached, learning_rate, rate)
     return reason
 

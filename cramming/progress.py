@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
+WIDE = 100  # columns of a terminal that has room for all of a bar's
 _console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
 
@@ -77,7 +78,8 @@ class _RateColumn(ProgressColumn):
 class Progress:
     """`with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
 
-    `total=None` means unknown: no ETA is shown. Without a terminal a line is printed at most every 10 seconds.
+    `total=None` means unknown: no ETA is shown. Until something is done the bar pulses: what is to be counted loads or
+    starts. Without a terminal a line is printed at most every 10 seconds.
     """
 
     def __init__(self, title: str, total: float | None, unit: str = "") -> None:
@@ -89,11 +91,12 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if _console.is_terminal:
+            wide = _console.width >= WIDE  # else a note would push the ETA out
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
+                BarColumn(bar_width=30 if wide else 3),
                 _RateColumn(),
-                TimeElapsedColumn(),
+                *([TimeElapsedColumn()] if wide else []),
                 TextColumn("eta"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
@@ -101,7 +104,7 @@ class Progress:
                 refresh_per_second=4,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, unit=self.unit, note="")
+            self._task = self._bar.add_task(self.title, total=None, unit=self.unit, note="")  # which pulses
         return self
 
     def advance(self, amount: float = 1.0) -> None:
@@ -112,7 +115,7 @@ class Progress:
         """Set the number of units done so far."""
         self.done = done
         if self._bar:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, total=self.total if done else None)
         elif time.monotonic() - self._last_line >= LOG_EVERY_SECONDS:
             self._print_line()
 

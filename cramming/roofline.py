@@ -127,7 +127,11 @@ def _best_seconds(work: "object", device: torch.device, duration: float) -> floa
 def named(name: str, mode: str) -> Sheet:
     """The sheet of a device, by its name in the table; UserError with the names, or where it cannot run the mode."""
     if name not in SHEETS:
-        raise UserError(f"plan.device={name}: choose one of auto, cpu, cuda, {', '.join(SHEETS)}")
+        raise UserError(
+            f"plan.device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
+            f' yours, for example plan.device="RTX 2080 Ti" plan.memory_gb=12; choose one of auto, cpu, cuda,'
+            f" {', '.join(SHEETS)}"
+        )
     if mode == "fp8" and not SHEETS[name].fp8:
         able = ", ".join(other for other, sheet in SHEETS.items() if sheet.fp8)
         raise UserError(f"precision.mode=fp8: {name} has no fp8 products ({able} have); take precision=bf16 or fp16")

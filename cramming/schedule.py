@@ -46,7 +46,8 @@ class ScheduleConfig:
         for field, neutral in UNUSED[self.name].items():
             if getattr(self, field) != neutral:
                 raise ValueError(
-                    f"{field}={getattr(self, field)} does nothing with name={self.name}; set it to {neutral}"
+                    f"{field}={getattr(self, field)} does nothing with name={self.name}; choose the shape by"
+                    f" schedule={self.name}, which has {field}={neutral}, or set schedule.{field}={neutral}"
                 )
         if not 0 < self.batch_start <= 1:
             raise ValueError(f"batch_start={self.batch_start} is not a share above 0 and at most 1")

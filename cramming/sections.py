@@ -19,7 +19,7 @@ from cramming.data.masking import ObjectiveConfig
 from cramming.data.shards import MANIFEST, ORDERS
 from cramming.execution import EngineConfig
 from cramming.model import attention
-from cramming.model.config import ModelConfig
+from cramming.model.config import ModelConfig, count_parameters
 from cramming.optim import refuse_missing_package
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
@@ -28,6 +28,10 @@ from cramming.precision import refuse_missing_hardware, resolve
 from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.start import StartConfig
 from cramming.tricks import changed
+
+# A step of train=tiny and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size
+# from which on they are said to be unfit is a judgement, not a measurement.
+TINY_STEP_TOKENS, TINY_LEARNING_RATE, LARGE_MODEL_PARAMETERS = 2048, 3e-3, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,20 @@ class Sections:
         if found.objective.segments and model.token_types < 2:
             raise UserError(f"objective.segments=true needs model.token_types=2, not {model.token_types}")
         return found
+
+
+def tiny_defaults(model: ModelConfig, step_tokens: int, peak_learning_rate: float) -> str | None:
+    """What to say where a large model is trained with the defaults for a laptop's; else None."""
+    parameters = count_parameters(model).without_embeddings
+    found = [f"{step_tokens} tokens a step"] if step_tokens <= TINY_STEP_TOKENS else []
+    found += [f"a peak learning rate of {peak_learning_rate:g}"] if peak_learning_rate == TINY_LEARNING_RATE else []
+    if parameters < LARGE_MODEL_PARAMETERS or not found:
+        return None
+    return (
+        f"warning: {' and '.join(found)}: the defaults for a model of a million parameters, and this one has"
+        f" {parameters / 1e6:.0f} million beside its embeddings; take an experiment (experiment=crammed-bert-day), or"
+        " train=day optim=adamw"
+    )
 
 
 def check_sections(

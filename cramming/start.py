@@ -34,17 +34,15 @@ class StartConfig:
     decoder_std: float
 
     def __post_init__(self) -> None:
+        choose = f"choose it by start={self.embeddings}"
         for name in ("window", "max_tokens", "embedding_std", "decoder_std"):
-            if self.embeddings == "random" and getattr(self, name) != 0:
-                raise ValueError(f"{name}={getattr(self, name)} does nothing with embeddings=random; set it to 0")
-        if self.embeddings == "random":
-            return
-        for name in ("window", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
-        for name in ("embedding_std", "decoder_std"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)} is not above 0")
+            value = getattr(self, name)
+            if self.embeddings == "random" and value != 0:
+                raise ValueError(
+                    f"{name}={value} does nothing with embeddings=random; {choose}, which has 0, or set start.{name}=0"
+                )
+            if self.embeddings == "cooccurrence" and value <= 0:
+                raise ValueError(f"{name}={value} is not above 0; {choose}, which has a value, or set start.{name}")
 
 
 def start_from_text(

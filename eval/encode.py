@@ -149,16 +149,18 @@ def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
         )
 
 
-def encode_task(data: TaskData, encode: Encoder) -> EncodedTask:
-    """All splits of a task as ids."""
+def encode_task(
+    data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
+) -> EncodedTask:
+    """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
     return EncodedTask(
-        encode_split(data.train, encode),
-        {split.source.entry: encode_split(split, encode) for split in data.scored},
-        {split.source.entry: encode_split(split, encode) for split in data.blind},
+        encode_split(data.train, encode, on_examples),
+        {split.source.entry: encode_split(split, encode, on_examples) for split in data.scored},
+        {split.source.entry: encode_split(split, encode, on_examples) for split in data.blind},
     )
 
 
-def encode_split(split: Split, encode: Encoder) -> Encoded:
+def encode_split(split: Split, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None) -> Encoded:
     """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
     ids, types, lengths = [], [], []
     for first in range(0, len(split), BATCH):
@@ -166,5 +168,6 @@ def encode_split(split: Split, encode: Encoder) -> Encoded:
         lengths += [len(sequence) for sequence in batch_ids]
         ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
         types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
+        on_examples(len(batch_ids))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)

@@ -16,7 +16,7 @@ from cramming.config import UserError, build, expand_home
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.model.config import ModelConfig
-from cramming.progress import say
+from cramming.progress import Progress, say
 from cramming.record import (
     create_run_folder,
     drop_record_sections,
@@ -47,7 +47,7 @@ def main(config: dict[str, Any]) -> None:
     refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
     refuse_design(settings.init, source.label, source.designed)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
-    data = [suite.read(task) for task in suite.tasks]
+    data = read_tasks(suite)
     if not settings.predict_test:
         data = [replace(task_data, blind=()) for task_data in data]
     if settings.minimal_pairs:
@@ -76,6 +76,17 @@ def main(config: dict[str, Any]) -> None:
         if settings.sweep:
             chosen = sweep.choose(folder / kind, settings.init)
             write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | chosen})
+
+
+def read_tasks(suite: Suite) -> list[TaskData]:
+    """All tasks; the largest take some seconds each."""
+    data = []
+    with Progress("read", total=len(suite.tasks), unit="tasks") as bar:
+        for task in suite.tasks:
+            bar.note(task.title)
+            data.append(suite.read(task))
+            bar.advance()
+    return data
 
 
 def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:

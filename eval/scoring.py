@@ -105,12 +105,15 @@ def score_model(
     pieces = stored_pieces(store, keys, init)
     todo = [run for run in keys if run not in pieces]
     by_name = {d.task.name: d for d in data}
+    needed = [d for d in data if d.task.name not in cache and any(name == d.task.name for name, _ in todo)]
+    if needed:
+        cache |= encode_tasks(needed, source, hyper.max_length)
     workers = choose_workers(
         settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
     )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         todo.sort(key=lambda run: -len(by_name[run[0]].train))
-    jobs = make_jobs(todo, by_name, source, init, settings, precision, device, cache)
+    jobs = make_jobs(todo, cache, source, init, settings, precision, device)
     with Progress(f"fine-tune ({init})", hyper.epochs * sum(len(by_name[n].train) for n, _ in todo), "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
             run = (job.task, job.seed)
@@ -158,26 +161,31 @@ def conditions(
     )
 
 
+def encode_tasks(data: Sequence[TaskData], source: ModelSource, max_length: int) -> dict[str, EncodedTask]:
+    """The tasks as the model's tokenizer sees them, by name."""
+    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
+    encoded = {}
+    examples = sum(len(split) for d in data for split in (d.train, *d.scored, *d.blind))
+    with Progress("encode", examples, "examples") as bar:
+        for task_data in data:
+            bar.note(task_data.task.name)
+            encoded[task_data.task.name] = encode_task(task_data, encode, bar.advance)
+    return encoded
+
+
 def make_jobs(
     runs: Sequence[tuple[str, int]],
-    data: dict[str, TaskData],
+    data: Mapping[str, EncodedTask],
     source: ModelSource,
     init: Init,
     settings: EvalConfig,
     precision: Mode,
     device: torch.device,
-    cache: dict[str, EncodedTask],
 ) -> Iterator[Job]:
-    """The jobs of `runs` in order; a task is tokenized when its first job is asked for and not yet in `cache`."""
-    hyper = settings.hyperparameters
-    for name, group in itertools.groupby(runs, key=lambda run: run[0]):
-        encoded = cache.get(name) or encode_task(
-            data[name], load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
-        )
-        cache[name] = encoded
-        for _, seed in group:
-            numerics = (precision, str(device), settings.threads)
-            yield Job(name, seed, init, encoded, source, hyper, *numerics, settings.selection)
+    """The jobs of `runs` in order."""
+    numerics = (precision, str(device), settings.threads)
+    for name, seed in runs:
+        yield Job(name, seed, init, data[name], source, settings.hyperparameters, *numerics, settings.selection)
 
 
 def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

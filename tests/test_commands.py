@@ -1,21 +1,30 @@
-"""Every `cramming ...` command that the README, docs/ and the headers of conf/ show still parses and composes."""
+"""Every `cramming ...` command that the README, docs/ and the headers of conf/ show parses and is accepted."""
 
+import gzip
+import lzma
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cramming import cli
-from cramming.config import config_folder
+from cramming.bench.main import BenchConfig
+from cramming.config import build, config_folder
+from cramming.options import Job, PlanConfig
 from cramming.overrides import with_implied, with_quotes
+from cramming.sections import tiny_defaults
+from eval.export import ExportConfig
+from eval.study import StudyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
+SECTIONS: dict[str, type] = {"bench": BenchConfig, "export": ExportConfig, "study": StudyConfig}
 FLAGS = ("--check", "--multirun", "-m")
 
 
@@ -40,16 +49,66 @@ def test_the_commands_are_found() -> None:
     assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/default.yaml"}
 
 
-@pytest.mark.parametrize("shown", SHOWN)
-def test_a_command_composes(shown: str) -> None:
-    verb, *words = shlex.split(SHOWN[shown], comments=True)
-    overrides = with_quotes(with_implied(cli.with_positional(verb, words)))
-    if {"--help", "--hydra-help", "--cfg"}.intersection(overrides):
-        return
-    several = {"--multirun", "-m"}.intersection(overrides)
-    overrides = [word for word in overrides if word not in FLAGS]
-    if several:  # one of the jobs
-        overrides = [re.sub(r"=([^\[{',]*),.*", r"=\1", word) for word in overrides]
-    assert all("=" in word for word in overrides), overrides
+def composed(words: list[str]) -> dict[str, Any] | None:
+    """The settings of the command, of one of the jobs of several; None where it only prints."""
+    if {"--help", "--hydra-help", "--cfg"}.intersection(words):
+        return None
+    if {"--multirun", "-m"}.intersection(words):
+        words = [re.sub(r"=([^\[{',]*),.*", r"=\1", word) for word in words]
+    words = [word for word in words if word not in FLAGS]
+    assert all("=" in word for word in words), words
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        OmegaConf.to_container(compose("config", overrides), resolve=False)
+        settings = OmegaConf.to_container(compose("config", words), resolve=True)
+    assert isinstance(settings, dict)
+    return settings  # type: ignore[return-value]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the commands name: texts, and `x` or `...` as folder of GLUE and of a model."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("x", "..."):
+        for name in ("train", "dev"):
+            file = tmp_path / folder / "RTE" / f"{name}.tsv"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rows = [f"{i}\ta bird sings\tit sings\t{'not_' * (i % 2)}entailment\n" for i in range(8)]
+            file.write_text("index\tsentence1\tsentence2\tlabel\n" + "".join(rows), encoding="utf-8")
+    (tmp_path / "wiki").mkdir()
+    text = b"A bird sings. " * 40
+    packed = lzma.compress(text)
+    contents = {"a.txt": text, "b.txt": text, "wiki/1.xz": packed, "wiki_core.00.txt.xz": packed}
+    contents["b.jsonl.gz"] = gzip.compress(b'{"text": "A bird."}\n')
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+
+
+NEED_DATA = ("model_path=", "eval=superglue", "eval=hub")  # a model, other tasks, the net
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_a_command_is_accepted(shown: str, files: None) -> None:
+    """Verbs that can be checked beforehand check it; of the others their sections are built."""
+    verb, *words = shlex.split(SHOWN[shown], comments=True)
+    settings = composed(with_quotes(with_implied(cli.with_positional(verb, words))))
+    if settings is None or any(word.startswith(NEED_DATA) for word in words):
+        return
+    if verb in ("run", *cli.PIPELINE):
+        cli.check(verb, settings)
+    elif verb == "plan":
+        Job.of(settings)
+        PlanConfig(**settings["plan"])
+    elif verb in SECTIONS:
+        build(SECTIONS[verb], settings[verb], verb)
+
+
+def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
+    """A large model comes with the batch and the learning rate that it was made for."""
+    for shown, command in SHOWN.items():
+        verb, *words = shlex.split(command, comments=True)
+        if shown.startswith("README.md") and verb in ("run", "pretrain", "plan"):
+            settings = composed(with_quotes(with_implied(words)))
+            if settings is not None:
+                job = Job.of(settings)
+                tokens = job.train.batch_size * job.train.sequence_length
+                rate = job.execution.optim.peak_learning_rate(job.train.batch_size)
+                assert tiny_defaults(job.model, tokens, rate) is None, shown

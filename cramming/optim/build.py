@@ -54,20 +54,27 @@ class OptimConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is below 0")
         if self.scale_rule != "none" and self.base_batch < 1:
-            raise ValueError(f"base_batch={self.base_batch} is below 1")
+            raise ValueError(
+                f"base_batch={self.base_batch}: scale_rule={self.scale_rule} needs the batch that lr is meant for; set"
+                " for example optim.base_batch=256"
+            )
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip={self.clip} is not above 0; null means no clipping")
         self._refuse_unused()
 
     def _refuse_unused(self) -> None:
         if self.scale_rule == "none" and self.base_batch:
-            raise ValueError(f"base_batch={self.base_batch} does nothing with scale_rule=none; set it to 0")
+            raise ValueError(f"base_batch={self.base_batch} does nothing with scale_rule=none; set optim.base_batch=0")
+        choose = f"choose it by optim={self.name}, which has"
         if self.name in WITHOUT_EPS and self.eps:
-            raise ValueError(f"eps={self.eps} does nothing with name={self.name}; set it to 0")
+            raise ValueError(f"eps={self.eps} does nothing with name={self.name}; {choose} eps=0, or set optim.eps=0")
         used = BETAS_USED.get(self.name, 2)
         if any(self.betas[used:]):
-            neutral = [*self.betas[:used], *[0.0] * (2 - used)]
-            raise ValueError(f"betas={list(self.betas)}: name={self.name} uses {used} of them; set it to {neutral}")
+            neutral = str([*self.betas[:used], *[0.0] * (2 - used)]).replace(" ", "")
+            raise ValueError(
+                f"betas={list(self.betas)}: name={self.name} uses {used} of them; {choose} its own, or set"
+                f" optim.betas={neutral}"
+            )
 
     def peak_learning_rate(self, batch_size: int) -> float:
         """The peak for a batch of `batch_size` sequences.

@@ -49,7 +49,10 @@ class MemoryConfig:
         if self.checkpoint_every < 0:
             raise ValueError(f"checkpoint_every={self.checkpoint_every} is below 0; 0 turns it off")
         if self.checkpoint == "selective" and not self.checkpoint_every:
-            raise ValueError("checkpoint=selective does nothing with checkpoint_every=0; set it to full")
+            raise ValueError(
+                "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1,"
+                " or set memory.checkpoint=full"
+            )
         if self.activation_budget is not None and not 0 <= self.activation_budget <= 1:
             raise ValueError(f"activation_budget={self.activation_budget} is not a share between 0 and 1")
 

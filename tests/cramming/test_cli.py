@@ -73,6 +73,15 @@ def test_version(run: Run) -> None:
     assert run("--version") == (0, __version__ + "\n", "")
 
 
+@pytest.mark.parametrize("arguments", [("pretrain",), ("run", "name=a"), ()])
+def test_an_unsupported_system_is_refused_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    ended = run(*arguments)
+    assert ended.code == 2 and is_one_line(ended.err) and "Windows: runs on Linux and macOS only" in ended.err
+
+
 def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: list[dict[str, Any]]) -> None:
     assert run("pretrain", "name=42", "model.hidden_size=64", "optim.betas=[0.8,0.9]").code == 0
     (settings,) = verb_calls
@@ -241,6 +250,12 @@ class TestChildren:
         assert run("pretrain", "-m", "name=lr-${optim.lr}", "optim.lr=1e-3,2e-3").code == 0
         assert [command[-1] for command in commands] == ["optim.lr=0.001", "optim.lr=0.002"]
         assert run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0  # a grid of one run's fine-tuning
+
+    def test_the_points_may_have_budgets_of_different_units(self, run: Run, commands: list[list[str]]) -> None:
+        """Each point's typed budget wins over the experiment's, of one unit."""
+        point = ["experiment=wiki-cpu", "data=embedded", "name=a-${budget.steps}"]
+        assert run("pretrain", "-m", *point, "budget=hours,steps") == (0, "", "")
+        assert commands == [["pretrain", *point, f"budget={group}"] for group in ("hours", "steps")]
 
     @pytest.mark.parametrize("flag", [("--cfg", "job"), ("--info", "all"), ("--help",)])
     def test_a_multirun_is_not_printed(self, run: Run, commands: list[list[str]], flag: tuple[str, ...]) -> None:

@@ -1,8 +1,10 @@
-"""A device's peak rate is that of its own row of the table, or unknown: never a sibling's."""
+"""A device's peak rate is that of its own row of the table, or none: never a sibling's; an untried GPU is refused."""
 
 import pytest
+import torch
 
-from cramming.device import PEAK_TFLOPS, peak_tflops
+from cramming.config import UserError
+from cramming.device import PEAK_TFLOPS, peak_tflops, select
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,13 @@ def test_a_device_that_is_not_in_the_table_has_none(name: str) -> None:
 def test_only_geforce_cards_are_halved() -> None:
     """The Titan has the 2080 Ti's chip with a few more units."""
     assert 2.2 < PEAK_TFLOPS["TITAN RTX"] / PEAK_TFLOPS["RTX 2080 Ti"] < 2.6
+
+
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requested: str) -> None:
+    """torch built for ROCm calls its devices cuda."""
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match=f"device={requested}: .*ROCm.*set device=cpu"):
+        select(requested)
+    assert select("cpu").type == "cpu"

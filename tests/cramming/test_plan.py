@@ -14,6 +14,7 @@ from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import refuse_contradictions
 from cramming.record import load_record
+from cramming.sections import tiny_defaults
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
@@ -84,7 +85,9 @@ def test_where_nothing_fits_it_says_what_is_missing(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["plan.device=GTX 480"], "plan.device=GTX 480: choose one of auto, cpu, cuda, RTX 2080 Ti"),
+        (["plan.device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
+        (["plan.device=RTX 3060"], "plan.device=RTX 3060: there is no data sheet"),
+        (["plan.device=RTX 3060"], 'for example plan.device="RTX 2080 Ti" plan.memory_gb=12;'),
         (["plan.memory_gb=0"], "plan: memory_gb=0"),
         (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
     ],
@@ -93,6 +96,25 @@ def test_mistakes_are_named(compose: Compose, tmp_path: Path, overrides: list[st
     with pytest.raises(UserError) as caught:
         planned(compose, tmp_path, *overrides)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "warning: 2048 tokens a step and a peak learning rate of 0.003: "),
+        (["train=day"], "warning: a peak learning rate of 0.003: "),
+        (["optim=adamw"], "warning: 2048 tokens a step: "),
+        (["train=day", "optim=adamw"], None),
+        (["model=tiny"], None),
+    ],
+)
+def test_a_large_model_with_a_laptops_defaults_is_announced(
+    compose: Compose, overrides: list[str], said: str | None
+) -> None:
+    job = plan.Job.of(compose(*(["model=crammed-bert"] if "model=tiny" not in overrides else []), *overrides))
+    rate = job.execution.optim.peak_learning_rate(job.train.batch_size)
+    found = tiny_defaults(job.model, job.train.batch_size * job.train.sequence_length, rate)
+    assert (found or "").startswith(said or "") and (found is None) == (said is None)
 
 
 TINY = ["model.hidden_size=16", "model.num_layers=1", "model.intermediate_size=16", "train.batch_size=2"]

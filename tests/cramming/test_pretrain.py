@@ -5,6 +5,7 @@ refused in test_refusals.py; what needs a process of its own (kill -9, the time 
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import pretrain
+from cramming import pretrain, progress
 from cramming.config import UserError
 from cramming.record import load_metrics, load_record
 
@@ -210,3 +211,12 @@ def test_a_prediction_of_the_next_step_is_on_the_safe_side() -> None:
     for _ in range(8):  # a slow step is forgotten
         pace.note(2, 1.0, 0.1)
     assert pace.step_seconds(2) < 1.5
+
+
+def test_the_progress_line_has_speed_and_learning_rate(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    start("name=a", "optim.lr=1e-3", "schedule=constant", "schedule.warmup=0", "budget.steps=2")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pretrain: ")]
+    assert re.search(r"step 1, loss \d+\.\d\d, \S+ tokens/s, lr 0\.001$", said[0]), said

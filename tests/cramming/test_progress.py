@@ -1,4 +1,4 @@
-"""A table is whole in a window of any width."""
+"""A table is whole in a window of any width; a bar shows what its work says, from before the first unit on."""
 
 import io
 
@@ -17,3 +17,37 @@ def test_no_cell_of_a_table_is_cut_short(monkeypatch: pytest.MonkeyPatch, width:
     shown = window.file.getvalue()  # type: ignore[attr-defined]
     assert all(cell in shown for row in rows for cell in row) and "column 11" in shown
     assert ("│" in shown) == (width == 200)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_bar_shows_its_note_and_the_time_left(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    window = Console(file=io.StringIO(), force_terminal=True, width=width, soft_wrap=True, color_system=None)
+    monkeypatch.setattr(progress, "_console", window)
+    note = "step 12000, loss 5.43, 125.3k tokens/s, lr 0.00097"
+    with progress.Progress("pretrain", total=100.0, unit="%") as bar:
+        bar.note(note)
+        bar.update(45)
+    last = window.file.getvalue().splitlines()[-2]  # type: ignore[attr-defined]
+    assert note in last and " 45% " in last and " eta -:--:-- " in last
+
+
+def test_a_bar_pulses_until_something_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "_console", window)
+    with progress.Progress("fine-tune", total=7, unit="examples") as bar:
+        assert bar._bar
+        (task,) = bar._bar.tasks
+        bar.advance(0)
+        assert task.total is None  # the form that pulses
+        bar.advance(3)
+        assert (task.completed, task.total) == (3, 7)
+
+
+def test_without_a_terminal_the_lines_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    with progress.Progress("fine-tune", total=7, unit="examples") as bar:
+        bar.note("lr 0.1")
+        bar.advance(0)
+    assert capsys.readouterr().out.startswith("fine-tune: 0 examples of 7 examples (0%), 0 s, lr 0.1\n")

@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
 
+from cramming import progress
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
@@ -28,6 +29,7 @@ from eval.finetune import Hyperparameters, Predictions, finetune
 from eval.jobs import Job, run_jobs
 from eval.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.packed import PackedSplit, by_length
+from eval.scoring import encode_tasks
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -316,3 +318,14 @@ def test_an_unreadable_model_is_one_line(tmp_path: Path) -> None:
             open_model(tmp_path)
     with pytest.raises(UserError, match="no such folder, and not a name on the hub"):
         open_model("./nowhere/else/at all")
+
+
+def test_encoding_is_shown_before_the_first_example_is_trained(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    found = encode_tasks([make_data("rte", 30), make_data("cola", 20)], open_model(bert), 16)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("encode: 30 examples of 250 examples (12%)") and lines[0].endswith(", rte")
+    assert lines[-1].startswith("encode: 250 examples of 250 examples (100%)") and lines[-1].endswith(", cola")
+    assert {name: len(task.train) for name, task in found.items()} == {"rte": 30, "cola": 20}

@@ -97,11 +97,11 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"clip": 0.0}, "null"),
         ({"eps": -1e-8}, "eps"),
-        ({"scale_rule": "sqrt"}, "base_batch=0 is below 1"),
-        ({"base_batch": 256}, "base_batch=256 does nothing with scale_rule=none; set it to 0"),
-        ({"name": "sgd", "betas": (0.9, 0.0)}, "eps=1e-08 does nothing with name=sgd; set it to 0"),
-        ({"name": "lars", "eps": 0.0}, r"uses 1 of them; set it to \[0.9, 0.0\]"),
-        ({"name": "adagrad"}, r"betas=\[0.9, 0.98\]: name=adagrad uses 0 of them; set it to \[0.0, 0.0\]"),
+        ({"scale_rule": "sqrt"}, "base_batch=0: scale_rule=sqrt needs .*optim.base_batch=256"),
+        ({"base_batch": 256}, "base_batch=256 does nothing with scale_rule=none; set optim.base_batch=0"),
+        ({"name": "sgd", "betas": (0.9, 0.0)}, "eps=1e-08 does nothing with name=sgd; choose it by optim=sgd"),
+        ({"name": "lars", "eps": 0.0}, r"uses 1 of them; choose it by optim=lars.* optim\.betas=\[0.9,0.0\]"),
+        ({"name": "adagrad"}, r"betas=\[0.9, 0.98\]: name=adagrad uses 0 of them; .*optim\.betas=\[0.0,0.0\]"),
     ],
 )
 def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:

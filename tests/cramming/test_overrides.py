@@ -1,0 +1,68 @@
+"""What is typed means what it says, whatever stands in the configuration that it changes."""
+
+from typing import Any, get_args
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cramming.budget import BudgetConfig, Unit
+from cramming.config import UserError, build, config_folder
+from cramming.overrides import sweep_of, with_implied
+
+EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
+LIMITS = {"hours": 24, "minutes": 0.05, "exaflops": 1, "tokens": 1e9, "steps": 1000}  # of the groups
+
+
+def composed(*typed: str) -> dict[str, Any]:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = OmegaConf.to_container(compose("config", with_implied(typed)), resolve=True)
+    assert isinstance(settings, dict)
+    return settings
+
+
+def budget_of(*typed: str) -> BudgetConfig:
+    return build(BudgetConfig, composed(*typed)["budget"], "budget")
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_budget_that_is_typed_wins_over_an_experiments(experiment: str) -> None:
+    limit = budget_of(f"experiment={experiment}", "budget=steps", "budget.steps=400")
+    assert (limit.unit, limit.limit) == ("steps", 400)
+    limit = budget_of("budget.tokens=1e9", f"experiment={experiment}")
+    assert (limit.unit, limit.limit) == ("tokens", 1e9)
+
+
+@pytest.mark.parametrize("group", LIMITS)
+def test_a_budget_group_that_is_typed_is_the_whole_budget(group: str) -> None:
+    limit = budget_of("experiment=wiki-cpu", f"budget={group}")
+    assert (limit.unit, limit.limit) == ("hours" if group == "minutes" else group, LIMITS[group])
+
+
+@pytest.mark.parametrize("unit", get_args(Unit))
+@pytest.mark.parametrize("form", ["budget.{}=7", "++budget.{}=7"])
+def test_a_limit_without_its_group_is_enough(unit: str, form: str) -> None:
+    implied = set(with_implied([form.format(unit), "name=a"])) - {form.format(unit), "name=a"}
+    assert implied == {f"budget.{other}=null" for other in get_args(Unit) if other != unit}
+
+
+def test_what_is_typed_twice_over_is_one_clear_message() -> None:
+    for typed in (["budget.hours=1", "budget.steps=3"], ["budget=steps", "budget.steps=3", "budget.hours=1"]):
+        with pytest.raises(UserError, match="found hours=1 and steps=3; give one"):
+            budget_of("experiment=wiki-cpu", *typed)
+
+
+def test_what_says_no_budget_implies_none() -> None:
+    for typed in (["name=a"], ["budget.hours=null"], ["budget=hours,steps"], ["budget=nothing"]):
+        assert with_implied(typed) == typed
+    typed = ["budget=steps", "budget.hours=null", "budget.steps=3", "budget.exaflops=null", "budget.tokens=null"]
+    assert with_implied(typed) == typed
+
+
+@pytest.mark.parametrize("typed", ["eval.data_dir=x", "budget.steps=3"])
+@pytest.mark.parametrize("flags", [["{}", "--cfg", "job"], ["--cfg", "job", "{}"]])
+def test_what_is_implied_stands_beside_what_implies_it(typed: str, flags: list[str]) -> None:
+    """Hydra wants the settings together: those behind or before a flag, but not both."""
+    arguments = with_implied([word.format(typed) for word in flags])
+    assert len(arguments) > len(flags)
+    sweep_of("glue", arguments)
