@@ -270,6 +270,26 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], name
 
 
 @pytest.mark.parametrize(
+    ("typed", "group"),
+    [
+        ("schedule.name=linear", "schedule=linear"),
+        ("schedule.name=triangle", "schedule=triangle"),
+        ("optim.name=sgd", "optim=sgd"),
+        ("optim.name=adagrad", "optim=adagrad"),
+        ("start.embeddings=cooccurrence", "start=cooccurrence"),
+        ("memory.checkpoint=selective", "memory=selective"),
+    ],
+)
+def test_a_choice_by_its_name_alone_is_told_the_group(
+    compose: Callable[..., dict[str, Any]], typed: str, group: str
+) -> None:
+    """Its other settings are then a default of the choice before; with the group they are its own."""
+    with pytest.raises(UserError, match=f"by {group}, which has"):
+        Sections.of(compose(typed))
+    Sections.of(compose(group))
+
+
+@pytest.mark.parametrize(
     ("processes", "fits"),
     [(1, "train.micro_batch=12 or "), (2, "train.micro_batch=6 or "), (3, "train.micro_batch=4 or "), (5, "")],
 )
