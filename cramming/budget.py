@@ -14,8 +14,8 @@ of the last elapsed time each one wrote.
 """
 
 import json
-import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -126,15 +126,20 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a torn line has no newline behind it
         try:
             event = json.loads(line)
-            numbers = isinstance(event["elapsed"], int | float) and isinstance(event["process"], int)
-            if not numbers or not 0 <= event["elapsed"] < math.inf or event["process"] < 0:
+            amounts = [event["elapsed"], event["process"], event.get("charged_flops", 0.0)]
+            if not isinstance(event["process"], int) or not all(map(_is_amount, amounts)):
                 raise ValueError
             if event["event"] == "end" and event["reason"] not in get_args(EndReason):
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None
         events.append(event)
     return events
+
+
+def _is_amount(value: Any) -> bool:
+    """A number that is not negative and that a float can hold: JSON allows whole numbers of any length."""
+    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
 
 
 def processes_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -143,8 +143,9 @@ def load_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such record; is {folder} a run folder?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}); restore it or remove the run folder") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number too long, sections too deep
+        reason = str(error).split(";")[0]
+        raise UserError(f"{path}: not readable as JSON ({reason}); restore it or remove the run folder") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT_VERSION:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
         raise UserError(f"{path}: record format {found}, this version reads {FORMAT_VERSION}")
@@ -208,7 +209,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows[row["step"], "validation_loss" in row] = row

@@ -131,8 +131,8 @@ def global_hyperparameters(record: Record) -> Outcome:
     if not isinstance(reference, Mapping):
         return False, "glue.pretrained.hyperparameters is missing"
     problems = []
-    for name, task in tasks_of(record):
-        own = task.get("hyperparameters")
+    for init, entry, task in tasks_of(record):
+        name, own = f"{init}/{entry}", task.get("hyperparameters")
         if not isinstance(own, Mapping):
             problems.append(f"{name} has no hyperparameters on record")
         elif own != reference:
@@ -201,9 +201,9 @@ def full_tasks(record: Record) -> Outcome:
         if number(averages, f"{name}.value") is None
     ]
     subsets = [
-        name.split("/")[1]
-        for name, task in tasks_of(record)
-        if name.startswith("pretrained/") and (task.get("subset") or other_sizes(record, name, task))
+        entry
+        for init, entry, task in tasks_of(record)
+        if init == "pretrained" and (task.get("subset") or other_sizes(record, init, entry, task))
     ]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
     contents = _contents(record)

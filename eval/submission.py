@@ -55,6 +55,8 @@ def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[
             continue
         if values is None:
             missing[file] = "no test set in the data"
+        elif values.ndim != 1 or values.dtype.kind not in "iuf":
+            missing[file] = "the stored predictions are damaged"
         elif len(values) != source.examples:
             missing[file] = f"{len(values)} of {source.examples} test examples"
         elif ids is not None and not np.array_equal(ids, np.arange(len(values))):
@@ -69,7 +71,7 @@ def _on_record(piece: Path, section: Mapping[str, Any], task: Task, seed: int) -
     try:
         stored = json.loads(piece.read_text(encoding="utf-8"))
         place = entries(section.get("seeds")).index(seed)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     found = {source.entry: at(section, f"tasks.{source.entry}.metrics") for source in task.scored}
     return all(

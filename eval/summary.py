@@ -1,6 +1,6 @@
 """One run's page: what was trained on what within which budget, how it scored, and what the rules say about it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.facts import facts
@@ -46,7 +46,8 @@ def beyond_glue(record: Record) -> list[Block]:
     for init, section in found.items() if isinstance(found, dict) else ():
         parts.append(Paragraph(f"SuperGLUE, {init}: {_superglue(section)}."))
     if (accuracy := number(record, "minimal_pairs.accuracy")) is not None:
-        count, definition = len(at(record, "minimal_pairs.paradigms") or ()), at(record, "minimal_pairs.definition")
+        paradigms, definition = at(record, "minimal_pairs.paradigms"), at(record, "minimal_pairs.definition")
+        count = len(paradigms) if isinstance(paradigms, Mapping) else 0
         parts.append(Paragraph(f"Minimal pairs: {accuracy:.1f} over {count} paradigms ({definition})."))
     return parts
 

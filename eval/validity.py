@@ -124,10 +124,10 @@ def scores_are_medians(record: Record) -> Outcome:
     """A score is 100 times the median of the task's main metric over all stated seeds; a missing score is null and
     says why.
     """
-    seeds = {init: entries(section.get("seeds")) for init, section in sections(record).items()}
+    seeds = {init: len(entries(section.get("seeds"))) for init, section in sections(record).items()}
     problems = []
-    for name, task in tasks_of(record):
-        entry = name.split("/", 1)[1]
+    for init, entry, task in tasks_of(record):
+        name = f"{init}/{entry}"
         main = ENTRIES[entry][0].main_metric if entry in ENTRIES else task.get("main_metric")
         if task.get("main_metric") != main:
             problems.append(f"{name}: the main metric is {main}, not {task.get('main_metric')}")
@@ -137,8 +137,8 @@ def scores_are_medians(record: Record) -> Outcome:
         if score is None:
             if not task.get("problem"):
                 problems.append(f"{name} has neither a score nor the reason why not")
-        elif not measured or len(measured) != len(seeds[name.split("/")[0]]):
-            problems.append(f"{name}: {len(measured)} values for {len(seeds[name.split('/')[0]])} seeds")
+        elif not measured or len(measured) != seeds[init]:
+            problems.append(f"{name}: {len(measured)} values for {seeds[init]} seeds")
         elif abs(score - 100 * statistics.median(measured)) > SCORE_TOLERANCE:
             problems.append(f"{name}: score {score:.2f}, median of seeds {100 * statistics.median(measured):.2f}")
     return all_or(problems, "every score is the median over its seeds")
@@ -175,29 +175,29 @@ def subsets_marked(record: Record) -> Outcome:
     as a subset.
     """
     problems, marked = [], []
-    for name, task in tasks_of(record):
-        for key, size in _official_sizes(record, name).items():
+    for init, entry, task in tasks_of(record):
+        name = f"{init}/{entry}"
+        for key, size in _official_sizes(record, init, entry).items():
             if number(task, f"official_{key}") != size:
                 problems.append(f"{name}: official_{key} is {_count(task, f'official_{key}')}, not {size}")
         if task.get("subset") is True:
             marked.append(name)
-        elif differs := other_sizes(record, name, task):
+        elif differs := other_sizes(record, init, entry, task):
             problems.append(f"{name} is not marked as a subset: {', '.join(differs)}")
     return all_or(problems, f"marked subsets: {', '.join(marked) or 'none'}")
 
 
-def other_sizes(record: Record, name: str, task: Record) -> list[str]:
-    """Such as `train 100 of 8551`, where the examples of a task, named `init/task`, are not as many as the official."""
-    found = _official_sizes(record, name).items()
+def other_sizes(record: Record, init: str, entry: str, task: Record) -> list[str]:
+    """Such as `train 100 of 8551`, where a task's examples are not as many as the official."""
+    found = _official_sizes(record, init, entry).items()
     return [
         f"{key.removesuffix('_examples')} {_count(task, key)} of {size}" for key, size in found
         if number(task, key) != size
     ]  # fmt: skip
 
 
-def _official_sizes(record: Record, name: str) -> dict[str, int]:
+def _official_sizes(record: Record, init: str, entry: str) -> dict[str, int]:
     """By the task table, whatever the record says; only GLUE itself has official sizes."""
-    init, entry = name.split("/", 1)
     if at(sections(record).get(init), "suite") != "glue" or entry not in ENTRIES:
         return {}
     task, source = ENTRIES[entry]

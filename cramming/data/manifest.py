@@ -69,6 +69,14 @@ class TokenizerInfo:
     special: dict[str, str]
     special_ids: dict[str, int]
 
+    def __post_init__(self) -> None:
+        for name in ("special", "special_ids"):
+            found = getattr(self, name)
+            if sorted(found) != sorted(SpecialIds._fields):
+                raise ValueError(f"{name} has {', '.join(found) or 'none'}, not {', '.join(SpecialIds._fields)}")
+        if not all(0 <= number < self.vocab_size for number in self.special_ids.values()):
+            raise ValueError(f"special_ids={self.special_ids} must be ids of the vocabulary, below {self.vocab_size}")
+
 
 @dataclass(frozen=True)
 class Dropped:

@@ -269,7 +269,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: no config.json; expected a model folder, such as runs/<name>/final")
     try:
         node = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # a number too long to be read, too
         raise UserError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(node, dict):
         raise UserError(f"{path}: not a model configuration")

@@ -4,12 +4,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cramming.cli import with_positional
 from cramming.config import UserError, file_sha256
-from cramming.data.manifest import MANIFEST, Manifest
+from cramming.data.manifest import MANIFEST, NO_CHECKSUM, Manifest
 from cramming.data.shards import Corpus
 from cramming.data.verify import main, problems
 
@@ -92,6 +93,27 @@ def test_a_corpus_of_format_1_is_read_with_the_fingerprint_it_had(folder: Path) 
     assert corpus.manifest_sha256 == hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
     flip(folder / "train-00000.idx", 3)
     assert "train-00000.idx" in next(problems(folder))
+
+
+@pytest.mark.parametrize("section", ["special", "special_ids"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found.pop("mask"), "not pad, unk, cls, sep, mask"),
+        (lambda found: found.update(bos=3), "not pad, unk, cls, sep, mask"),
+    ],
+)
+def test_a_manifest_without_its_five_special_tokens_is_one_line(
+    folder: Path, section: str, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    node = json.loads((folder / MANIFEST).read_text())
+    change(node["tokenizer"][section])
+    text = json.dumps({**node, "checksum": NO_CHECKSUM}, indent=1, sort_keys=True) + "\n"
+    signed = text.replace(NO_CHECKSUM, hashlib.sha256(text.encode()).hexdigest(), 1)
+    (folder / MANIFEST).write_text(signed)
+    with pytest.raises(UserError, match=words) as caught:
+        Corpus.open(folder)
+    assert "manifest.json.tokenizer" in str(caught.value) and section in str(caught.value)
 
 
 def test_a_word_after_the_verb_is_the_folder(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Records that are valid JSON but odd, or no JSON at all: the leaderboard comes out, and names what is wrong."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval import plots, submission
+from eval.reading import load_run
+from eval.report import main
+from eval.rules import judge
+
+LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text
+ODD = [
+    None, True, "", "NaN", "=1+1", "half \ud800", -1, 0, 0.5, 1e308, -1e308, LONGEST, -(10**400), float("nan"),
+    float("inf"), [], [[]], [1.0, "x", None], {}, {"a/b": {"c": 1}}, {"": 0},
+]  # fmt: skip
+NAMES = ["a/b", "/", "", "a.b", "\n|<b>", "pretrained", "avg9"]
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "training", lambda curves: None)
+    monkeypatch.setattr(plots, "scores", lambda bars, title: None)
+
+
+def leaderboard(runs: Path) -> str:
+    main({"runs": str(runs), "report": {"out": None, "each_run": True}})
+    return (runs / "report" / "leaderboard.md").read_text(encoding="utf-8")
+
+
+def mutate(node: Any, draw: random.Random) -> None:
+    """Replace, rename or remove one value of a tree, as likely near its root as deep in it."""
+    while True:
+        key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        child = node[key]
+        if not isinstance(child, dict | list) or not child or draw.random() < 0.15:
+            break
+        node = child
+    kind = draw.randrange(8)
+    if kind == 0:
+        del node[key]
+    elif kind < 3 and isinstance(node, dict):
+        node[draw.choice(NAMES)] = node.pop(key)
+    else:
+        node[key] = draw.choice(ODD)
+
+
+def full_record(make_record: Any, make_section: Any, suite: str) -> dict[str, Any]:
+    """A good record with every section that a report reads."""
+    task = {"title": "CB", "score": 70.0, "main_metric": "accuracy", "metrics": {"accuracy": {"std": 0.02}}}
+    superglue = {"tasks": {"cb": task}, "absent": {"boolq": "none"}, "averages": {"superglue5": {"value": 70.0}}}
+    record: dict[str, Any] = make_record(suite) | {
+        "floor": make_section("bag of words", suite, 0.4),
+        "superglue": {"pretrained": superglue},
+        "minimal_pairs": {"accuracy": 60.0, "paradigms": {"a": {"accuracy": 60.0}}, "definition": "mean"},
+    }
+    record["resumed"] = [record["environment"]]
+    record["glue"]["random"]["sweep"] = {"points": [{"mean": 50.0}]}
+    return record
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_odd_record_stops_the_leaderboard(
+    tmp_path: Path, make_record: Any, write_run: Any, make_section: Any, seed: int
+) -> None:
+    """One good run between records that have one to four random changes each, in the record and beside it."""
+    draw = random.Random(seed)
+    write_run(tmp_path / "good", make_record() | {"name": "good"})
+    for place in range(25):
+        folder = tmp_path / f"odd-{place}"
+        record = full_record(make_record, make_section, draw.choice(["glue", "embedded"]))
+        write_run(folder, record)
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            mutate(record, draw)
+        (folder / "record.json").write_text(json.dumps(record))
+        for name in ("budget.jsonl", "metrics.jsonl"):
+            rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+            if draw.random() < 0.3:
+                mutate(rows, draw)
+            (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = leaderboard(tmp_path)
+    assert any(line.startswith("| 1 | good<br>") for line in text.splitlines())
+    (tables, _, _) = text.partition("## Reference")
+    unread = [run.folder.name for place in range(25) if (run := load_run(tmp_path / f"odd-{place}")).problem]
+    assert all(f"| {name} | " in tables for name in unread)
+    assert tables.count("\n### ") == 26 - len(unread)
+
+
+def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: Any, make_section: Any) -> None:
+    record = make_record()
+    record["glue"]["a/b"] = make_section("a/b")
+    record["glue"]["a/b"]["tasks"]["c/d"] = {"main_metric": "f1", "metrics": {}, "score": 3.0}
+    evidence = {finding.rule: finding.evidence for finding in judge(record).broken}
+    assert "a/b/c/d: 0 values for 3 seeds" in evidence["R7"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"format": 1, "steps": 1' + 4300 * "0" + "}", "4300 digits"), ("[" * 100_000, "recursion")],
+)
+def test_json_that_python_cannot_read_is_one_line_of_the_leaderboard(
+    tmp_path: Path, make_record: Any, write_run: Any, content: str, words: str
+) -> None:
+    write_run(tmp_path / "good", make_record() | {"name": "good"})
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "record.json").write_text(content)
+    line = next(line for line in leaderboard(tmp_path).splitlines() if line.startswith("| odd | "))
+    assert "not readable as JSON" in line and words in line
+
+
+@pytest.mark.parametrize("value", ["many", None, [], float("nan"), -1.0, LONGEST], ids=lambda value: repr(value)[:5])
+@pytest.mark.parametrize("key", ["elapsed", "charged_flops"])
+def test_an_odd_number_in_the_journal_is_damage_of_the_journal(
+    tmp_path: Path, make_record: Any, write_run: Any, key: str, value: Any
+) -> None:
+    folder = write_run(tmp_path / "odd", make_record())
+    lines = (folder / "budget.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {key: value})
+    (folder / "budget.jsonl").write_text("\n".join(lines) + "\n")
+    assert "budget.jsonl:2: damaged budget journal" in leaderboard(tmp_path)
+
+
+@pytest.mark.parametrize("values", [np.array(3.0), np.array(["0"] * 3), np.zeros((3, 2)), np.array([True] * 3)])
+@pytest.mark.parametrize("piece", ["[" * 100_000, '"text"', "", None])
+def test_a_broken_piece_or_prediction_is_a_reason_for_no_submission(
+    tmp_path: Path, make_section: Callable[..., dict[str, Any]], values: Any, piece: str | None
+) -> None:
+    section = make_section("pretrained")
+    for name in ("pieces", "predictions"):
+        (tmp_path / name).mkdir()
+    stored = {m: v["per_seed"][0] for m, v in section["tasks"]["cola"]["metrics"].items()}
+    good = json.dumps({"entries": {"cola": {"metrics": stored}}})
+    (tmp_path / "pieces" / "cola-seed0.json").write_text(good if piece is None else piece)
+    np.savez(tmp_path / "predictions" / "cola-seed0.npz", **{"test.cola": values})
+    _, missing = submission.collect(tmp_path, section, 0)
+    reason = "the stored predictions are damaged" if piece is None else "not of the scores on record"
+    assert missing["CoLA.tsv"] == reason
+
+
+@pytest.mark.parametrize("paradigms", [3, 0.5, True, "text", None, [1]])
+def test_minimal_pairs_of_any_kind_stop_no_page(
+    tmp_path: Path, make_record: Any, write_run: Any, paradigms: Any
+) -> None:
+    pairs = {"accuracy": 60.0, "paradigms": paradigms, "definition": "mean"}
+    write_run(tmp_path / "odd", make_record() | {"minimal_pairs": pairs})
+    assert "Minimal pairs: 60.0 over 0 paradigms" in leaderboard(tmp_path)
