@@ -145,7 +145,8 @@ def few_epochs(record: Record) -> Outcome:
     """Fine-tuning lasts at most 5 epochs."""
     epochs = {init: number(section, "hyperparameters.epochs") for init, section in sections(record).items()}
     ok = bool(epochs) and all(e is not None and e <= MAX_EPOCHS for e in epochs.values())
-    return ok, ", ".join(f"{init}: {e if e is None else f'{e:g}'} epochs" for init, e in epochs.items()) or "no scores"
+    said = [f"{init}: {e if e is None else f'{e:g}'} epoch{'' if e == 1 else 's'}" for init, e in epochs.items()]
+    return ok, ", ".join(said) or "no scores"
 
 
 def nothing_selected(record: Record) -> Outcome:

@@ -2,7 +2,7 @@
 
 The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
 and, for an architecture that stock transformers lacks, the modelling file that `trust_remote_code=True` runs. It
-appears whole or not at all.
+appears whole or not at all, and takes the place of an earlier export.
 """
 
 import glob
@@ -22,6 +22,11 @@ from eval.encode import special_token
 from eval.reading import Run, at, load_run
 
 WEIGHTS = "model.safetensors"
+# Everything that an export may hold: a folder with anything else is somebody's, and stays.
+FILES = {
+    WEIGHTS, CODE.name, "README.md", "config.json", "special_tokens_map.json", "tokenizer.json",
+    "tokenizer_config.json",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,10 @@ def main(config: dict[str, Any]) -> None:
     settings = build(ExportConfig, config["export"], "export")
     folder, run = find_model(config)
     out = (settings.out or folder.parent / "export").absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"export.out={out}: is there already and not an empty folder; remove it or give another")
+    if out.exists() and not _replaceable(out):
+        raise UserError(
+            f"export.out={out}: is there already, and neither empty nor an export; remove it or give another"
+        )
     tokens = special_tokens(folder)
     model = load_masked_lm(folder)
     family = stock_family(model.config)
@@ -63,6 +70,18 @@ def main(config: dict[str, Any]) -> None:
     overwrite_atomically(out, write)
     how = "loads in transformers as it is" if family else f"loads in transformers with {CODE.name} beside it"
     say(f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how")
+
+
+def _replaceable(out: Path) -> bool:
+    """Whether a folder is empty or one that this verb made: of its files alone, with its card."""
+    if not out.is_dir():
+        return False
+    names = {path.name for path in out.iterdir()}
+    return not names or (names <= FILES and (out / "README.md").is_file() and _is_card(out / "README.md"))
+
+
+def _is_card(path: Path) -> bool:
+    return "pretrained-from-scratch" in path.read_text(encoding="utf-8", errors="replace").split("\n---\n")[0]
 
 
 def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:

@@ -8,7 +8,7 @@ is what the rules are for (`eval.rules`).
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from eval.reading import Record, at, number
+from eval.reading import WITHOUT_ENCODER, Record, at, number
 
 KINDS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str) and bool(value),
@@ -78,14 +78,16 @@ def _scores(record: Record) -> Iterator[str]:
     if not isinstance(glue, Mapping):
         yield _phrase("glue", glue, "a section")
         return
-    for init, section in glue.items():
+    found = {f"glue.{init}": section for init, section in glue.items()}
+    found |= {name: record[name] for name in WITHOUT_ENCODER if record.get(name) is not None}
+    for place, section in found.items():
         if not isinstance(section, Mapping):
-            yield _phrase(f"glue.{init}", section, "a section")
+            yield _phrase(place, section, "a section")
             continue
-        yield from _against(section, SCORED, f"glue.{init}.")
+        yield from _against(section, SCORED, f"{place}.")
         tasks = section.get("tasks")
         for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
-            where = f"glue.{init}.tasks.{name}"
+            where = f"{place}.tasks.{name}"
             if not isinstance(task, Mapping):
                 yield _phrase(where, task, "a section")
                 continue

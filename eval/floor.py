@@ -1,14 +1,15 @@
-"""The floor of every scale: a linear model on bags of words, scored on the same tasks.
+"""The floor of every scale: a linear model on bags of words, and a constant, scored on the same tasks.
 
 What this reaches needs no encoder at all: beside a fine-tuned model it shows what the encoder adds. Words and pairs of
 neighbouring words are weighted by tf-idf; for two texts the model sees both, the product and the difference of their
 vectors, and how much of each is in the other. Logistic regression, ridge regression for STS-B; no setting differs
-between tasks. The result depends on the data alone, so there is one "seed".
+between tasks. The constant is the training set's most frequent class, or its mean label: what a score is worth with no
+look at the text. Both depend on the data alone, so there is one "seed".
 """
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from cramming.config import settings_hash
 from cramming.progress import say
 from eval.datasets import Split, TaskData
 from eval.finetune import Predictions
+from eval.reading import WITHOUT_ENCODER
 from eval.results import Pieces, summarise, write_json
-from eval.standings import FLOOR as NAME
 from eval.tasks import Task
 
 SETTINGS: dict[str, Any] = {
@@ -27,21 +28,24 @@ SETTINGS: dict[str, Any] = {
 
 
 def score_floor(
-    store: Pieces, suite: str, data: Sequence[TaskData], absent: dict[str, str]
+    section: str, store: Pieces, suite: str, data: Sequence[TaskData], absent: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """The record's section and the seconds per task; tasks that are stored with the same data are not done again."""
+    """The record's `section` (see `WITHOUT_ENCODER`) and the seconds per task; tasks that are stored with the same data
+    are not done again.
+    """
     import sklearn
 
+    name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
     pieces, seconds = {}, {}
     for task_data in data:
         task = task_data.task
-        key = settings_hash(task_data.sha256, SETTINGS, sklearn.__version__)
+        key = settings_hash(task_data.sha256, settings, sklearn.__version__)
         piece = store.load(task, 0, key)
         if piece is None:
-            piece = store.save(task_data, 0, key, predict_from_words(task_data))
-            say(f"{task.title:<8} {NAME}: {piece['seconds']:.0f} s")
+            piece = store.save(task_data, 0, key, predict(task_data))
+            say(f"{task.title:<8} {name}: {piece['seconds']:.0f} s")
         pieces[task.name, 0], seconds[task.name] = piece, piece["seconds"]
-    summary = summarise({"init": NAME, "model": NAME}, suite, data, pieces, [0], SETTINGS, absent)
+    summary = summarise({"init": name, "model": name}, suite, data, pieces, [0], settings, absent)
     write_json(store.folder / "glue.json", summary)
     return summary, seconds
 
@@ -64,6 +68,22 @@ def predict_from_words(data: TaskData) -> Predictions:
         model.fit(_features(words, data.train), data.train.labels)
     scored = {s.source.entry: model.predict(_features(words, s)).astype(np.float64) for s in data.scored}
     return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+
+
+def predict_constant(data: TaskData) -> Predictions:
+    """The most frequent class of the training set (of several the first), or the mean of its labels, for every text."""
+    started, labels = time.perf_counter(), data.train.labels
+    assert labels is not None, data.task.name
+    value = float(labels.mean()) if data.task.regression else float(np.bincount(labels).argmax())
+    scored = {s.source.entry: np.full(len(s), value) for s in data.scored}
+    return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+
+
+# Section of the record -> what the numbers depend on beside the data, and how they are made.
+METHODS: dict[str, tuple[dict[str, Any], Callable[[TaskData], Predictions]]] = {
+    "floor": (SETTINGS, predict_from_words),
+    "constant": ({"predicts": "the most frequent class, or the mean label"}, predict_constant),
+}
 
 
 def _linear_model(task: Task, classes: int) -> Any:

@@ -31,7 +31,7 @@ from eval.encode import EncodedTask
 from eval.floor import score_floor
 from eval.minimal_pairs import read_pairs, score_pairs
 from eval.models import Init, ModelSource, open_model, position_limit
-from eval.reading import at, floor, sections
+from eval.reading import WITHOUT_ENCODER, at, sections
 from eval.results import Pieces, write_json
 from eval.scoring import EvalConfig, score_model, show_averages, with_seconds
 from eval.suites import Suite, find_suite
@@ -57,7 +57,7 @@ def main(config: dict[str, Any]) -> None:
             start_record(folder, config, device)
         kind = suite.section
         # Written with the first model's scores: until then those of another suite stay in the record.
-        beside = without_encoder(folder / kind / "floor", suite, data) if settings.floor else {}
+        beside = score_without_encoder(folder / kind, suite, data) if settings.floor else {}
         if settings.minimal_pairs:
             length = settings.hyperparameters.max_length
             pairs = score_pairs(source, settings.minimal_pairs, device, length)
@@ -92,20 +92,23 @@ def read_tasks(suite: Suite) -> list[TaskData]:
 def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
     """Put `scores` into the record. A record holds GLUE or the embedded tasks: what it has of the other goes."""
     record = load_record(folder) if (folder / "record.json").exists() else {}
-    known = {f"glue.{init}": section for init, section in sections(record).items()} | {"floor": floor(record) or {}}
-    stale = [name for name, section in known.items() if section.get("suite") not in (None, suite.name)]
+    known = {f"glue.{init}": section for init, section in sections(record).items()}
+    known |= {name: record[name] for name in WITHOUT_ENCODER if name in record}
+    stale = [name for name, section in known.items() if at(section, "suite") not in (None, suite.name)]
     if suite.section == "glue" and stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
     write_record_section(folder, **scores)
 
 
-def without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
-    """The bag of words' part of the record."""
-    floor, seconds = score_floor(Pieces(place), suite.name, data, suite.absent)
-    show_averages(floor)
-    floor = with_seconds(floor, {f"{name}-seed0": spent for name, spent in seconds.items()})
-    return {"floor": floor} if suite.section == "glue" else {suite.section: {"floor": floor}}
+def score_without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
+    """The part of the record that is the bag of words and the constant class."""
+    found = {}
+    for name in WITHOUT_ENCODER:
+        scored, seconds = score_floor(name, Pieces(place / name), suite.name, data, suite.absent)
+        show_averages(scored)
+        found[name] = with_seconds(scored, {f"{task}-seed0": spent for task, spent in seconds.items()})
+    return found if suite.section == "glue" else {suite.section: found}
 
 
 def check(config: dict[str, Any]) -> None:

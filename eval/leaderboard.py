@@ -1,9 +1,10 @@
 """From records to ranked tables: what the leaderboard says, before anybody thinks of Markdown or HTML.
 
-One row per run and initialisation. Rows of the closed division on the full official data are ranked by the suite's
-first average. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
-invalid records stand in groups of their own and have no rank. Published rows of the same protocol hang beneath the GLUE
-table. A number that is missing stays a dash, and the reason stands below the table.
+One row per run and model. Rows of the closed division on the full official data are ranked by the suite's first
+average; what is within noise shares a place. Those of the open division, then rows on marked subsets or with an average
+that cannot be printed, then invalid records, then the rows without pretraining stand in groups of their own and have no
+rank. Published rows of the same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the
+reason stands below the table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,18 @@ from eval.reading import Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
 from eval.rules import MIN_SEEDS, swept
-from eval.standings import FLOOR, UNTRAINED, Entrant, Score, columns_of, gain_over
+from eval.standings import (
+    BASELINES,
+    CONSTANT,
+    FLOOR,
+    NOISE,
+    Entrant,
+    Score,
+    best_baseline,
+    columns_of,
+    distinct,
+    ranks,
+)
 from eval.tasks import AVERAGES, ENTRIES, TASKS
 
 SUBSET = "†"
@@ -24,7 +36,9 @@ SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
 
 def table(rows: Sequence[Entrant], suite: str) -> Table:
     """The suite's leaderboard."""
-    mine = [row for row in rows if row.suite == suite]
+    of_suite = [row for row in rows if row.suite == suite]
+    baselines = distinct([r for r in of_suite if r.baseline and r.verdict.division != "invalid"])
+    mine = [r for r in of_suite if not r.baseline or r.verdict.division == "invalid"]
     full = [r for r in mine if r.verdict.division != "invalid" and r.main is not None and not r.subset]
     closed = [r for r in full if r.verdict.division == "closed"]
     others = [r for r in full if r not in closed]
@@ -33,10 +47,9 @@ def table(rows: Sequence[Entrant], suite: str) -> Table:
     best = {
         c: max((r.scores[c].value or 0.0 for r in closed if c in r.scores), default=None) for c in columns_of(suite)
     }
-    values = [r.main for r in closed if r.ranked]
-    ranks = {id(r): str(values.index(r.main) + 1) for r in closed if r.ranked}  # equal averages share a place
+    title = "Closed division" if others or partial or baselines else ""
     groups = [
-        Group([_row(r, ranks.get(id(r), ""), best) for r in closed], "Closed division" if others or partial else ""),
+        Group([_row(r, str(place), best) for r, place in zip(closed, ranks(closed))], title),
         Group([_row(r, "", {}) for r in others], "Open division, not ranked"),
         Group(
             [_row(r, "", {}) for r in partial], f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
@@ -46,16 +59,24 @@ def table(rows: Sequence[Entrant], suite: str) -> Table:
             "Not ranked: invalid records (a rule for both divisions is broken)",
             "faint",
         ),
+        Group([_baseline_row(r, same) for r, same in baselines.items()], "Baselines: without pretraining, not ranked"),
     ]
     if suite == "glue":
         groups.append(Group(list(_references()), f"Published results, same protocol ({PROTOCOL})", "faint"))
     columns = ["#", "Model", "Division", *number_columns(suite)]
-    return Table(columns, [g for g in groups if g.rows], [*_notes(mine, suite)], left=3, kind="scores")
+    return Table(columns, [g for g in groups if g.rows], [*_notes(of_suite, suite)], left=3, kind="scores")
 
 
 def _row(row: Entrant, rank: str, best: Mapping[str, float | None]) -> list[Cell]:
     model = Cell(row.run.label, _detail(row), "main", anchor(row.run))
     return [Cell(rank), model, division_cell(row), *number_cells(row, best if row.ranked else {})]
+
+
+def _baseline_row(row: Entrant, same: Sequence[Entrant]) -> list[Cell]:
+    """A row without pretraining under its own name; the runs that it was scored for stand beside it."""
+    runs = ", ".join(dict.fromkeys(r.run.label for r in same))
+    detail = ", ".join((f"of {runs}", *([] if row.init in (FLOOR, CONSTANT) else [seeds_words(row)])))
+    return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row), *number_cells(row)]
 
 
 def number_columns(suite: str) -> list[str]:
@@ -66,7 +87,10 @@ def number_columns(suite: str) -> list[str]:
 def number_cells(row: Entrant, best: Mapping[str, float | None] | None = None) -> list[Cell]:
     """The row's averages, then its entries; a score equal to its column's in `best` is set off."""
     mark = SUBSET if row.subset else ""
-    cells = [Cell(DASH if v is None else f"{v:.1f}{mark}", "", "main") for v in row.averages.values()]
+    cells = [
+        Cell(DASH, "", "main") if value is None else Cell(f"{value:.1f}{mark}", spread_words(row.spread(name)), "main")
+        for name, value in row.averages.items()
+    ]
     for entry in columns_of(row.suite):
         score = row.scores.get(entry, Score())
         leads = score.value is not None and score.value == (best or {}).get(entry)
@@ -78,22 +102,34 @@ def score_cell(score: Score, tone: str = "") -> Cell:
     """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
     if score.value is None:
         return Cell(DASH, "", "warn" if score.problem and score.problem != "no score on record" else "")
-    spread = "" if score.spread is None else f"±{score.spread:.1f}"
-    return Cell(f"{score.value:.1f}{SUBSET if score.subset else ''}", spread, tone)
+    return Cell(f"{score.value:.1f}{SUBSET if score.subset else ''}", spread_words(score.spread), tone)
+
+
+def spread_words(spread: float | None) -> str:
+    """`±0.4`; empty where there is none."""
+    return "" if spread is None else f"±{spread:.1f}"
+
+
+def seeds_words(row: Entrant) -> str:
+    """`3 seeds`."""
+    return counted(len(entries(row.section.get("seeds"))), "seed")
+
+
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """`1 epoch`, `5 epochs`."""
+    return f"{count:g} {noun if count == 1 else plural or noun + 's'}"
 
 
 def division_cell(row: Entrant) -> Cell:
     """The row's division with the rules it breaks; untrained weights or a bag of words compete in none."""
-    if row.init != "pretrained":
+    if row.baseline:
         return Cell("baseline", "", "")
     return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
 
 
 def _detail(row: Entrant) -> str:
-    what = UNTRAINED.get(row.init, row.init)
-    seeds = len(entries(row.section.get("seeds")))
-    parts = [what, f"{seeds} seed{'s' if seeds != 1 else ''}", swept(row.section)]
-    if row.init == "pretrained":
+    parts = [BASELINES.get(row.init, row.init), seeds_words(row), swept(row.section)]
+    if not row.baseline:
         parts += [model_words(row.run.record), budget_words(row.run.record)]
     return ", ".join(p for p in parts if p)
 
@@ -194,14 +230,26 @@ def _references() -> Iterator[list[Cell]]:
 def _notes(rows: Sequence[Entrant], suite: str) -> Iterator[str]:
     for name, average in AVERAGES[suite].items():
         yield f"{TITLES[name]}: {average.definition}."
-    tuned = [row for row in rows if row.init != FLOOR]
+    tuned = [row for row in rows if row.init not in (FLOOR, CONSTANT)]
     protocols = sorted({_protocol(row) for row in tuned})
     for protocol in protocols:
         names = dict.fromkeys(row.run.label for row in tuned if _protocol(row) == protocol)
         who = "" if len(protocols) == 1 else f" ({', '.join(names)})"
         yield f"Every score: {protocol}{who}. ± is the standard deviation over seeds."
-    if len(tuned) < len(rows):
+    if any(row.spread(name) is not None for row in tuned for name in row.averages):
+        yield (
+            "± of an average: standard deviation over seeds of each seed's own average over all tasks. It is the noise"
+            " of fine-tuning alone: a row is one pretraining run, and how much another would differ is not known."
+        )
+    if sum(row.ranked for row in rows) > 1:
+        yield (
+            "A row shares the place above it where Welch's t-test on the seeds' averages finds no difference to that"
+            f" place's first row (p >= {NOISE:g})."
+        )
+    if any(row.init == FLOOR for row in rows):
         yield f"{FLOOR}: a linear model on tf-idf of words and pairs of words; what no encoder is needed for."
+    if any(row.init == CONSTANT for row in rows):
+        yield f"{CONSTANT}: the training set's most frequent class, or its mean label, whatever the text."
     if any(score.subset for row in rows for score in row.scores.values()):
         yield f"{SUBSET} trained or scored on a part of the official data; not comparable with full-task numbers."
     for row in rows:
@@ -216,7 +264,7 @@ def _notes(rows: Sequence[Entrant], suite: str) -> Iterator[str]:
 def _protocol(row: Entrant) -> str:
     count = len(entries(row.section.get("seeds")))
     epochs = number(row.section, "hyperparameters.epochs")
-    length = "" if epochs is None else f", {epochs:g} epochs"
+    length = "" if epochs is None else f", {counted(epochs, 'epoch')}"
     few = f" (fewer than the {MIN_SEEDS} of the closed division)" if count < MIN_SEEDS else ""
     split, selection = row.section.get("split"), row.section.get("selection")
     of_seeds = "one seed" if count == 1 else f"median of {count} seeds"
@@ -249,12 +297,16 @@ def _counts(name: str, suite: str) -> bool:
 
 def _gains(rows: Sequence[Entrant]) -> Iterator[str]:
     for row in rows:
-        others = {r.init: r for r in rows if r.run is row.run} if row.init == "pretrained" else {}
-        for init, other in UNTRAINED.items():
-            gain, count = gain_over(row, others[init]) if init in others else (None, 0)
-            if gain is not None:
-                over = f"on average over the {count} entries that both rows have"
-                yield f"{row.run.label}: {gain:+.1f} points above {other} {over}."
+        if not row.baseline and (best := best_baseline(row, rows)):
+            yield f"{row.run.label}: {gain_words(row, best)}."
+
+
+def gain_words(row: Entrant, best: tuple[Entrant, float, int]) -> str:
+    """Such as `+0.4 points above the best row without pretraining (bag of words)`, and over how many entries."""
+    other, gain, count = best
+    name = BASELINES.get(other.init, other.init)
+    over = f"on average over the {counted(count, 'entry', 'entries')} that both rows have"
+    return f"{gain:+.1f} points above the best row without pretraining ({name}), {over}"
 
 
 def other_protocols() -> list[Block]:

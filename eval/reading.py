@@ -72,7 +72,8 @@ def load_run(folder: Path) -> Run:
         metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
     except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
         metrics = []
-    return Run(folder, str(record.get("name") or folder.name), record, metrics)
+    name = record.get("name")
+    return Run(folder, name if isinstance(name, str) and name.strip() else folder.name, record, metrics)
 
 
 def summarise_journal(journal: Path) -> dict[str, Any]:
@@ -136,18 +137,22 @@ def sections(record: Record) -> dict[str, Mapping[str, Any]]:
     return {str(k): v for k, v in glue.items() if isinstance(v, Mapping)} if isinstance(glue, Mapping) else {}
 
 
-def floor(record: Record) -> Mapping[str, Any] | None:
-    """The section of the bag-of-words baseline, which no rule judges."""
-    section = at(record, "floor")
-    return section if isinstance(section, Mapping) else None
+# Baselines without an encoder, which no rule judges: the record's section -> the initialisation it is said to have.
+WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
 
 
-def tasks_of(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All scored tasks as (`init/task`, its entry)."""
+def without_encoder(record: Record) -> dict[str, Mapping[str, Any]]:
+    """The sections of `WITHOUT_ENCODER` that are there, by initialisation."""
+    found = {init: at(record, name) for name, init in WITHOUT_ENCODER.items()}
+    return {init: section for init, section in found.items() if isinstance(section, Mapping)}
+
+
+def tasks_of(record: Record) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """All scored tasks as (initialisation, name, entry); the names are the record's, so anything may be in them."""
     for init, section in sections(record).items():
         tasks = section.get("tasks")
         for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
-            yield f"{init}/{name}", task if isinstance(task, Mapping) else {}
+            yield init, str(name), task if isinstance(task, Mapping) else {}
 
 
 def not_written(record: Record, paths: Iterable[str]) -> list[str]:

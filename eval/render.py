@@ -215,8 +215,14 @@ a:hover { text-decoration: underline; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: .4em 0; }
 th, td { padding: 6px 11px; text-align: left; vertical-align: baseline; border-bottom: 1px solid var(--line); }
 thead th { color: var(--soft); font-weight: 600; border-bottom: 2px solid var(--line); white-space: nowrap; }
+table.tasks td:first-child { white-space: nowrap; }
 .n { text-align: right; white-space: nowrap; padding-left: 7px; padding-right: 7px; }
 table.scores { width: 100%; } table.scores td:nth-child(2) { min-width: 270px; }
+@media (max-width: 640px) { main { padding: 18px 12px 60px; } th, td { padding: 6px; }
+  table.scores td:nth-child(2) { min-width: 130px; max-width: 150px; overflow-wrap: anywhere; }
+  table.scores th:first-child, table.scores td:first-child { min-width: 26px; max-width: 26px; padding: 6px 4px; }
+  .wide tr:not(.group) > :first-child, table.scores tr:not(.group) > :nth-child(2) { position: sticky; left: 0;
+    background: var(--page); background-clip: padding-box; z-index: 1; } table.scores tr:not(.group) > :nth-child(2) { left: 26px; } }
 tbody.faint .main { font-weight: 500; }
 tbody tr:hover td { background: var(--panel); }
 tr.group th { padding-top: 16px; color: var(--soft); font-weight: 600; font-size: .85rem; }

@@ -26,9 +26,9 @@ from cramming.record import RULES_VERSION
 from eval import leaderboard, plots, submission, summary
 from eval.fields import wrong_fields
 from eval.reading import Run, at, entries, load_runs
-from eval.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
+from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
 from eval.rules import RULES, Verdict, judge
-from eval.standings import Entrant, bars, comma_separated, entrants
+from eval.standings import Entrant, bars, comma_separated, distinct, entrants
 from eval.tasks import AVERAGES
 
 TITLE = "Cramming leaderboard"
@@ -161,9 +161,10 @@ def _board(runs: Sequence[Run], rows: Sequence[Entrant], stories: Sequence[Story
 
 def _opening(runs: Sequence[Run], rows: Sequence[Entrant]) -> str:
     ranked = sum(row.ranked for row in rows)
+    counts = f"{leaderboard.counted(len(runs), 'run')}, {leaderboard.counted(len(rows), 'scored row')}"
     return (
-        f"How good a language model can one GPU train from scratch in one day? {len(runs)} run(s), {len(rows)} scored "
-        f"row(s), {ranked} ranked. Division by the rules, version {RULES_VERSION}; a missing number stays a dash."
+        f"How good a language model can one GPU train from scratch in one day? {counts}, {ranked} ranked. Division by"
+        f" the rules, version {RULES_VERSION}; a missing number stays a dash."
     )
 
 
@@ -227,7 +228,9 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _print(rows: Sequence[Entrant], runs: Sequence[Run]) -> None:
-    """The leaderboard in short, on the terminal: the averages, and the entries where the window is wide enough."""
+    """The leaderboard in short, on the terminal: of the columns with a score the averages, and the entries where the
+    window is wide enough for all of them; where no average can be printed, as many entries as it is wide enough for.
+    """
     console = Console(highlight=False)
     for suite, averages in AVERAGES.items():
         mine = [row for row in rows if row.suite == suite]
@@ -236,14 +239,23 @@ def _print(rows: Sequence[Entrant], runs: Sequence[Run]) -> None:
         grid = Grid(title=leaderboard.SUITE_TITLES[suite], title_justify="left", box=SIMPLE_HEAD)
         for name in ("run", "init", "division"):
             grid.add_column(name, overflow="fold")
-        names = leaderboard.number_columns(suite)
-        shown = len(names) if console.width >= 50 + 9 * len(names) else len(averages)
-        for name in names[:shown]:
-            grid.add_column(name, justify="right", no_wrap=True)
-        for row in mine:
-            numbers = [cell.text for cell in leaderboard.number_cells(row)[:shown]]
-            grid.add_row(Text(row.run.label), row.init, leaderboard.division_cell(row).text, *numbers)
+        baselines = distinct([row for row in mine if row.baseline])
+        lines = [row for row in mine if not row.baseline] + list(baselines)
+        cells = [leaderboard.number_cells(row) for row in lines]
+        scored = [index for index, column in enumerate(zip(*cells)) if any(cell.text != DASH for cell in column)]
+        means = [index for index in scored if index < len(averages)]
+        room = (console.width - (50 if means else 35)) // 9
+        shown = scored if len(scored) <= room else means or scored[: max(1, room)]
+        for index in shown:
+            grid.add_column(leaderboard.number_columns(suite)[index], justify="right", no_wrap=True)
+        for row, numbers in zip(lines, cells):
+            names = ", ".join(dict.fromkeys(r.run.label for r in baselines.get(row, [row])))
+            division = leaderboard.division_cell(row).text
+            grid.add_row(Text(names), Text(row.init), division, *(numbers[index].text for index in shown))
         console.print(grid)
+        if len(shown) < len(scored):
+            more = leaderboard.counted(len(scored) - len(shown), "more column")
+            say(f"{more} in leaderboard.html, or in a wider window")
     for run in runs:
         if run.problem:
             say(f"not readable: {run.problem}")

@@ -39,10 +39,10 @@ class EvalConfig:
 
     `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
     predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
-    the closed division does not allow; `floor` scores a bag of words too; `sweep` keeps this result as one point of a
-    grid and records the best so far, which the closed division does not allow either; `minimal_pairs` is a folder of
-    BLiMP's files; `workers` null means what cores and memory allow; `threads` is per run, and part of the result,
-    unlike `workers`.
+    the closed division does not allow; `floor` scores a bag of words and a constant class too; `sweep` keeps this
+    result as one point of a grid and records the best so far, which the closed division does not allow either;
+    `minimal_pairs` is a folder of BLiMP's files; `workers` null means what cores and memory allow; `threads` is per
+    run, and part of the result, unlike `workers`.
     """
 
     source: SourceName

@@ -1,24 +1,36 @@
 """Standings: the scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of.
 
-One row (`Entrant`) per run and initialisation. Only a trained model of the closed division, with every task of the
-suite on its full official data, competes for a rank: what the open division allows, a downloaded model for one, has no
-limit. A number that is missing stays None all the way.
+One row (`Entrant`) per run and initialisation, and for what needs no encoder. Only a trained model of the closed
+division, with every task of the suite on its full official data, competes for a rank: what the open division allows, a
+downloaded model for one, has no limit. A number that is missing stays None all the way.
 """
 
 import csv
 import io
+import math
+import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtr
+
 from eval.plots import Bar
-from eval.reading import Run, at, entries, floor, mean_of, number, sections
+from eval.reading import WITHOUT_ENCODER, Run, at, entries, mean_of, number, sections, without_encoder
 from eval.references import NINE, REFERENCES, Reference
 from eval.rules import Verdict, judge
 from eval.tasks import AVERAGES, ENTRIES
 
-UNTRAINED = {"random": "random initialisation", "designed": "the run's start untrained"}  # initialisation -> in words
-FLOOR = "bag of words"  # the initialisation that a row without any encoder is said to have
+FLOOR, CONSTANT = WITHOUT_ENCODER.values()
+# Rows without pretraining: initialisation -> in words.
+BASELINES = {
+    "random": "random initialisation",
+    "designed": "the run's start untrained",
+    FLOOR: FLOOR,
+    CONSTANT: CONSTANT,
+}
+NOISE = 0.05  # a difference whose p-value is not below this is noise
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Score:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entrant:
     """One row: a run's model, or the same architecture untrained (`init`, see eval/models.py), on one suite."""
 
@@ -42,6 +54,26 @@ class Entrant:
     scores: Mapping[str, Score]
     averages: Mapping[str, float | None]
     section: Mapping[str, Any]
+
+    @property
+    def baseline(self) -> bool:
+        """Whether the row is one without pretraining, for others to stand beside."""
+        return self.init != "pretrained"
+
+    def of_seeds(self, average: str) -> list[float]:
+        """An average for each seed alone, of that seed's main metrics in percent; empty where a value is missing."""
+        tasks = [at(self.section, f"tasks.{entry}") for entry in AVERAGES[self.suite][average].entries]
+        found = [entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed")) for task in tasks]
+        values = [[number(value) for value in of_task] for of_task in found]
+        same = len({len(of_task) for of_task in values}) == 1
+        columns = [[v for v in column if v is not None] for column in zip(*values)] if same else []
+        complete = columns and all(len(column) == len(tasks) for column in columns)
+        return [100 * math.fsum(column) / len(column) for column in columns] if complete else []
+
+    def spread(self, average: str) -> float | None:
+        """Standard deviation of an average over seeds; None below two seeds."""
+        values = self.of_seeds(average)
+        return statistics.stdev(values) if len(values) > 1 else None
 
     @property
     def main(self) -> float | None:
@@ -56,24 +88,60 @@ class Entrant:
     @property
     def ranked(self) -> bool:
         """Whether the row competes: a trained model of the closed division, all tasks, all data."""
-        return (
-            self.init == "pretrained"
-            and self.main is not None
-            and not self.subset
-            and self.verdict.division == "closed"
-        )
+        return not self.baseline and self.main is not None and not self.subset and self.verdict.division == "closed"
 
 
 def entrants(runs: Sequence[Run]) -> list[Entrant]:
     """All rows of all readable runs, best first, missing averages last."""
     rows = [entrant for run in runs if not run.problem for entrant in _entrants_of(run)]
-    return sorted(rows, key=lambda e: (e.main is None, -(e.main or 0.0), e.init != "pretrained", e.run.label))
+    return sorted(rows, key=lambda e: (e.main is None, -(e.main or 0.0), e.baseline, e.run.label))
+
+
+def ranks(rows: Sequence[Entrant]) -> list[int]:
+    """The place of each ranked row, best first. A row whose difference to the first of the place above is within noise
+    shares that place.
+    """
+    places: list[int] = []
+    for index, row in enumerate(rows):
+        first = rows[places[-1] - 1] if places else row
+        places.append(places[-1] if places and within_noise(first, row) else index + 1)
+    return places
+
+
+def within_noise(one: Entrant, other: Entrant) -> bool:
+    """Whether Welch's t-test on the averages of the single seeds finds no difference (p >= NOISE)."""
+    name = next(iter(AVERAGES[one.suite]))
+    samples = [row.of_seeds(name) for row in (one, other)]
+    if any(len(values) < 2 for values in samples):
+        return one.main == other.main
+    gap = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
+    squares = [statistics.variance(values) / len(values) for values in samples]
+    total = sum(squares)
+    if total == 0:
+        return gap == 0
+    freedom = total**2 / sum(s**2 / (len(values) - 1) for s, values in zip(squares, samples))
+    return 2 * float(stdtr(freedom, -gap / math.sqrt(total))) >= NOISE
+
+
+def distinct(rows: Sequence[Entrant]) -> dict[Entrant, list[Entrant]]:
+    """Rows of which none says what another does: of those of one initialisation whose scores agree the one with the
+    most of them, and all that it stands for. Runs that were scored on the same tasks have the same bag of words.
+    """
+    found: dict[Entrant, list[Entrant]] = {}
+    for row in sorted(rows, key=lambda r: -len(_known(r))):
+        of_kind = (r for r in found if (r.init, r.suite) == (row.init, row.suite))
+        same = next((r for r in of_kind if _known(row).items() <= _known(r).items()), row)
+        found.setdefault(same, []).append(row)
+    return {row: found[row] for row in rows if row in found}
+
+
+def _known(row: Entrant) -> dict[str, tuple[float, float | None]]:
+    return {name: (score.value, score.spread) for name, score in row.scores.items() if score.value is not None}
 
 
 def _entrants_of(run: Run) -> Iterator[Entrant]:
     verdict = judge(run.record)
-    found, lowest = sections(run.record), floor(run.record)
-    for init, section in {**found, **({FLOOR: lowest} if lowest else {})}.items():
+    for init, section in {**sections(run.record), **without_encoder(run.record)}.items():
         suite = str(section.get("suite"))
         if suite in AVERAGES:
             tasks = section.get("tasks")
@@ -107,19 +175,34 @@ def gain_over(row: Entrant, other: Entrant) -> tuple[float | None, int]:
     return (None if mine is None or theirs is None else mine - theirs), len(common)
 
 
+def best_baseline(row: Entrant, rows: Sequence[Entrant]) -> tuple[Entrant, float, int] | None:
+    """Of the same run's rows without pretraining the one that `row` is the least above, by how much, and over how many
+    entries; None where there is none. One with fewer entries than others, as the constant class without a correlation,
+    stands back.
+    """
+    others = [r for r in rows if r.run is row.run and r.suite == row.suite and r.baseline]
+    gains = [(other, *gain_over(row, other)) for other in others]
+    known = [(other, gain, count) for other, gain, count in gains if gain is not None]
+    return min(known, key=lambda found: (-found[2], found[1]), default=None)
+
+
 def bars(rows: Sequence[Entrant], suite: str) -> list[Bar]:
     """The score plot's bars: every printed average of valid full-data rows, with published ones for GLUE."""
     found = []
-    for row in rows:
-        if row.suite == suite and row.main is not None and row.verdict.division != "invalid" and not row.subset:
-            suffix = "" if row.init == "pretrained" else f", {row.init}"
-            kind = "pretrained" if row.init == "pretrained" else "untrained"
-            found.append(Bar(row.run.label + suffix, row.main, None, kind))
+    shown = [row for row in rows if row.suite == suite and row.verdict.division != "invalid" and not row.subset]
+    for row in distinct(shown):
+        if row.main is not None:
+            label = row.init if row.init in (FLOOR, CONSTANT) else f"{row.run.label}, {row.init}"
+            kind = "untrained" if row.baseline else "pretrained"
+            name = label if row.baseline else row.run.label
+            found.append(Bar(name, row.main, row.spread(next(iter(AVERAGES[suite]))), kind))
     if suite == "glue" and found:
         found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]
     return found
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _FACTS = {
     "parameters": "pretrain.parameters",
     "budget_unit": "pretrain.budget.unit",
@@ -139,13 +222,29 @@ def comma_separated(rows: Sequence[Entrant]) -> str:
     """Every row as CSV with four decimals, missing numbers empty; the published rows follow."""
     names = [average for suite in AVERAGES.values() for average in suite]
     fields = ["kind", "run", "folder", "init", "suite", "division", "broken_rules", "split", "selection", "seeds"]
-    fields += [*names, "subset", *ENTRIES, *(f"{e}_std" for e in ENTRIES), *_FACTS, "source"]
+    fields += [
+        *names,
+        *(f"{name}_std" for name in names),
+        "subset",
+        *ENTRIES,
+        *(f"{e}_std" for e in ENTRIES),
+        *_FACTS,
+        "source",
+    ]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fields, restval="", lineterminator="\n")
     writer.writeheader()
     for line in [*map(_values, rows), *map(_published, REFERENCES)]:
-        writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items() if v is not None})
+        writer.writerow({k: _csv_value(v) for k, v in line.items() if v is not None})
     return buffer.getvalue()
+
+
+def _csv_value(value: Any) -> Any:
+    """Four decimals; a text that a spreadsheet would run as a formula is put behind an apostrophe, a number is not."""
+    if isinstance(value, bool | int | float):
+        return round(value, 4) if isinstance(value, float) else value
+    text = str(value)
+    return f"'{text}" if text.lstrip(" \n")[:1] in FORMULA and not NUMBER.fullmatch(text) else text
 
 
 def _values(row: Entrant) -> dict[str, Any]:
@@ -162,6 +261,7 @@ def _values(row: Entrant) -> dict[str, Any]:
         "seeds": " ".join(map(str, entries(row.section.get("seeds")))),
         "subset": row.subset,
         **row.averages,
+        **{f"{name}_std": row.spread(name) for name in row.averages},
         **{e: row.scores[e].value for e in ENTRIES if e in row.scores},
         **{f"{e}_std": row.scores[e].spread for e in ENTRIES if e in row.scores},
         **{name: at(row.run.record, path) for name, path in _FACTS.items()},

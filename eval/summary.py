@@ -5,11 +5,11 @@ from typing import Any
 
 from eval.facts import facts
 from eval.fields import wrong_fields
-from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, model_words, score_cell
+from eval.leaderboard import SUBSET, TITLES, anchor, budget_words, gain_words, model_words, score_cell, spread_words
 from eval.reading import Record, Run, at, entries, number
 from eval.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
 from eval.rules import RULES, Verdict
-from eval.standings import FLOOR, UNTRAINED, Entrant, Score, gain_over, score_of
+from eval.standings import BASELINES, CONSTANT, FLOOR, Entrant, Score, best_baseline, score_of
 from eval.tasks import AVERAGES, ENTRIES
 
 NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
@@ -98,26 +98,29 @@ def _findings(verdict: Verdict) -> Table:
 
 
 # Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
-COLUMNS = {"pretrained": "Pretrained", "random": "Random init", "designed": "Designed start", FLOOR: "Bag of words"}
+COLUMNS = {
+    "pretrained": "Pretrained", "random": "Random init", "designed": "Designed start", FLOOR: "Bag of words",
+    CONSTANT: "Constant class",
+}  # fmt: skip
 
 
 def _scores(rows: Sequence[Entrant]) -> Table:
     """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
     trained = next((r for init in COLUMNS for r in rows if r.init == init), rows[0])
     others = [r for r in rows if r.suite == trained.suite and r is not trained]
-    untrained = [r for init in UNTRAINED for r in others if r.init == init]
-    floor = next((r for r in others if r.init == FLOOR), None)
+    beside = [r for init in BASELINES for r in others if r.init == init]
     names = [*ENTRIES, *(n for n in trained.scores if n not in ENTRIES)]
-    body = [_score_row(name, trained, untrained, floor) for name in names if name in trained.scores]
-    totals = [_average_row(name, trained, untrained, floor) for name in trained.averages]
-    columns = ["Task", "Metric", "Other metrics", "Examples", "Mean", COLUMNS.get(trained.init, trained.init)]
-    columns += [column for row in untrained for column in (COLUMNS[row.init], "Difference")]
-    columns += [COLUMNS[FLOOR]] if floor else []
+    body = [_score_row(name, trained, beside) for name in names if name in trained.scores]
+    totals = [_average_row(name, trained, beside) for name in trained.averages]
+    mine = COLUMNS.get(trained.init, trained.init)
+    columns = ["Task", "Metric", "Other metrics", "Examples", f"{mine}, mean", f"{mine}, median"]
+    columns += [column for row in beside for column in (f"{COLUMNS[row.init]}, median", "Difference")]
     groups = [Group(body), Group(totals, "Averages")]
     notes = [f"{TITLES[name]}: {AVERAGES[trained.suite][name].definition}." for name in trained.averages]
     notes += [
         f"{split} split, median ± standard deviation over seeds {seeds}; {selection} scored; times 100. Mean: over the "
-        "same seeds, with Student's 95 % confidence interval where there are several."
+        "same seeds, with Student's 95 % confidence interval where there are several. Other metrics: medians. ± of an "
+        "average: standard deviation of the average of each seed alone, which is noise of fine-tuning alone."
         for split, seeds, selection in [_protocol(trained)]
     ]
     notes += [
@@ -125,14 +128,12 @@ def _scores(rows: Sequence[Entrant]) -> Table:
     ]
     if trained.subset:
         notes.append(f"{NOT_OFFICIAL}.")
-    for row in untrained:
-        gain, count = gain_over(trained, row)
-        if gain is not None:
-            notes.append(f"{gain:+.1f} points above {UNTRAINED[row.init]} on average over {count} entries.")
+    if not trained.baseline and (best := best_baseline(trained, rows)):
+        notes.append(f"{gain_words(trained, best)}.")
     settings = at(trained.section, "hyperparameters")
     if isinstance(settings, dict):
         notes.append("Fine-tuning: " + ", ".join(f"{k} {v}" for k, v in settings.items()) + ".")
-    return Table(columns, groups, notes, left=3)
+    return Table(columns, groups, notes, left=3, kind="tasks")
 
 
 def _protocol(row: Entrant) -> tuple[str, str, str]:
@@ -140,12 +141,11 @@ def _protocol(row: Entrant) -> tuple[str, str, str]:
     return str(row.section.get("split")), seeds, str(row.section.get("selection"))
 
 
-def _score_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floor: Entrant | None) -> list[Cell]:
+def _score_row(name: str, trained: Entrant, others: Sequence[Entrant]) -> list[Cell]:
     task = at(trained.section, "tasks") or {}
     mine, beside = trained.scores[name], []
-    for theirs in (row.scores.get(name, Score()) for row in untrained):
+    for theirs in (row.scores.get(name, Score()) for row in others):
         beside += [score_cell(theirs), Cell(_difference(mine.value, theirs.value))]
-    beside += [score_cell(floor.scores.get(name, Score()))] if floor else []
     title = ENTRIES[name][1].title if name in ENTRIES else str(at(task.get(name), "title") or name)
     metric = str(at(task.get(name), "main_metric") or "").replace("_", " ")
     return [
@@ -189,14 +189,16 @@ def _difference(mine: float | None, theirs: float | None) -> str:
     return DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}"
 
 
-def _average_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floor: Entrant | None) -> list[Cell]:
-    def cell(value: float | None) -> Cell:
-        return Cell(DASH if value is None else f"{value:.1f}{SUBSET if trained.subset else ''}", "", "main")
+def _average_row(name: str, trained: Entrant, others: Sequence[Entrant]) -> list[Cell]:
+    def cell(row: Entrant) -> Cell:
+        value, spread = row.averages[name], spread_words(row.spread(name))
+        if value is None:
+            return Cell(DASH, "", "main")
+        return Cell(f"{value:.1f}{SUBSET if trained.subset else ''}", spread, "main")
 
     mine, beside = trained.averages[name], []
-    for theirs in (row.averages.get(name) for row in untrained):
-        beside += [cell(theirs), Cell(_difference(mine, theirs))]
-    beside += [cell(floor.averages.get(name))] if floor else []
+    for row in others:
+        beside += [cell(row), Cell(_difference(mine, row.averages[name]))]
     missing = entries(at(trained.section, f"averages.{name}.missing"))
     names = [ENTRIES[n][1].title if n in ENTRIES else n for n in map(str, missing)]
     why = f"not printed, missing: {', '.join(names)}" if mine is None else ""
@@ -206,6 +208,6 @@ def _average_row(name: str, trained: Entrant, untrained: Sequence[Entrant], floo
         Cell(why),
         Cell(""),
         Cell(""),
-        cell(mine),
+        cell(trained),
         *beside,
     ]

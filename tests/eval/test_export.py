@@ -138,6 +138,18 @@ def occupy(runs: Path) -> None:
     (runs / "stock" / "export" / "mine.txt").write_text("keep")
 
 
+def test_an_export_takes_the_place_of_an_earlier_one(runs: Path, run_export: Export, tmp_path: Path) -> None:
+    """Whole: of the earlier one's files none is left, though another model made it."""
+    first = run_export("name=own", f"export.out={tmp_path / 'out'}")
+    assert (first / "modeling_cramming.py").is_file()
+    again = run_export("name=stock", f"export.out={tmp_path / 'out'}")
+    assert not (again / "modeling_cramming.py").exists() and card(again) == card(run_export("name=stock"))
+    (again / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="neither empty nor an export"):
+        run_export("name=stock", f"export.out={tmp_path / 'out'}")
+    assert (again / "notes.txt").read_text() == "mine"
+
+
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     node = json.loads(path.read_text())
     change(node)
@@ -171,7 +183,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
             "sep_token is 5, not a text",
         ),
         (lambda r: (r / "stock/final/config.json").unlink(), r"no config\.json"),
-        (occupy, r"export\.out=.*export: is there already and not an empty folder"),
+        (occupy, r"export\.out=.*export: is there already, and neither empty nor an export"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(

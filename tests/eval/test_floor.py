@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from eval.datasets import Split, TaskData
-from eval.floor import predict_from_words
+from eval.floor import predict_constant, predict_from_words
 from eval.metrics import score
 from eval.tasks import TASKS
 
@@ -53,3 +53,12 @@ def test_a_training_set_of_one_class_teaches_that_class() -> None:
     data = make_data("sst2", 20)
     data = replace(data, train=replace(data.train, labels=np.ones(20, np.int64)))
     assert set(predict_from_words(data).scored[data.scored[0].source.entry]) == {1.0}
+
+
+def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
+    for name, labels, expected in (("sst2", [0, 1, 1], 1.0), ("rte", [1, 0], 0.0), ("stsb", [1.0, 4.0], 2.5)):
+        data = make_data(name, 3)
+        kind = np.float32 if data.task.regression else np.int64
+        data = replace(data, train=replace(data.train, labels=np.array(labels, kind)))
+        found = predict_constant(data).scored[data.scored[0].source.entry]
+        assert set(found) == {expected} and len(found) == len(data.scored[0]), name

@@ -4,19 +4,21 @@ import csv
 import io
 import json
 import shutil
+import statistics
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cramming.config import UserError
 from eval import leaderboard, plots, submission, tasks
 from eval.reading import Run, load_runs
 from eval.render import DASH, Paragraph
 from eval.report import main
-from eval.standings import entrants, gain_over
+from eval.standings import NOISE, Entrant, entrants, gain_over, ranks, within_noise
 from eval.summary import beyond_glue
 
 
@@ -281,6 +283,106 @@ def test_invalid_records_stand_apart(runs: Path) -> None:
     assert text.index("| 1 | low<br>") < text.index("Not ranked: invalid") < text.index("|  | high<br>")
 
 
+def test_the_gain_is_over_the_best_row_without_pretraining(
+    runs: Path, make_record: Any, make_section: Any, write_run: Any
+) -> None:
+    """Not over random weights, where a bag of words has nearly all that the model has."""
+    record = make_record() | {"floor": make_section("bag of words", base=0.695), "name": "high"}
+    record["constant"] = make_section("constant class", base=0.9)
+    del record["constant"]["tasks"]["stsb"]  # a constant has no correlation, and is no match for the nine entries
+    write_run(runs / "high", record)
+    line = "high: +0.5 points above the best row without pretraining (bag of words), on average over the 9 entries"
+    assert line in (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    own = (runs / "high" / "report" / "report.md").read_text(encoding="utf-8")
+    assert "+0.5 points above the best row without pretraining (bag of words)" in own and "+20.0 points" not in own
+
+
+def test_baselines_are_one_group_once_each_below_the_ranked_rows(
+    runs: Path, make_record: Any, make_section: Any, write_run: Any
+) -> None:
+    """Even a baseline with the best average of all; one that two runs share names both."""
+    for name, base in (("low", 0.6), ("high", 0.7)):
+        record = make_record() | {"name": name, "floor": make_section("bag of words", base=0.8)}
+        record["constant"] = make_section("constant class", base=0.1)
+        record["glue"]["pretrained"] = make_section("pretrained", base=base)
+        write_run(runs / name, record)
+    del record["floor"]["tasks"]["qnli"]  # scored on fewer tasks, it still says nothing new
+    write_run(runs / "high", record)
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    names = [name for name in _first_column(text[: text.index("## Pretraining")]) if name]
+    places = [names.index(n) for n in ("high", "low", "bag of words", "random initialisation", "constant class")]
+    assert places == sorted(places) and len(names) == len(set(names))
+    assert "bag of words<br>of high, low" in text or "bag of words<br>of low, high" in text
+
+
+def _trained(runs: Path, record: dict[str, Any], write_run: Any) -> Entrant:
+    write_run(runs / "high", {**record, "name": "high"})
+    return next(row for row in entrants(load_runs(runs)) if row.run.label == "high" and not row.baseline)
+
+
+def test_averages_carry_the_spread_of_each_seeds_average(runs: Path, make_record: Any, write_run: Any) -> None:
+    record = make_record()
+    for entry in record["glue"]["pretrained"]["tasks"].values():
+        entry["metrics"][entry["main_metric"]]["per_seed"] = [0.70, 0.71, 0.75]
+    row = _trained(runs, record, write_run)
+    assert row.of_seeds("avg9") == pytest.approx([70, 71, 75])
+    assert row.spread("avg9") == pytest.approx(statistics.stdev([70, 71, 75]))
+    assert leaderboard.number_cells(row)[0].small == "±2.6"
+    record["glue"]["pretrained"]["tasks"]["rte"]["metrics"]["accuracy"]["per_seed"] = [0.7, None, 0.7]
+    row = _trained(runs, record, write_run)
+    assert row.of_seeds("avg9") == [] and row.spread("avg9") is None
+
+
+def test_ranks_within_noise_are_shared(tmp_path: Path, make_record: Any, make_section: Any, write_run: Any) -> None:
+    """Seeds differ by 0.2 points: 0.1 points are noise, 5 points are not, and equal averages are equal."""
+    for name, base in (("a", 0.7), ("b", 0.699), ("c", 0.65), ("d", 0.65)):
+        record = make_record() | {"name": name}
+        record["glue"] = {"pretrained": make_section("pretrained", base=base)}
+        write_run(tmp_path / name, record)
+    rows = entrants(load_runs(tmp_path))
+    assert [row.run.label for row in rows] == ["a", "b", "c", "d"]
+    assert ranks(rows) == [1, 1, 3, 3]
+    for other in rows[1:]:
+        samples = (row.of_seeds("avg9") for row in (rows[0], other))
+        assert within_noise(rows[0], other) == (stats.ttest_ind(*samples, equal_var=False).pvalue >= NOISE)
+
+
+def test_csv_cells_that_a_spreadsheet_would_run_are_defused(runs: Path, make_record: Any, write_run: Any) -> None:
+    for folder, name in enumerate(["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1+1", " =1+1", "-5", "plain"]):
+        record = make_record() | {"name": name}
+        record["pretrain"]["validation"]["loss"] = -1.5
+        write_run(runs / str(folder), record)
+    with (_report(runs) / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
+        cells = {cell for row in csv.DictReader(file) for cell in row.values()}
+    assert not [cell for cell in cells if cell.strip(" ")[:1] in ("=", "+", "@", "\t")]
+    assert {cell for cell in cells if cell.startswith("-")} == {"-5", "-1.5"}
+    assert {"'=1+1", "'\t=1+1", "plain"} <= cells
+
+
+def test_the_terminal_shows_the_tasks_that_were_scored(
+    tmp_path: Path, make_record: Any, write_run: Any, recompute_averages: Any,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    record = make_record()
+    for section in record["glue"].values():
+        section["tasks"] = {name: section["tasks"][name] for name in ("cola", "sst2", "rte")}
+        section["averages"] = recompute_averages(section)
+    write_run(tmp_path / "first", record)
+    _report(tmp_path)
+    head = next(line for line in capsys.readouterr().out.splitlines() if "division" in line)
+    assert head.split() == ["run", "init", "division", "SST-2", "CoLA", "RTE"]
+
+
+def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) -> None:
+    record = make_record() | {"name": "high"}
+    for section in record["glue"].values():
+        section["hyperparameters"]["epochs"] = 1
+    write_run(runs / "high", record)
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert ", 1 epoch (high)" in text and "pretrained: 1 epoch," in text and "1 epochs" not in text
+
+
 def test_gain_over_random_initialisation(runs: Path) -> None:
     rows = entrants(load_runs(runs))
     trained, random = (next(r for r in rows if r.run.label == "high" and r.init == i) for i in ("pretrained", "random"))
@@ -296,18 +398,19 @@ def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, 
     assert "RoBERTa" not in text[embedded : text.index("## Pretraining")]
 
 
-RANDOM, DESIGNED = "Random init | Difference", "Designed start | Difference"
+RANDOM, DESIGNED = "Random init, median | Difference", "Designed start, median | Difference"
+WORDS, TRAINED = "Bag of words, median | Difference", "Pretrained, mean | Pretrained, median"
 
 
 @pytest.mark.parametrize(
     ("suites", "columns"),
     [
-        (dict.fromkeys(("pretrained", "random", "floor"), "glue"), f"Pretrained | {RANDOM} | Bag of words"),
-        (dict.fromkeys(("designed", "pretrained", "random"), "glue"), f"Pretrained | {RANDOM} | {DESIGNED}"),
-        ({"pretrained": "glue", "random": "embedded", "floor": "embedded"}, "Pretrained"),
-        ({"pretrained": "glue", "floor": "glue"}, "Pretrained | Bag of words"),
-        ({"random": "glue", "floor": "glue"}, "Random init | Bag of words"),
-        ({"floor": "glue"}, "Bag of words"),
+        (dict.fromkeys(("pretrained", "random", "floor"), "glue"), f"{TRAINED} | {RANDOM} | {WORDS}"),
+        (dict.fromkeys(("designed", "pretrained", "random"), "glue"), f"{TRAINED} | {RANDOM} | {DESIGNED}"),
+        ({"pretrained": "glue", "random": "embedded", "floor": "embedded"}, TRAINED),
+        ({"pretrained": "glue", "floor": "glue"}, f"{TRAINED} | {WORDS}"),
+        ({"random": "glue", "floor": "glue"}, f"Random init, mean | Random init, median | {WORDS}"),
+        ({"floor": "glue"}, "Bag of words, mean | Bag of words, median"),
     ],
 )
 def test_a_page_compares_scores_of_one_suite_and_says_whose_they_are(
@@ -318,9 +421,8 @@ def test_a_page_compares_scores_of_one_suite_and_says_whose_they_are(
     record = {**make_record(), "name": "high", "floor": None, **lowest, "glue": found}
     write_run(runs / "high", record)
     text = _run_text(runs)
-    assert f"| Mean | {columns} |\n" in text
-    for words, column in (("above random initialisation", RANDOM), ("above the run's start untrained", DESIGNED)):
-        assert (words in text) == (column in columns)
+    assert f"| Examples | {columns} |\n" in text
+    assert ("above the best row without pretraining" in text) == (TRAINED in columns and columns != TRAINED)
 
 
 def test_out_and_each_run_settings(runs: Path, tmp_path: Path) -> None:

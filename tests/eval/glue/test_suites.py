@@ -11,9 +11,8 @@ import pytest
 
 from cramming.record import load_record
 from eval import suites
-from eval.floor import NAME
 from eval.glue import main
-from eval.reading import load_run
+from eval.reading import WITHOUT_ENCODER, load_run
 from eval.render import Paragraph
 from eval.rules import judge
 from eval.standings import entrants
@@ -70,7 +69,10 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
         set(record["floor"]["tasks"]) == set(record["glue"]["pretrained"]["tasks"]) and record["floor"]["seconds"] > 0
     )
     rows = entrants([load_run(Path(config["runs"]) / "first")])
-    assert {row.init for row in rows} == {"pretrained", NAME} and not any(row.ranked for row in rows)
+    assert {row.init for row in rows} == {"pretrained", *WITHOUT_ENCODER.values()} and not any(
+        row.ranked for row in rows
+    )
+    assert set(record["constant"]["tasks"]) == set(record["floor"]["tasks"])
     stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
     main(with_eval({**config, "name": "again"}, floor=True))
     assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
@@ -95,7 +97,7 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
     main(with_eval(config, source="superglue", **changes))
     record = load_record(Path(config["runs"]) / "first")
-    assert judge(record) == before and set(record["superglue"]) == {"pretrained", "floor"}
+    assert judge(record) == before and set(record["superglue"]) == {"pretrained", *WITHOUT_ENCODER}
     section = record["superglue"]["pretrained"]
     assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
     assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
@@ -150,6 +152,6 @@ def test_scores_of_another_suite_leave_the_record(
     main(few)
     record = load_record(Path(config["runs"]) / "first")
     assert {init: section["suite"] for init, section in record["glue"].items()} == {"pretrained": "glue"}
-    assert "floor" not in record
+    assert not set(WITHOUT_ENCODER) & set(record)
     said = capsys.readouterr()
-    assert "dropped from it glue.pretrained, glue.random, floor of another" in said.out + said.err
+    assert "dropped from it glue.pretrained, glue.random, floor, constant of another" in said.out + said.err
