@@ -222,7 +222,8 @@ table.scores { width: 100%; } table.scores td:nth-child(2) { min-width: 270px; }
   table.scores td:nth-child(2) { min-width: 130px; max-width: 150px; overflow-wrap: anywhere; }
   table.scores th:first-child, table.scores td:first-child { min-width: 26px; max-width: 26px; padding: 6px 4px; }
   .wide tr:not(.group) > :first-child, table.scores tr:not(.group) > :nth-child(2) { position: sticky; left: 0;
-    background: var(--page); background-clip: padding-box; z-index: 1; } table.scores tr:not(.group) > :nth-child(2) { left: 26px; } }
+    background: var(--page); background-clip: padding-box; z-index: 1; }
+  table.scores tr:not(.group) > :nth-child(2) { left: 26px; } }
 tbody.faint .main { font-weight: 500; }
 tbody tr:hover td { background: var(--panel); }
 tr.group th { padding-top: 16px; color: var(--soft); font-weight: 600; font-size: .85rem; }
