@@ -1,96 +1,186 @@
-"""Our MinHash beside datasketch's: speed of the signatures, and the error of both estimates on the same pairs.
+"""Near-duplicates: what is found and what is dropped wrongly, by threshold, beside datasketch and rensa.
 
-    python benchmarks/near_duplicates.py <text files, also .xz>        (pip install datasketch)
+    python benchmarks/near_duplicates.py <text files, also .xz>        (pip install datasketch rensa)
 
-Documents are the blocks between blank lines; both sides see the same runs of 3 words, 256 permutations, one thread.
-Times are CPU seconds of this process. datasketch gets its fastest way: a batch of hashed runs per document, through its
-own table of permutations.
+Texts are blocks of about `--words` words; with 0, whole documents (between blank lines). All sides see the same runs of
+3 words and 256 permutations, go through the texts longest first, and drop a text whose estimated similarity to one that
+they keep reaches the threshold. Planted: pairs of a text and a copy with words replaced, cut off at the end, or with
+boilerplate in front; what is no duplicate: texts of 3 random words, and texts of 100, 200 and 400 words of their own that
+share 170 words of boilerplate. In the real text a drop counts as wrong when less than half of the runs of the dropped
+text stand in the kept one. Times are CPU seconds of this process.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_prep import files
-from data_prep.clusters import estimate
-from data_prep.neardup import NearDuplicateConfig, Signer
-from data_prep.words import hash_words, ngrams
+from data_prep.neardup import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
+from data_prep.words import hash_words_and_breaks, ngrams
+from data_prep.workers import Workers
 
-CHANGED = 0.1
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+EDITS = (0.05, 0.1, 0.2, 0.3)
+BOILERPLATE_WORDS, SHARING = 170, 150
+PERMUTATIONS, RENSA_BANDS = 256, 64
+
+Dropped = dict[int, int]  # number of the dropped text -> number of the kept one that it is similar to
+Side = Callable[[list[str], float], Dropped]
 
 
-def read(paths: list[Path], megabytes: float) -> list[str]:
-    """Documents of the files, up to so many megabytes of characters."""
-    documents, characters = [], 0
+def ours(rows: int) -> Side:
+    """data_prep with bands of so many rows."""
+
+    def drop(texts: list[str], threshold: float) -> Dropped:
+        config = NearDuplicateConfig(threshold=threshold, rows=rows)
+        with Workers(1, {SIGN: Signer(config)}) as workers:
+            found = find_near_duplicates(enumerate(texts), config, workers)
+        return dict(zip(found.drop.tolist(), found.kept.tolist()))
+
+    return drop
+
+
+def datasketch(texts: list[str], threshold: float) -> Dropped:
+    """datasketch's LSH, each candidate's estimate checked."""
+    from datasketch import MinHash, MinHashLSH
+
+    base = MinHash(num_perm=PERMUTATIONS, hashfunc=lambda number: number)
+    index, dropped, kept = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS), Dropped(), {}
+    for number, runs in longest_first(texts):
+        signature = base.copy()
+        signature.update_batch(runs.tolist())
+        alike = [other for other in index.query(signature) if signature.jaccard(kept[other]) >= threshold]
+        if alike:
+            dropped[number] = min(alike)
+        else:
+            kept[number] = signature
+            index.insert(number, signature)
+    return dropped
+
+
+def rensa(texts: list[str], threshold: float) -> Dropped:
+    """rensa's LSH, each candidate's estimate checked."""
+    from rensa import RMinHash, RMinHashLSH
+
+    index, dropped, kept = RMinHashLSH(threshold, PERMUTATIONS, RENSA_BANDS), Dropped(), {}
+    for number, runs in longest_first(texts):
+        signature = RMinHash(PERMUTATIONS, 42)
+        signature.update([str(run) for run in runs.tolist()])
+        alike = [other for other in index.query(signature) if signature.jaccard(kept[other]) >= threshold]
+        if alike:
+            dropped[number] = min(alike)
+        else:
+            kept[number] = signature
+            index.insert(number, signature)
+    return dropped
+
+
+def runs_of(text: str) -> np.ndarray:
+    """The text's runs of 3 words as 32-bit numbers."""
+    return np.unique(ngrams(hash_words_and_breaks(text)[0], 3) >> np.uint64(32))
+
+
+def longest_first(texts: list[str]) -> Iterator[tuple[int, np.ndarray]]:
+    """Numbers and runs."""
+    runs = [runs_of(text) for text in texts]
+    for number in sorted(range(len(texts)), key=lambda number: -len(runs[number])):
+        if len(runs[number]):
+            yield number, runs[number]
+
+
+def read(paths: list[Path], words: int, most: int) -> list[str]:
+    """Blocks of about so many words, cut at line ends, or with 0 words whole documents."""
+    texts: list[str] = []
     for path in paths:
-        for text in files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 1 << 22):
-            documents.append(text)
-            characters += len(text)
-            if characters > megabytes * 1e6:
-                return documents
-    return documents
+        for document in files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 1 << 22):
+            block: list[str] = []
+            for line in document.split("\n") if words else [document]:
+                block.append(line)
+                if sum(len(line.split()) for line in block) >= words:
+                    texts.append("\n".join(block))
+                    block = []
+            if len(texts) >= most:
+                return texts[:most]
+    return texts
 
 
-def edited(documents: list[str], seed: int) -> list[str]:
-    """Each document with a tenth of its words replaced."""
-    rng = np.random.default_rng(seed)
-    copies = []
-    for document in documents:
-        words = document.split()
-        for place in rng.choice(len(words), int(CHANGED * len(words)), replace=False):
-            words[place] = f"x{rng.integers(10**9)}"
-        copies.append(" ".join(words))
-    return copies
+def planted(texts: list[str], rng: np.random.Generator) -> dict[str, list[str]]:
+    """Copies of the texts by how they are changed; new words are drawn from the texts' own."""
+    words = [word for text in texts for word in text.split()]
+
+    def edited(text: str, share: float) -> str:
+        own = text.split()
+        for place in rng.choice(len(own), int(share * len(own)), replace=False):
+            own[place] = words[rng.integers(len(words))]
+        return " ".join(own)
+
+    found = {f"{100 * share:.0f} % of the words": [edited(text, share) for text in texts] for share in EDITS}
+    for share in (0.2, 0.4):
+        cut = [text.split() for text in texts]
+        found[f"last {100 * share:.0f} % cut off"] = [" ".join(own[: int((1 - share) * len(own))]) for own in cut]
+    for share in (0.2, 0.5):
+        extra = [" ".join(texts[rng.integers(len(texts))].split()[: int(share * len(t.split()))]) for t in texts]
+        found[f"{100 * share:.0f} % more in front"] = [f"{more} {text}" for more, text in zip(extra, texts)]
+    return found
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What `work` returns, and its CPU seconds."""
-    start = time.process_time()
-    return work(), time.process_time() - start
+def unlike(texts: list[str], rng: np.random.Generator) -> dict[str, list[str]]:
+    """Sets of texts none of which is a duplicate of another."""
+    words = " ".join(texts).split()
+    lexicon = np.array(sorted(set(words)))
+    found = {"3 random words": [" ".join(three) for three in rng.choice(lexicon, (5000, 3))]}
+    shared = " ".join(words[-BOILERPLATE_WORDS:])
+    for own in (100, 200, 400):
+        parts = [words[start : start + own] for start in range(0, SHARING * own, own)]
+        found[f"boilerplate, {own} own words"] = [f"{' '.join(part)} {shared}" for part in parts]
+    return found
 
 
-def datasketch_signatures(documents: list[str], ngram: int, permutations: int) -> list[Any]:
-    """datasketch's MinHash of every document, from the same hashed runs."""
-    import datasketch
-
-    base = datasketch.MinHash(num_perm=permutations, hashfunc=lambda number: number)
-    result = []
-    for document in documents:
-        runs = (ngrams(hash_words(document), ngram) >> np.uint64(32)).tolist()
-        own = base.copy()
-        own.update_batch(runs)
-        result.append(own)
-    return result
+def lost(texts: list[str], dropped: Dropped) -> tuple[int, int, float]:
+    """Wrong drops, dropped words, and the share of the dropped texts' runs that stand in no kept one."""
+    wrong, words, missing, runs = 0, 0, 0, 0
+    for number, kept in dropped.items():
+        own, others = runs_of(texts[number]), runs_of(texts[kept])
+        inside = int(np.isin(own, others).sum())
+        wrong += inside < len(own) / 2
+        words += len(texts[number].split())
+        missing, runs = missing + len(own) - inside, runs + len(own)
+    return wrong, words, missing / max(1, runs)
 
 
 def main() -> None:
-    """Print one table."""
+    """Print three tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--megabytes", type=float, default=20)
+    parser.add_argument("--words", type=int, default=180)
+    parser.add_argument("--texts", type=int, default=20_000)
+    parser.add_argument("--planted", type=int, default=1000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[NearDuplicateConfig.rows])
+    parser.add_argument("--peers", nargs="*", default=["datasketch", "rensa"], choices=["datasketch", "rensa"])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=list(THRESHOLDS))
     arguments = parser.parse_args()
-    config = NearDuplicateConfig()
-    documents = read(arguments.paths, arguments.megabytes)
-    copies, size = edited(documents, 0), sum(map(len, documents)) / 1e6
-    sets = [[set(ngrams(hash_words(text), config.ngram).tolist()) for text in texts] for texts in (documents, copies)]
-    exact = np.array([len(a & b) / max(1, len(a | b)) for a, b in zip(*sets)])
-    signer, rows = Signer(config), np.arange(len(documents))
-    (ours, _), our_seconds = timed(lambda: signer(documents))
-    our_error = estimate(np.concatenate([ours, signer(copies)[0]]), rows, rows + len(rows)) - exact
-    theirs, their_seconds = timed(lambda: datasketch_signatures(documents, config.ngram, config.permutations))
-    other = datasketch_signatures(copies, config.ngram, config.permutations)
-    their_error = np.array([a.jaccard(b) for a, b in zip(theirs, other)]) - exact
-    print(f"{len(documents)} documents, {size:.1f} MB, mean Jaccard similarity of the pairs {exact.mean():.3f}\n")
-    print("| | MB/s, one thread | bytes a document | error: mean | error: std |\n|---|---|---|---|---|")
-    for name, seconds, held, error in (
-        ("data_prep.neardup", our_seconds, config.permutations, our_error),
-        ("datasketch", their_seconds, theirs[0].hashvalues.nbytes, their_error),
-    ):
-        print(f"| {name} | {size / seconds:.1f} | {held} | {error.mean():+.4f} | {error.std():.4f} |")
+    texts = read(arguments.paths, arguments.words, arguments.texts)
+    sample, rng = texts[:: max(1, len(texts) // arguments.planted)][: arguments.planted], np.random.default_rng(0)
+    copies, others = planted(sample, rng), unlike(texts, rng)
+    sides: dict[str, Side] = {f"data_prep, {rows} rows": ours(rows) for rows in arguments.rows}
+    sides |= {name: {"datasketch": datasketch, "rensa": rensa}[name] for name in arguments.peers}
+    print(f"{len(texts)} texts, {sum(len(text.split()) for text in texts):,} words; {len(sample)} copies of each kind\n")
+    print(f"| threshold | side | {' | '.join(copies)} | {' | '.join(others)} | real: dropped | wrong | words | lost | s |")
+    print("|" + "---|" * (len(copies) + len(others) + 7))
+    for threshold in arguments.thresholds:
+        for name, side in sides.items():
+            recall = [100 * len(side(sample + changed, threshold)) / len(sample) for changed in copies.values()]
+            false = [len(side(set_, threshold)) for set_ in others.values()]
+            start = time.process_time()
+            dropped = side(texts, threshold)
+            seconds = time.process_time() - start
+            wrong, words, missing = lost(texts, dropped)
+            cells = [f"{share:.1f}" for share in recall] + list(map(str, false))
+            cells += [str(len(dropped)), str(wrong), f"{words:,}", f"{100 * missing:.0f} %", f"{seconds:.1f}"]
+            print(f"| {threshold} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

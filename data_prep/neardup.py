@@ -1,23 +1,24 @@
 """Near-duplicates by MinHash and locality-sensitive hashing: which documents to drop, whatever their order.
 
 A document is the set of its runs of `ngram` words. Its signature (Broder 1997) has one byte for each of `permutations`
-random orders of all runs: the lowest 8 bits of the smallest one (b-bit minwise hashing, Li and König 2010). Two
+random orders of all runs: 8 bits of a hash of the smallest one (b-bit minwise hashing, Li and König 2010). Two
 documents agree in a place with chance J + (1 - J) / 256, where J is their Jaccard similarity, so counting agreements
 estimates J with a standard deviation of sqrt(J (1 - J) / permutations): 0.03 at J = 0.5 and 256 places.
 
 Candidates are pairs that agree in a whole band of `rows` places (Indyk and Motwani 1998): of similarity J they are
 found with chance 1 - (1 - J**rows)**bands. Only candidates whose estimate reaches `threshold` count as near-duplicates.
-With the defaults (3 words, 85 bands of 3, threshold 0.3) a pair is dropped with these chances:
+With the defaults (3 words, 85 bands of 3, threshold 0.5) a pair counts with these chances:
 
-    Jaccard   0.05    0.2     0.25    0.3     0.35    0.4     0.45    0.5
-    chance    <1e-9   3e-5    0.03    0.46    0.94    0.995   0.9996  >0.9999
+    Jaccard   0.3     0.4     0.45    0.5     0.55    0.6     0.65
+    chance    <1e-9   0.0006  0.05    0.5     0.95    0.999   >0.9999
 
-Changing 10 % of the words leaves J = 0.9**3 / (2 - 0.9**3) = 0.57; in a text of 50 words at least 0.4. Unrelated
-articles and paragraphs of Wikipedia stay below 0.04; what shares 0.3 there is made from one form (census figures).
+Changing 10 % of the words leaves J = 0.9**3 / (2 - 0.9**3) = 0.57, 20 % leave 0.34; cutting off a third leaves 0.67.
+Two texts of one form (census figures, a law's boilerplate) may well share 0.3 and still say different things.
 
-Clusters are the connected components of such pairs; each keeps the document with the smallest key. The result is a
-function of the set of (key, text), so neither order nor number of workers matters. Memory: `permutations` + 8 bytes a
-document, and 32 more during the search, about 300 bytes with the defaults.
+Of near-duplicates the longest is kept, of equally long ones that with the smallest key; a document is dropped only if
+it is itself similar to one that is kept (data_prep/representatives.py), so at least 2 J / (1 + J) of its runs stand
+there. The result is a function of the set of (key, text), so neither order nor number of workers matters. Memory:
+`permutations` + 12 bytes a document, and 40 more during the search, about 310 bytes with the defaults.
 
 Suffixes: D documents, W words, P places of a signature.
 """
@@ -30,7 +31,7 @@ import numpy as np
 
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
-from data_prep.clusters import clusters
+from data_prep.representatives import representatives
 from data_prep.words import hash_words_and_breaks, ngrams
 from data_prep.workers import Workers
 
@@ -39,7 +40,8 @@ BATCH_CHARACTERS = 1 << 19
 SHORT_CHARACTERS = 1 << 13
 BLOCK_RUNS = 1024  # times 256 places of 4 bytes: 1 MiB of scratch space
 GROW_DOCUMENTS = 1 << 14
-ROW_BYTES_IN_SEARCH = 32
+ROW_BYTES_IN_SEARCH = 40
+SPREAD = np.uint32(0x9E3779B1)  # odd: every bit of a number reaches the highest 8 of its multiple
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class NearDuplicateConfig:
 
     enabled: bool = False
     ngram: int = 3  # words in a run
-    threshold: float = 0.3  # estimated Jaccard similarity from which two documents are near-duplicates
+    threshold: float = 0.5  # estimated Jaccard similarity from which two documents are near-duplicates
     permutations: int = 256  # bytes of a signature
     rows: int = 3  # places in a band; bands = permutations // rows
     seed: int = 0
@@ -70,14 +72,19 @@ class NearDuplicateConfig:
 class NearDuplicates:
     """The result: `key in result` says whether the document with this key is to be dropped.
 
-    `drop` [n] uint64, sorted. `documents` had a signature, `clusters` is how many groups of near-duplicates there are,
-    `memory_bytes` the most that signatures and search took.
+    `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to. `documents`
+    had a signature; `memory_bytes` is the most that signatures and search took.
     """
 
     drop: np.ndarray
+    kept: np.ndarray
     documents: int
-    clusters: int
     memory_bytes: int
+
+    @property
+    def clusters(self) -> int:
+        """How many kept documents have near-duplicates."""
+        return len(np.unique(self.kept))
 
     def __contains__(self, key: int) -> bool:
         place = int(np.searchsorted(self.drop, np.uint64(key)))
@@ -85,11 +92,11 @@ class NearDuplicates:
 
     def save(self, path: Path) -> None:
         """Write to a file, atomically."""
-        counts = np.array([self.documents, self.clusters, self.memory_bytes], dtype=np.int64)
+        counts = np.array([self.documents, self.memory_bytes], dtype=np.int64)
 
         def write(temporary: Path) -> None:
             with temporary.open("wb") as handle:
-                np.savez(handle, drop=self.drop, counts=counts)
+                np.savez(handle, drop=self.drop, kept=self.kept, counts=counts)
 
         overwrite_atomically(path, write)
 
@@ -98,7 +105,7 @@ class NearDuplicates:
         """Read what `save` wrote."""
         try:
             with np.load(path) as arrays:
-                return cls(arrays["drop"], *arrays["counts"].tolist())
+                return cls(arrays["drop"], arrays["kept"], *arrays["counts"].tolist())
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path}: cannot be read as a list of near-duplicates ({error}); delete it") from None
 
@@ -106,21 +113,22 @@ class NearDuplicates:
 def find_near_duplicates(
     documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, workers: Workers
 ) -> NearDuplicates:
-    """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of others.
+    """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of kept ones.
 
     Documents of equal keys count once. Those of fewer than `ngram` words are left alone. `workers` have `SIGN`.
     """
-    keys_D, signatures_DP = _Index(config.permutations).filled(_signed(documents, workers))
-    order_D = np.argsort(keys_D, kind="stable")
-    ordered_D = keys_D[order_D]
-    order_D = order_D[np.concatenate([[True], ordered_D[1:] != ordered_D[:-1]])] if len(order_D) else order_D
-    cluster_D = clusters(signatures_DP, order_D, config.rows, config.threshold)
-    dropped_D = cluster_D != np.arange(len(order_D))
+    index = _Index(config.permutations).filled(_signed(documents, workers))
+    keys_D, order_D = np.unique(index.keys_D, return_index=True)
+    longest_first_D = np.argsort(-index.runs_D[order_D].astype(np.int64), kind="stable")
+    keys_D, order_D = keys_D[longest_first_D], order_D[longest_first_D]
+    kept_D = representatives(index.signatures_DP, order_D, config.rows, config.threshold)
+    dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
+    dropped = dropped[np.argsort(keys_D[dropped])]
     return NearDuplicates(
-        drop=keys_D[order_D[dropped_D]],
+        drop=keys_D[dropped],
+        kept=keys_D[kept_D[dropped]],
         documents=len(order_D),
-        clusters=len(np.unique(cluster_D[dropped_D])),
-        memory_bytes=keys_D.nbytes + signatures_DP.nbytes + ROW_BYTES_IN_SEARCH * len(keys_D),
+        memory_bytes=index.bytes + ROW_BYTES_IN_SEARCH * len(index.keys_D),
     )
 
 
@@ -130,20 +138,21 @@ class Signer:
     def __init__(self, config: NearDuplicateConfig) -> None:
         self.ngram = config.ngram
         rng = np.random.default_rng(config.seed)
-        # x -> factor * x modulo 2**32 with an odd factor is a permutation of 32-bit numbers; runs are mixed before.
+        # x -> factor * x modulo 2**32 with an odd factor is a permutation of 32-bit numbers; runs are mixed before. The
+        # lowest bits of a product depend on the lowest bits of x alone, so no byte of a signature is made of them.
         self._factors_P = rng.integers(0, 1 << 31, config.permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`signatures` [D, P] uint8 and `enough` [D]: whether a text has a run at all; else its signature is void."""
+        """`signatures` [D, P] uint8 and `runs` [D] uint32: how many a text has; without any its signature is void."""
         signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
-        enough_D = np.empty(len(texts), dtype=bool)
+        runs_D = np.empty(len(texts), dtype=np.uint32)
         # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so
         # that where their bytes are cut into blocks does not depend on their neighbours.
         short = [number for number, text in enumerate(texts) if len(text) <= SHORT_CHARACTERS]
         for group in [short, *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS)]:
             if group:
-                signatures_DP[group], enough_D[group] = self._sign([texts[number] for number in group])
-        return signatures_DP, enough_D
+                signatures_DP[group], runs_D[group] = self._sign([texts[number] for number in group])
+        return signatures_DP, runs_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         hashes_W, number_W = hash_words_and_breaks("\0 ".join(text.replace("\0", " ") for text in texts), b"\0")
@@ -158,38 +167,48 @@ class Signer:
                 values = runs[block : min(end, block + BLOCK_RUNS), None]
                 products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
                 np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
-        return smallest_DP.astype(np.uint8), np.diff(ends_D, prepend=0) > 0
+        return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(ends_D, prepend=0)
 
 
 class _Index:
-    """Keys [D] and signatures [D, P], growing in place, so that no second copy is ever held."""
+    """Keys [D], numbers of runs [D] and signatures [D, P], growing in place, so that no second copy is ever held."""
 
     def __init__(self, places: int) -> None:
-        self._keys_D = np.empty(0, dtype=np.uint64)
-        self._signatures_DP = np.empty((0, places), dtype=np.uint8)
-        self._count = 0
+        self.keys_D = np.empty(0, dtype=np.uint64)
+        self.runs_D = np.empty(0, dtype=np.uint32)
+        self.signatures_DP = np.empty((0, places), dtype=np.uint8)
 
-    def filled(self, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and signatures of all batches."""
-        for keys_D, signatures_DP in batches:
-            end = self._count + len(keys_D)
-            if end > len(self._keys_D):
+    @property
+    def bytes(self) -> int:
+        """What the arrays take."""
+        return self.keys_D.nbytes + self.runs_D.nbytes + self.signatures_DP.nbytes
+
+    def filled(self, batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> "_Index":
+        """With all batches."""
+        count = 0
+        for batch in batches:
+            end = count + len(batch[0])
+            if end > len(self.keys_D):
                 self._resize(end + GROW_DOCUMENTS)
-            self._keys_D[self._count : end], self._signatures_DP[self._count : end] = keys_D, signatures_DP
-            self._count = end
-        self._resize(self._count)
-        return self._keys_D, self._signatures_DP
+            for array, part in zip((self.keys_D, self.runs_D, self.signatures_DP), batch):
+                array[count:end] = part
+            count = end
+        self._resize(count)
+        return self
 
     def _resize(self, size: int) -> None:
         # In place (realloc moves pages, it does not copy them); nobody else holds a view.
-        self._keys_D.resize(size, refcheck=False)
-        self._signatures_DP.resize((size, self._signatures_DP.shape[1]), refcheck=False)
+        for array in (self.keys_D, self.runs_D, self.signatures_DP):
+            array.resize((size, *array.shape[1:]), refcheck=False)
 
 
-def _signed(documents: Iterable[tuple[int, str]], workers: Workers) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys and signatures of batches."""
-    for keys, (signatures_DP, enough_D) in workers.map(SIGN, _batches(documents)):
-        yield np.array(keys, dtype=np.uint64)[enough_D], signatures_DP[enough_D]
+def _signed(
+    documents: Iterable[tuple[int, str]], workers: Workers
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Keys, numbers of runs and signatures of batches."""
+    for keys, (signatures_DP, runs_D) in workers.map(SIGN, _batches(documents)):
+        enough_D = runs_D > 0
+        yield np.array(keys, dtype=np.uint64)[enough_D], runs_D[enough_D], signatures_DP[enough_D]
 
 
 def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[tuple[list[int], list[str]]]:

@@ -75,7 +75,7 @@ def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
     sentences = [prose.sentence(10 if i % 2 else 20) for i in range(SENTENCES)]
     write_tasks(tmp_path / "glue", sentences)
     holding = [f"{prose.document(5)} {sentence} {prose.document(4)}" for sentence in sentences]
-    near = [prose.edited(document, 0.1) for document in clean[EXACT : EXACT + NEAR]]
+    near = [prose.edited(document, 0.05) for document in clean[EXACT : EXACT + NEAR]]
     page = (
         "<div class='c{i}'><p><a href=\"http://example.org/{i}\">{word}</a></p><br/><span id='{i}'>{word}</span></div>"
     )
