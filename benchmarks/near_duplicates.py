@@ -2,12 +2,12 @@
 
     python benchmarks/near_duplicates.py <text files, also .xz>        (pip install datasketch rensa)
 
-Texts are blocks of about `--words` words; with 0, whole documents (between blank lines). All sides see the same runs of
-3 words and 256 permutations, go through the texts longest first, and drop a text whose estimated similarity to one that
-they keep reaches the threshold. Planted: pairs of a text and a copy with words replaced, cut off at the end, or with
-boilerplate in front; what is no duplicate: texts of 3 random words, and texts of 100, 200 and 400 words of their own that
-share 170 words of boilerplate. In the real text a drop counts as wrong when less than half of the runs of the dropped
-text stand in the kept one. Times are CPU seconds of this process.
+Texts are blocks of about `--words` words; with 0, whole documents (between blank lines). All sides see the same runs
+of 3 words, take 256 permutations, go through the texts longest first, and drop a text whose estimated similarity to one
+that they keep reaches the threshold. Planted are pairs of a text and a copy with words replaced, cut off at the end, or
+with other text in front; and what is no duplicate: texts of 3 random words, and texts of 100, 200 and 400 words of
+their own that share 170 words of boilerplate. In the real text a drop counts as wrong when less than half of the runs
+of the dropped text stand in the kept one. Times are CPU seconds of this process.
 """
 
 import argparse
@@ -167,9 +167,10 @@ def main() -> None:
     copies, others = planted(sample, rng), unlike(texts, rng)
     sides: dict[str, Side] = {f"data_prep, {rows} rows": ours(rows) for rows in arguments.rows}
     sides |= {name: {"datasketch": datasketch, "rensa": rensa}[name] for name in arguments.peers}
-    print(f"{len(texts)} texts, {sum(len(text.split()) for text in texts):,} words; {len(sample)} copies of each kind\n")
-    print(f"| threshold | side | {' | '.join(copies)} | {' | '.join(others)} | real: dropped | wrong | words | lost | s |")
-    print("|" + "---|" * (len(copies) + len(others) + 7))
+    total = sum(len(text.split()) for text in texts)
+    print(f"{len(texts)} texts, {total:,} words; {len(sample)} copies of each kind\n")
+    columns = ["threshold", "side", *copies, *others, "real: dropped", "wrong", "words", "lost", "s"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for threshold in arguments.thresholds:
         for name, side in sides.items():
             recall = [100 * len(side(sample + changed, threshold)) / len(sample) for changed in copies.values()]

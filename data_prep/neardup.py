@@ -186,11 +186,12 @@ class _Index:
     def filled(self, batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> "_Index":
         """With all batches."""
         count = 0
+        arrays: tuple[np.ndarray, ...] = (self.keys_D, self.runs_D, self.signatures_DP)
         for batch in batches:
             end = count + len(batch[0])
             if end > len(self.keys_D):
                 self._resize(end + GROW_DOCUMENTS)
-            for array, part in zip((self.keys_D, self.runs_D, self.signatures_DP), batch):
+            for array, part in zip(arrays, batch):
                 array[count:end] = part
             count = end
         self._resize(count)

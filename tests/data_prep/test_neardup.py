@@ -10,8 +10,8 @@ import pytest
 
 from cramming.config import UserError
 from data_prep import neardup, workers
-from data_prep.representatives import NEIGHBOURS, estimate
 from data_prep.neardup import SIGN, NearDuplicateConfig, NearDuplicates, Signer, find_near_duplicates
+from data_prep.representatives import NEIGHBOURS, estimate
 
 CONFIG = NearDuplicateConfig(enabled=True)
 LEXICON = [f"w{number}" for number in range(5000)]
