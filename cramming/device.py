@@ -142,6 +142,15 @@ def available_bytes() -> int:
     return available
 
 
+# How libraries below torch say it, who raise a RuntimeError: CUDA itself, cuBLAS and cuDNN, Triton, torch on a CPU.
+_NO_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory|DefaultCPUAllocator"
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory for a tensor: on a CPU torch has no class of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether there was no memory for a tensor or a library's workspace: not everybody has a class for that."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None

@@ -129,7 +129,9 @@ def tries(engine: Engine, make_batch: Callable[[int, int], Batch], missing: int)
         try:
             held = torch.empty(missing, dtype=torch.uint8, device=engine.device)
             try_step(engine, [make_batch(0, rows), make_batch(rows, rows)])
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not devices.is_out_of_memory(error):
+                raise
             return False
         finally:
             del held

@@ -15,7 +15,7 @@ from multiprocessing.sharedctypes import Synchronized
 import torch
 
 from cramming.config import UserError
-from cramming.device import available_bytes
+from cramming.device import available_bytes, is_out_of_memory
 from cramming.pool import CONTEXT, process_pool
 from cramming.precision import Mode, float32_products
 from cramming.runtime import keep_freed_memory
@@ -32,6 +32,10 @@ WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, ac
 GPU_PROCESS_BYTES = 3e9
 FREE_SHARE = 0.7  # of what is free now, what may be planned with
 DIED = "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller eval.workers"
+ALONE = (
+    "fine-tuning ran out of memory; finished runs are kept; run again where more is free, or under another name with a"
+    " smaller eval.hyperparameters.batch_size"
+)
 
 OnExamples = Callable[[int], None]
 
@@ -76,6 +80,10 @@ def _run_here(jobs: Iterable[Job], on_examples: OnExamples) -> Iterator[tuple[Jo
     try:
         for job in jobs:
             yield job, _run(job, on_examples)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(ALONE) from None
     finally:
         torch.set_num_threads(before)
 
@@ -106,7 +114,9 @@ def _run_in_pool(jobs: Iterable[Job], workers: int, on_examples: OnExamples) -> 
                 counted = counter.value
                 for future in done:
                     yield waiting.pop(future), future.result()
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(DIED) from None
 
 

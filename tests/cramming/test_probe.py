@@ -78,12 +78,11 @@ def test_a_try_leaves_no_trace(make_recipe: Callable[..., Recipe], tiny_source: 
 class Greedy(nn.Module):
     """A model that runs out of memory above some number of tokens, in its forward or its backward pass."""
 
-    def __init__(self, tokens: int, where: str):
+    def __init__(self, tokens: int, where: str, error: Exception):
         super().__init__()
-        self.weight, self.tokens, self.where, self.sizes = nn.Parameter(torch.ones(3)), tokens, where, list[int]()
+        self.weight, self.tokens, self.where, self.error = nn.Parameter(torch.ones(3)), tokens, where, error
 
     def forward(self, ids_T: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        self.sizes.append(len(ids_T))
         loss = (self.weight**2).sum()
         if len(ids_T) > self.tokens:
             if self.where == "forward":
@@ -92,7 +91,7 @@ class Greedy(nn.Module):
         return loss, torch.tensor(1)
 
     def _fail(self, *_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise self.error
 
 
 class Compiling(nn.Module):
@@ -129,10 +128,13 @@ def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None
     assert set(model.compiled) == {"whole"}
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")]
+)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("limit", [1, 4, 5, 100])
-def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: int) -> None:
-    model = Greedy(16 * limit, where)
+def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: int, error: Exception) -> None:
+    model = Greedy(16 * limit, where, error)
     precision = Precision(PrecisionConfig("fp32", False), CPU)
     engine = Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
     fits = probe.tries(engine, tiny_source.batch, missing=1000)

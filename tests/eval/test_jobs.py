@@ -49,13 +49,33 @@ def test_seeds_share_a_gpu_that_has_room(
     assert jobs.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == 1
 
 
-def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
+
+
+def run_one(workers: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def full(*_: Any, **__: Any) -> Iterator[Submit]:
+    def pool(*_: Any, **__: Any) -> Iterator[Submit]:
         future = Future[Any]()
-        future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
+        future.set_exception(error)
         yield lambda *_: future
 
-    monkeypatch.setattr(jobs, "process_pool", full)
+    def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(jobs, "process_pool", pool)
+    monkeypatch.setattr(jobs, "_run", broken)
+    list(jobs.run_jobs([cast(jobs.Job, None)], workers, lambda count: None))
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     with pytest.raises(UserError, match=r"out of memory\?.* smaller eval\.workers"):
-        list(jobs.run_jobs([cast(jobs.Job, None)], 2, lambda count: None))
+        run_one(2, error, monkeypatch)
+    with pytest.raises(UserError, match=r"ran out of memory; .* smaller eval\.hyperparameters\.batch_size"):
+        run_one(1, error, monkeypatch)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_error_of_a_worker_is_our_own_defect(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        run_one(workers, RuntimeError("shapes do not match"), monkeypatch)
