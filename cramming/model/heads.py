@@ -21,9 +21,26 @@ from cramming.model.encoder import Encoder, compute_dtype
 from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 
 # Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
-# CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md).
-CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+# CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md). Compiled, each chunk is a
+# piece of the graph. A chunk needs 8 bytes an element in 16 bits (logits, probabilities, their copy for the products),
+# 2 GiB at 2^28: a card of 40 GB or more can spare that.
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26, "large cuda": 2**28}
+LARGE_CARD_BYTES = 38 * 2**30  # sold as 40 GB
 FP16_SUM = 6e4  # below 65504, its largest number, by what partial sums may be rounded up
+
+
+@torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
+def chunk_elements(device: torch.device) -> int:
+    """How many logits exist at a time on this device."""
+    if device.type != "cuda":
+        return CHUNK_ELEMENTS["cpu"]
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return CHUNK_ELEMENTS[cuda_chunks(share * torch.cuda.get_device_properties(device).total_memory)]
+
+
+def cuda_chunks(memory_bytes: float) -> str:
+    """Which row of `CHUNK_ELEMENTS` a GPU of so much memory has."""
+    return "large cuda" if memory_bytes >= LARGE_CARD_BYTES else "cuda"
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -35,27 +52,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        correct = targets_M.new_zeros(())
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        rows = max(1, CHUNK_ELEMENTS.get(hidden.device.type, 2**24) // weight.shape[0])
-        for first in range(0, hidden.shape[0], rows):
-            h, target = hidden[first : first + rows], targets_M[first : first + rows]
-            logits = F.linear(h, weight, bias)
-            probabilities = logits.softmax(-1, dtype=torch.float32)
-            counted, index = target >= 0, target.clamp(min=0)[:, None]
-            best = logits.argmax(-1, keepdim=True)
-            # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
-            lse = logits.gather(1, best).float() - probabilities.gather(1, best).log()
-            loss += ((lse - logits.gather(1, index).float()).squeeze(1) * counted).sum()
-            correct += ((best.squeeze(1) == target) & counted).sum()
-            if grads is not None:
-                grads.add(first, h, probabilities, index, counted)
+        loss, hits = _sums(hidden, weight, bias, targets_M, grads)
         if grads is not None:
             ctx.save_for_backward(*grads.finish())
             ctx.dtype = hidden_MD.dtype
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
 
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,6 +67,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradient is not None:
                 gradient.mul_(d_loss)
         return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None
+
+
+def _sums(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None"
+) -> tuple[Tensor, Tensor]:
+    """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted."""
+    loss = hidden.new_zeros((), dtype=torch.float32)
+    hits = targets_M.new_zeros(())
+    rows = max(1, chunk_elements(hidden.device) // weight.shape[0])
+    for first in range(0, hidden.shape[0], rows):
+        h, target = hidden[first : first + rows], targets_M[first : first + rows]
+        logits = F.linear(h, weight, bias)
+        probabilities = logits.softmax(-1, dtype=torch.float32)
+        counted, index = target >= 0, target.clamp(min=0)[:, None]
+        # The largest entries by `amax`: `argmax` takes 6 times as long in fp32 and 10 in bf16 on a CPU (docs/log.md).
+        top, wanted = logits.amax(-1, keepdim=True), logits.gather(1, index)
+        # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
+        lse = top.float() - probabilities.amax(-1, keepdim=True).log()
+        loss += ((lse - wanted.float()).squeeze(1) * counted).sum()
+        hits += ((wanted == top).squeeze(1) & counted).sum()
+        if grads is not None:
+            grads.add(first, h, probabilities, index, counted)
+    return loss, hits
 
 
 class _Gradients:
@@ -128,11 +154,15 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
-    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar (targets whose logit
-    is the largest). Only a chunk of logits exists at a time. The backward pass can run once.
+    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar: targets whose logit
+    is the largest, or one of several that are, as happens in 16 bits. Only a chunk of logits exists at a time. The
+    backward pass can run once; under `no_grad` nothing is made for it.
     """
-    loss, correct = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype)
-    return loss, correct
+    if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
+        bias = None if bias_V is None else bias_V.to(dtype)
+        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None)
+    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype)
+    return loss, hits
 
 
 class MaskedLM(nn.Module):

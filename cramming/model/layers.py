@@ -92,14 +92,16 @@ def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
 def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
     """Rotate queries or keys, in fp32 whatever their type."""
     cos, sin = rope
-    if x_THK.dtype == torch.float32 and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
         rotated: Tensor = _Rotation.apply(x_THK, cos, sin)
         return rotated
     return (x_THK * cos + x_THK.roll(x_THK.shape[-1] // 2, -1) * sin).to(x_THK.dtype)
 
 
 class _Rotation(torch.autograd.Function):
-    """Eager fp32's rotation: two passes over memory each way, where separate operations take four."""
+    """Eager execution's rotation: two passes over memory each way, where separate operations take four (16 bits: and
+    one to fp32 and one back, where they take one for each operation).
+    """
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -113,11 +115,11 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotated(x_THK: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    half = x_THK.shape[-1] // 2
-    out = x_THK * cos
-    out[..., :half].addcmul_(x_THK[..., half:], sin[..., :half], value=direction)
-    out[..., half:].addcmul_(x_THK[..., :half], sin[..., half:], value=direction)
-    return out
+    half, x = x_THK.shape[-1] // 2, x_THK.float()
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=direction)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
+    return out.to(x_THK.dtype)
 
 
 # Initialisation -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from cramming.model import heads
 from cramming.model.attention import Packing
@@ -82,9 +83,36 @@ def test_a_frequent_target_does_not_overflow_fp16(
 
 
 def test_no_gradient_is_made_when_none_is_wanted() -> None:
-    with torch.no_grad():
-        loss, _ = linear_cross_entropy(torch.randn(4, 8), torch.randn(9, 8), None, torch.arange(4), torch.float32)
-    assert not loss.requires_grad
+    """Validation has parameters, which need gradients: the products for these are two thirds of the head."""
+    inputs = [torch.randn(4, 8), torch.randn(9, 8, requires_grad=True), torch.randn(9, requires_grad=True)]
+    products = []
+    for guard in (torch.enable_grad, torch.no_grad):
+        with guard(), FlopCounterMode(display=False) as counter:
+            loss, hits = linear_cross_entropy(*inputs, torch.arange(4), torch.float32)
+        products.append((counter.get_total_flops(), loss.item(), int(hits), loss.requires_grad))
+    one = 2 * 4 * 8 * 9
+    assert products == [(3 * one, *products[1][1:3], True), (one, *products[0][1:3], False)]
+
+
+def test_hits_are_targets_whose_logit_is_the_largest() -> None:
+    """As `argmax` has it, but for ties, all of which count: of two equal logits either is the prediction."""
+    hidden, weight = torch.randn(50, 8), torch.randn(30, 8)
+    targets = torch.cat([(hidden[:20] @ weight.T).argmax(-1), torch.randint(0, 30, (30,))])
+    targets[::7] = -100
+    _, hits = linear_cross_entropy(hidden, weight, None, targets, torch.float32)
+    assert int(hits) == int(plain(hidden, weight, None, targets)[1]) > 0
+    twice = torch.cat([weight, weight])
+    for shift in (0, 30):
+        _, tied = linear_cross_entropy(hidden, twice, None, targets + shift * (targets >= 0), torch.float32)
+        assert tied == hits
+    _, undefined = linear_cross_entropy(hidden * torch.nan, weight, None, targets, torch.float32)
+    assert int(undefined) == 0
+
+
+def test_a_large_card_has_fewer_and_larger_chunks() -> None:
+    """At 2^18 tokens, a quarter of them targets, and a vocabulary of 32,768: 32 chunks in 2^26 elements, 8 in 2^28."""
+    sizes = {gigabytes: heads.CHUNK_ELEMENTS[heads.cuda_chunks(gigabytes * 2**30)] for gigabytes in (11, 24, 39.4, 140)}
+    assert sizes == {11: 2**26, 24: 2**26, 39.4: 2**28, 140: 2**28}
 
 
 def test_very_unlikely_targets_have_a_finite_loss() -> None:
