@@ -8,6 +8,7 @@ from typing import Any
 from cramming import device as devices
 from cramming.budget import EndReason
 from cramming.config import UserError, file_sha256
+from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
 from cramming.model.config import count_parameters
 from cramming.model.export import save_pretrained
@@ -81,8 +82,8 @@ def log_step(parts: Parts, recent: deque[StepStats], progress: float, learning_r
     parts.metrics.write(row)
 
 
-def validate(parts: Parts, progress: float) -> dict[str, float]:
-    """Loss on the held-out windows; logged, and on the clock while training goes on."""
+def validate(parts: Parts, progress: float) -> dict[str, Any]:
+    """Loss on the held-out text as all runs are asked; logged, and on the clock while training goes on."""
     assert parts.clock and parts.metrics
     loss, accuracy, targets = parts.engine.evaluate(parts.validation)
     row = {"step": parts.work.steps, "progress": progress, "tokens": parts.work.tokens}
@@ -90,6 +91,23 @@ def validate(parts: Parts, progress: float) -> dict[str, float]:
     parts.metrics.write(row)
     say(f"step {parts.work.steps} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
     return {"loss": loss, "accuracy": accuracy, "targets": targets}
+
+
+def validate_fully(parts: Parts) -> dict[str, Any]:
+    """The last validation, which is off the clock: the same, and what compares with other objectives and vocabularies.
+
+    The record's `pretrain.validation`: `loss` and `accuracy` of the pinned form, `all_mask_loss` and
+    `all_mask_accuracy` with every target hidden behind [MASK] (nats per target both), `bits_per_byte` of the latter,
+    and over how many `targets` of how many `tokens`.
+    """
+    found = validate(parts, 1.0)
+    batches = parts.held_out.batches(ALL_MASK, parts.train.rows)
+    loss, accuracy, _ = parts.engine.evaluate(batches)
+    bits = bits_per_byte(loss, parts.validation_corpus.manifest)
+    said = "" if bits is None else f", {bits:.3f} bits per byte"
+    say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
+    further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
+    return {**found, **further, "tokens": len(parts.held_out.ids_N)}
 
 
 class ResumeWithLessError(UserError):
@@ -117,7 +135,7 @@ def out_of_memory(parts: Parts) -> UserError:
 def finish(parts: Parts, reason: EndReason) -> None:
     """After the deadline: export the model and complete the record. None of this is on the clock."""
     assert parts.clock and parts.metrics
-    validation = validate(parts, 1.0) if reason == "finished" else None
+    validation = validate_fully(parts) if reason == "finished" else None
     diverged = validation is not None and not math.isfinite(validation["loss"])
     if validation and not diverged:
         export(parts)

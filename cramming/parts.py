@@ -12,6 +12,7 @@ from cramming import device as devices
 from cramming.budget import BudgetClock, Work
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource
+from cramming.data.held_out import PINNED, HeldOut
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
@@ -33,8 +34,6 @@ from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.sections import Sections, TrainConfig, check_sections, micro_batches_of, refuse_unfit_step
 from cramming.start import StartConfig, start_from_text
 
-VALIDATION_SEED = 20_221_228  # the same masks on the validation set in every run, so that their losses compare
-
 
 @dataclass
 class Parts:
@@ -54,7 +53,9 @@ class Parts:
     mesh: Mesh
     runtime: RuntimeConfig
     source: BatchSource
+    held_out: HeldOut
     validation: list[Batch]
+    validation_corpus: Corpus
     work: Work
     attention_kernels: list[str]
     gates: dict[str, str]
@@ -75,7 +76,7 @@ class Checked:
     validation_corpus: Corpus  # the same one, unless `train.validation_corpus` names another
     model: ModelConfig
     source: BatchSource
-    held_out: BatchSource
+    held_out: HeldOut
     attention_kernels: list[str]
     gates: dict[str, str]
 
@@ -89,7 +90,8 @@ class Checked:
         config, objective = sections.train, sections.objective
         source = batch_source(corpus, "train", config, objective, settings["seed"])
         other = open_validation_corpus(config, corpus, verify=mesh.is_main)
-        held_out = batch_source(other, "validation", config, objective, VALIDATION_SEED)
+        windows = batch_source(other, "validation", config, objective, settings["seed"])
+        held_out = HeldOut(windows, config.validation_tokens)
         return cls(corpus, other, model, source, held_out, kernels, gates)
 
     def describe_corpus(self) -> dict[str, Any]:
@@ -127,7 +129,9 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         mesh=mesh,
         runtime=execution.runtime,
         source=found.source,
-        validation=validation_batches(found.held_out, config) if mesh.is_main else [],
+        held_out=found.held_out,
+        validation=found.held_out.batches(PINNED, config.rows) if mesh.is_main else [],
+        validation_corpus=found.validation_corpus,
         work=work,
         attention_kernels=found.attention_kernels,
         gates=found.gates,
@@ -248,10 +252,3 @@ def batch_source(
     order = config.order if split == "train" else "shuffled"
     stream = corpus.stream(split, order)
     return BatchSource(stream, masker, config.sequence_length, config.packing, seed, shuffle=order == "shuffled")
-
-
-def validation_batches(source: BatchSource, config: TrainConfig) -> list[Batch]:
-    """At most `validation_sequences` held-out windows, each once, in batches of one size: nothing compiles twice."""
-    rows = min(config.validation_sequences, source.num_windows)
-    size = min(config.rows, rows)
-    return [source.batch(first, size) for first in range(0, rows - size + 1, size)]

@@ -48,12 +48,12 @@ class TrainConfig:
     micro_batch: int | Literal["auto"]
     log_every: int
     validations: int
-    validation_sequences: int
+    validation_tokens: int
     validation_corpus: Path | None = None  # another corpus's validation split, for losses that compare
     order: str = "shuffled"  # or "source", or the name of an order file of the corpus; each also with "_reversed"
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_sequences"):
+        for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_tokens"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is below 1")
         if self.validations < 0:

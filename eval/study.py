@@ -30,8 +30,8 @@ from eval.tasks import AVERAGES, ENTRIES
 STUDIES = ("vocab", "data")
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
 VALIDATED = (
-    "corpus.validation.manifest_sha256", "corpus.tokenizer.sha256", "config.objective", "config.train.packing",
-    "config.train.sequence_length", "config.train.validation_sequences",
+    "corpus.validation.manifest_sha256", "corpus.tokenizer.sha256", "config.train.packing",
+    "config.train.sequence_length", "pretrain.validation.targets",
 )  # fmt: skip
 
 

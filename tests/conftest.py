@@ -117,7 +117,7 @@ TINY_RUN = [
     "train.micro_batch=4",
     "train.log_every=1",
     "train.validations=2",
-    "train.validation_sequences=16",
+    "train.validation_tokens=512",
     "budget=steps",
     "budget.steps=12",
 ]

@@ -11,12 +11,17 @@ documents` ends a sequence at each document's end, with positions from zero and 
 packing without such a mask costs 2.8 % of the GLUE score).
 
 Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M targets.
+
+That size is by what the corpus's documents come to in so many rows, not by the worst window in each of them: attention
+kernels have memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in fp32).
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -57,7 +62,8 @@ class Batch:
         """So many batches of the same shape, each with its share of the rows; views where nothing changes."""
         assert self.rows % number == 0
         tokens, targets = len(self.ids_T) // number, len(self.target_ids_M) // number
-        bounds = (len(self.packing.bounds_S) - 1) // number + 1
+        # A share of ragged rows may have all of the documents.
+        bounds = (len(self.packing.bounds_S) - 1) // (number if self.packing.row_length else 1) + 1
         shares = []
         for share in range(number):
             first = share * tokens
@@ -139,9 +145,35 @@ class BatchSource:
         self.sequence_length, self.packing, self.seed, self.shuffle = sequence_length, packing, seed, shuffle
         # One window less than fits, so that every offset leaves as many.
         self.num_windows = stream.num_tokens // sequence_length - 1
-        self.max_segments = 1 + (
-            _most_starts_within(stream.document_starts, sequence_length) if packing == "documents" else 0
-        )
+
+    def most_sequences(self, rows: int) -> int:
+        """Sequences that a batch of so many rows has room for: one size for all of them, so that shapes never change.
+
+        With `packing: documents` a row is one sequence and one more for each document that begins in it. Rows that
+        follow each other in the stream have at most what any stretch of that length has. Shuffled, they are windows
+        drawn without replacement, whose documents come to more than t above their mean with a probability of at most
+        exp(-t^2 / (2 n v + 2 c t / 3)) (Bernstein's inequality: n rows, v the variance and c the maximum per window);
+        t is chosen so that this is 1e-12. A batch that has more all the same (`batch`) takes twice the size.
+        """
+        if self.packing == "rows":
+            return rows
+        if rows not in self._most_sequences:
+            self._most_sequences[rows] = rows + self._most_documents(rows)
+        return self._most_sequences[rows]
+
+    @cached_property
+    def _most_sequences(self) -> dict[int, int]:
+        return {}
+
+    def _most_documents(self, rows: int) -> int:
+        starts, length = self.stream.document_starts, self.sequence_length
+        if not self.shuffle:
+            return _most_starts_within(starts, rows * length)
+        most = _most_starts_within(starts, length)
+        counts = np.bincount(starts // length, minlength=self.num_windows)
+        spread, tail = rows * float(counts.var()), most * math.log(1e12) / 3
+        above = tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12))
+        return min(rows * most, math.ceil(rows * float(counts.mean()) + above))
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Start tokens [N] in the stream of the samples' windows."""
@@ -161,12 +193,15 @@ class BatchSource:
         samples_N = np.arange(first_sample, first_sample + rows)
         starts_N = self.window_starts(samples_N)
         masked = self.masker(self.stream.gather(starts_N, length), samples_N)
-        bounds_S = np.full(rows * self.max_segments + 1, rows * length, dtype=np.int32)
         if self.packing == "rows":
-            bounds_S[:] = np.arange(0, (rows + 1) * length, length)
+            bounds_S = np.arange(0, (rows + 1) * length, length, dtype=np.int32)
             positions_T = np.tile(np.arange(length), rows)
         else:
             segments = self._segment_starts(starts_N)
+            room = self.most_sequences(rows)
+            while room < len(segments):
+                room *= 2
+            bounds_S = np.full(room + 1, rows * length, dtype=np.int32)
             bounds_S[: len(segments)] = segments
             sizes = np.diff(np.append(segments, rows * length))
             positions_T = np.arange(rows * length) - np.repeat(segments, sizes)

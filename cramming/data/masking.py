@@ -90,6 +90,14 @@ class Masker:
         cuts_N = 1 + hash64(self.seed, _SEGMENT, samples_N) % np.uint64(max(1, length - 1))
         return (np.arange(length) >= cuts_N.astype(np.int64)[:, None]).astype(np.int64)
 
+    def shown(self, targets_NC: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+        """What stands in the place of each target; `keys` of the hash broadcast to them."""
+        kind_NC = hash64(self.seed, _REPLACE, *keys).astype(np.float64) / 2.0**64
+        pick_NC = hash64(self.seed, _TOKEN, *keys) % np.uint64(len(self.regular_ids))
+        shown_NC = np.where(kind_NC < self.config.mask_share, self.mask_id, targets_NC)
+        random_NC = (kind_NC >= self.config.mask_share) & (kind_NC < self.config.mask_share + self.config.random_share)
+        return np.where(random_NC, self.regular_ids[pick_NC.astype(np.int64)], shown_NC)
+
     def __call__(self, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
         """Mask rows `ids_NL` whose sample indices are `samples_N`. Special tokens are never targets."""
         rows, length = ids_NL.shape
@@ -103,12 +111,7 @@ class Masker:
         targets_NC = ids_NL[row_N1, chosen_NC].astype(np.int64)
         valid_NC = keys_NL[row_N1, chosen_NC] != never
 
-        kind_NC = hash64(self.seed, _REPLACE, samples_N[:, None], chosen_NC).astype(np.float64) / 2.0**64
-        pick_NC = hash64(self.seed, _TOKEN, samples_N[:, None], chosen_NC) % np.uint64(len(self.regular_ids))
-        shown_NC = np.where(kind_NC < self.config.mask_share, self.mask_id, targets_NC)
-        random_NC = (kind_NC >= self.config.mask_share) & (kind_NC < self.config.mask_share + self.config.random_share)
-        shown_NC = np.where(random_NC, self.regular_ids[pick_NC.astype(np.int64)], shown_NC)
-
+        shown_NC = self.shown(targets_NC, samples_N[:, None], chosen_NC)
         inputs_NL = ids_NL.astype(np.int64)
         inputs_NL[row_N1, chosen_NC] = np.where(valid_NC, shown_NC, targets_NC)
         positions_M = (row_N1 * length + chosen_NC).reshape(-1)
