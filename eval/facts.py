@@ -42,6 +42,8 @@ _FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("pretrain.train_loss", "{n} training"),
             ("pretrain.validation.loss", "{n} validation"),
             ("pretrain.validation.accuracy", "{p} of masked tokens right"),
+            ("pretrain.validation.all_mask_loss", "{n} validation with all targets behind [MASK]"),
+            ("pretrain.validation.bits_per_byte", "{n} bits per byte"),
         ),
     ),
     (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cramming.progress import compact
-from eval.reading import Run, at, entries, number
+from eval.reading import Record, Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
 from eval.rules import MIN_SEEDS, swept
@@ -148,6 +148,8 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
         "FLOP use",
         "Loss",
         "Validation",
+        "All [MASK]",
+        "Bits/byte",
     ]
     rows = []
     for run in runs:
@@ -157,10 +159,8 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
         )
         paths = ("steps", "tokens", "tokens_per_second")
         counts = [Cell(_or_dash(number(run.record, f"pretrain.{path}"), compact)) for path in paths]
-        losses = [number(run.record, f"pretrain.{path}") for path in ("train_loss", "validation.loss")]
-        # A loss on another corpus's text stands in the same column, but does not compare.
-        other = at(run.record, "corpus.validation.manifest_sha256")
-        texts = ["", f"on {str(other)[:8]}" if other else ""]
+        losses = [number(run.record, f"pretrain.{path}") for path in LOSSES]
+        texts = ["", _validated(run.record), "", ""]
         rows.append(
             [
                 Cell(run.label, "", "main", anchor(run)),
@@ -174,6 +174,18 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
             ]
         )
     return Table(columns, [Group(rows)], left=2)
+
+
+# Nats per target, and bits per byte: of the last steps, of the one validation of all runs, and of its other form.
+LOSSES = ("train_loss", "validation.loss", "validation.all_mask_loss", "validation.bits_per_byte")
+
+
+def _validated(record: Record) -> str:
+    """What keeps a validation loss from comparing with the others of its column."""
+    other = at(record, "corpus.validation.manifest_sha256")
+    losses = [number(record, f"pretrain.validation.{name}") for name in ("loss", "all_mask_loss")]
+    own = losses[0] is not None and losses[1] is None  # rules before version 5
+    return ", ".join(filter(None, (f"on {str(other)[:8]}" if other else "", "own masking" if own else "")))
 
 
 def _or_dash(value: float | None, words: Callable[[float], str]) -> str:

@@ -210,6 +210,8 @@ _FACTS = {
     "spent_seconds": "pretrain.budget.spent_seconds",
     "tokens": "pretrain.tokens",
     "validation_loss": "pretrain.validation.loss",
+    "all_mask_loss": "pretrain.validation.all_mask_loss",
+    "bits_per_byte": "pretrain.validation.bits_per_byte",
     "device": "environment.device.name",
     "corpus_sha256": "corpus.manifest_sha256",
     "validation_corpus_sha256": "corpus.validation.manifest_sha256",

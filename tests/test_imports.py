@@ -50,6 +50,7 @@ LEVELS = {
     "cramming.checkpoint": 2,
     "cramming.optim": 2,
     "cramming.data.batches": 2,
+    "cramming.data.held_out": 2,
     "cramming.bench": 4,  # above what it measures
     "cramming.tracker": 2,
     "cramming.roofline": 3,

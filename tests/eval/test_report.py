@@ -157,6 +157,21 @@ def test_a_validation_loss_on_another_text_says_so(runs: Path) -> None:
     assert "| 5.432 | 5.500 on 01234567 |" in text and "| 5.432 | 5.500 |" in text
 
 
+def test_the_forms_of_the_validation_are_printed_and_an_older_one_is_marked(runs: Path) -> None:
+    """A record of before version 5 has the loss by its own masks, which compares with nobody's."""
+    path = runs / "low" / "record.json"
+    record = json.loads(path.read_text())
+    for key in ("all_mask_loss", "all_mask_accuracy", "bits_per_byte", "tokens"):
+        del record["pretrain"]["validation"][key]
+    path.write_text(json.dumps(record))
+    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "| All [MASK] | Bits/byte |" in text and "| 5.432 | 5.500 | 5.750 | 1.875 |" in text
+    assert "| 5.432 | 5.500 own masking | – | – |" in text
+    with (runs / "report" / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
+        found = {(row["validation_loss"], row["all_mask_loss"], row["bits_per_byte"]) for row in csv.DictReader(file)}
+    assert found >= {("5.5", "5.75", "1.875"), ("5.5", "", "")}
+
+
 def test_numbers_that_json_cannot_hold_do_not_stop_the_report(runs: Path) -> None:
     path = runs / "low" / "record.json"
     record = json.loads(path.read_text())
