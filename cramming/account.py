@@ -7,11 +7,11 @@ from typing import Any
 
 from cramming import device as devices
 from cramming.budget import EndReason
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError
 from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
 from cramming.model.config import count_parameters
-from cramming.model.export import save_pretrained
+from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
@@ -137,8 +137,10 @@ def finish(parts: Parts, reason: EndReason) -> None:
     assert parts.clock and parts.metrics
     validation = validate_fully(parts) if reason == "finished" else None
     diverged = validation is not None and not math.isfinite(validation["loss"])
+    final: dict[str, str] | None = None
     if validation and not diverged:
         export(parts)
+        final = file_hashes(parts.folder / "final")
     parts.metrics.close()
     work, budget = parts.work, parts.clock.summary()
     section = {
@@ -146,9 +148,8 @@ def finish(parts: Parts, reason: EndReason) -> None:
         **setup_of(parts),
         **work_of(parts, budget),
         "validation": validation,
-        "final_sha256": file_sha256(parts.folder / "final" / "model.safetensors")
-        if validation and not diverged
-        else None,
+        "final_sha256": final and final["model.safetensors"],
+        "final_files": final,
     }
     write_record_section(parts.folder, pretrain=section)
     if diverged:

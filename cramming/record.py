@@ -10,8 +10,10 @@
         final/             the model, in a stock format where one exists
         export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions
-        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue; and
-                           `resumed`, the environment of each later process that went on with the training
+        glue/history.jsonl one line per fine-tuning that was ever scored (eval/history.py)
+        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue, the
+                           lines of the history that it knows (`history`); and `resumed`, the environment of each
+                           later process that went on with the training
 
 A record is made of sections that the verbs write one after the other, each atomically. A number that is missing or not
 finite is stored as null: JSON has no NaN, and nobody downstream may mistake a substitute for a measurement.

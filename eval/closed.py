@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
-from eval.validity import NO_PRETRAINING, before, other_sizes
+from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
+from eval.validity import NO_PRETRAINING, before, fine_tuned, made_with, other_sizes
 
 MIN_SEEDS = 3
+MAX_RUN = 13  # words that corpus and task share, by which a document counts as overlapping (data_prep/decontaminate.py)
 MAX_EPOCHS = 5
 MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
@@ -65,13 +66,20 @@ def from_scratch(record: Record) -> Outcome:
 
 
 def own_weights_scored(record: Record) -> Outcome:
-    """The scored weights are the pretrained ones, by SHA-256."""
+    """The scored model is the trained one, by the SHA-256 of its weights and of every other file of final/."""
     if at(record, "pretrain") is None:
         return False, NO_PRETRAINING
     trained, scored = at(record, "pretrain.final_sha256"), at(record, "glue.pretrained.model_sha256")
     if not trained or not scored:
         return False, f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record"
-    return trained == scored, "the same SHA-256" if trained == scored else "the scored weights are not the trained ones"
+    if trained != scored:
+        return False, "the scored weights are not the trained ones"
+    files = [at(record, path) for path in ("pretrain.final_files", "glue.pretrained.model_files")]
+    if not all(isinstance(found, Mapping) and found for found in files):
+        said = "the other files of the model are not on record"
+        return before(record, "5"), f"the same weights, by SHA-256; {said}"
+    others = sorted(name for name in {**files[0], **files[1]} if files[0].get(name) != files[1].get(name))
+    return not others, f"not the same file: {', '.join(others)}" if others else f"the same {len(files[0])} files"
 
 
 def corpus_declared(record: Record) -> Outcome:
@@ -97,15 +105,35 @@ DOWNSTREAM = re.compile(
 
 
 def no_downstream_text(record: Record) -> Outcome:
-    """No downstream data set is among the sources of the corpus; what a search for overlap removed is shown."""
+    """No downstream data set is among the sources of the corpus, and text that was not generated was searched for the
+    development sets of every task of the averages."""
     sources = entries(at(record, "corpus.sources"))
     if not sources:
         return False, "no source is declared"
     found = [s for s in sources if DOWNSTREAM.search(json.dumps(s, default=str).lower())]
-    search = overlap_search(record)
+    search, gaps = overlap_search(record), _gaps_of_the_search(record)
     if found:
         return False, f"downstream data among the sources: {names_of(found)}; {search}"
+    if {at(s, "kind") for s in sources if at(s, "kind") != "tokenizer"} == {"embedded"}:
+        return True, "no downstream data set among the declared sources; the text is generated"
+    if gaps and not before(record, "5"):
+        return all_or([search, *gaps], "")
     return True, f"no downstream data set among the declared sources; {search}"
+
+
+def _gaps_of_the_search(record: Record) -> list[str]:
+    """What the search for downstream text left out."""
+    search = at(record, "corpus.decontamination")
+    if not search:
+        return ["prepare with data.decontaminate.tasks=<GLUE folder>"]
+    ngram, gaps = number(search, "ngram"), []
+    if ngram is None or ngram > MAX_RUN:
+        gaps.append(f"only runs of more than {MAX_RUN} words count")
+    for task in dict.fromkeys(ENTRIES[entry][0].name for entry in AVERAGES["glue"]["avg9"].entries):
+        title, texts = TASKS[task].title, len(TASKS[task].text) * sum(s.examples for s in TASKS[task].scored)
+        if (found := number(search, f"examples.{title}") or 0) < texts:
+            gaps.append(f"{found:.0f} texts of {title}, whose development set has {texts}")
+    return gaps
 
 
 def overlap_search(record: Record) -> str:
@@ -118,11 +146,17 @@ def overlap_search(record: Record) -> str:
 
 
 def tokenizer_origin(record: Record) -> Outcome:
-    """The tokenizer is recorded by kind and SHA-256, and was trained on the corpus unless its origin is stated."""
+    """The tokenizer is recorded by kind and SHA-256, is that of the trained and of the scored model, and was trained on
+    the corpus unless its origin is stated."""
     absent = not_written(record, (f"corpus.tokenizer.{key}" for key in ("kind", "sha256")))
     given = [s for s in entries(at(record, "corpus.sources")) if at(s, "kind") == "tokenizer"]
     origin = f"ready-made: {names_of(given)}" if given else "trained on this corpus"
-    return all_or([f"{path} is missing" for path in absent], f"{at(record, 'corpus.tokenizer.kind')}, {origin}")
+    problems = [f"{path} is missing" for path in absent]
+    for model, path in (("trained", "pretrain.final_files"), ("scored", "glue.pretrained.model_files")):
+        files = at(record, path)  # that they are on record is R14's
+        if isinstance(files, Mapping) and files.get("tokenizer.json") != at(record, "corpus.tokenizer.sha256"):
+            problems.append(f"tokenizer.json of the {model} model is not the corpus's")
+    return all_or(problems, f"{at(record, 'corpus.tokenizer.kind')}, {origin}")
 
 
 def global_hyperparameters(record: Record) -> Outcome:
@@ -150,17 +184,24 @@ def few_epochs(record: Record) -> Outcome:
 
 
 def nothing_selected(record: Record) -> Outcome:
-    """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep, the
-    hyperparameters."""
+    """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep or in one scoring
+    after another, the hyperparameters."""
     accepted = [["last epoch"]]
     if before(record, "4"):  # such records do not name the scored epochs
         accepted.append(["last epoch", UNNAMED])
     found = {
-        init: [str(section.get("selection")), *filter(None, [swept(section)]), *_other_epochs(section)]
+        init: [str(section.get("selection")), *_other_sets(record, init, section), *_other_epochs(section)]
         for init, section in sections(record).items()
     }
     ok = bool(found) and all(said in accepted for said in found.values())
     return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or "no scores"
+
+
+def _other_sets(record: Record, init: str, section: Record) -> list[str]:
+    """How many sets of hyperparameters there were to choose from: in a sweep, in the history of the trained model."""
+    runs = [section, *(fine_tuned(record, init) if init == "pretrained" else [])]
+    count = len({json.dumps(made_with(run), sort_keys=True, default=str) for run in runs})
+    return [*filter(None, [swept(section)]), *([f"one of {count} sets in its history"] if count > 1 else [])]
 
 
 UNNAMED = "scored epochs not on record"
@@ -187,10 +228,15 @@ def swept(section: Record) -> str:
 
 
 def enough_seeds(record: Record) -> Outcome:
-    """Every task is fine-tuned with at least 3 different seeds."""
+    """The trained model is fine-tuned on every task with at least 3 seeds, which are 0, 1, 2 and so on, and never was
+    with any other."""
     found = {init: entries(section.get("seeds")) for init, section in sections(record).items()}
-    ok = bool(found) and all(len(set(map(str, seeds))) == len(seeds) >= MIN_SEEDS for seeds in found.values())
-    return ok, ", ".join(f"{init}: seeds {seeds}" for init, seeds in found.items()) or "no scores"
+    seeds = list(map(str, found.get("pretrained", [])))
+    others = {str(run.get("seed")) for run in fine_tuned(record, "pretrained")} - set(seeds)
+    ok = len(seeds) >= MIN_SEEDS and set(seeds) == set(map(str, range(len(seeds)))) and not others
+    said = [f"{init}: seeds {seeds}" for init, seeds in found.items()]
+    said += [f"in the history of pretrained also {', '.join(sorted(others))}"] if others else []
+    return ok, ", ".join(said) or "no scores"
 
 
 def full_tasks(record: Record) -> Outcome:

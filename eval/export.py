@@ -19,6 +19,7 @@ from cramming.progress import say
 from cramming.record import is_run, load_record, run_folder
 from eval.card import Exported, write_card
 from eval.encode import special_token
+from eval.models import altered, open_model
 from eval.reading import Run, at, load_run
 
 WEIGHTS = "model.safetensors"
@@ -91,7 +92,8 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
         if not folder.is_dir():
             raise UserError(f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
         run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None
-        return folder, run if run and not run.problem and _made_by(run.record, folder) else None
+        made = run and not run.problem and at(run.record, "pretrain.final_sha256")
+        return folder, run if run and made and not altered(run.record, open_model(folder).files) else None
     home = run_folder(config)
     if not is_run(home):
         raise UserError(f"name={config['name']}: no run in {home}; `cramming pretrain name={config['name']}` makes one")
@@ -105,17 +107,12 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     run = load_run(home)
     if not (home / "final" / WEIGHTS).is_file():
         raise UserError(f"{home / 'final' / WEIGHTS}: is missing; restore it, or give model_path=<folder>")
-    if not _made_by(run.record, home / "final"):
+    if wrong := altered(run.record, open_model(home / "final").files):
         raise UserError(
-            f"{home / 'final'}: its weights are not those that pretraining wrote (by their SHA-256); restore them, or"
-            f" export the folder without the record: copy it elsewhere and give model_path=<copy>"
+            f"{home / 'final'}/{wrong}; restore it, or export the folder without the record: copy it elsewhere and give"
+            " model_path=<copy>"
         )
     return home / "final", run
-
-
-def _made_by(record: Any, folder: Path) -> bool:
-    weights = folder / WEIGHTS
-    return weights.is_file() and at(record, "pretrain.final_sha256") == file_sha256(weights)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

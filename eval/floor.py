@@ -40,7 +40,7 @@ def score_floor(
     for task_data in data:
         task = task_data.task
         key = settings_hash(task_data.sha256, settings, sklearn.__version__)
-        piece = store.load(task, 0, key)
+        piece = store.load(task_data, 0, key)
         if piece is None:
             piece = store.save(task_data, 0, key, predict(task_data))
             say(f"{task.title:<8} {name}: {piece['seconds']:.0f} s")

@@ -25,12 +25,12 @@ from cramming.record import (
     run_lock,
     write_record_section,
 )
-from eval import sweep
+from eval import history, sweep
 from eval.datasets import TaskData
 from eval.encode import EncodedTask
 from eval.floor import score_floor
 from eval.minimal_pairs import read_pairs, score_pairs
-from eval.models import Init, ModelSource, open_model, position_limit
+from eval.models import Init, ModelSource, altered, open_model, position_limit
 from eval.reading import WITHOUT_ENCODER, at, sections
 from eval.results import Pieces, write_json
 from eval.scoring import EvalConfig, score_model, show_averages, with_seconds
@@ -55,7 +55,9 @@ def main(config: dict[str, Any]) -> None:
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
-        kind = suite.section
+        kind, past = suite.section, history.history_file(folder)
+        if (folder / "record.json").exists():
+            history.refuse_altered(past, load_record(folder).get("history"))
         # Written with the first model's scores: until then those of another suite stay in the record.
         beside = score_without_encoder(folder / kind, suite, data) if settings.floor else {}
         if settings.minimal_pairs:
@@ -67,7 +69,7 @@ def main(config: dict[str, Any]) -> None:
         for init in settings.init:
             place = folder / kind / init
             point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
-            section = score_model(point, source, init, suite, data, settings, device, encoded)
+            section = score_model(point, past, source, init, suite, data, settings, device, encoded)
             show_averages(section)
             if settings.sweep:
                 write_json(point / "section.json", section)
@@ -98,7 +100,7 @@ def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
     if suite.section == "glue" and stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
-    write_record_section(folder, **scores)
+    write_record_section(folder, **scores, history=history.stamp(history.history_file(folder)))
 
 
 def score_without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
@@ -144,12 +146,8 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
             f"{final}: no trained model; run `cramming pretrain name={config['name']}` or give model_path=<folder>"
         )
     source = open_model(final)
-    trained = at(load_record(folder), "pretrain.final_sha256") if (folder / "record.json").exists() else None
-    if trained not in (None, source.sha256):
-        raise UserError(
-            f"{final}: its weights are not those that pretraining wrote (by their SHA-256); restore them, or score the"
-            f" folder under another name with model_path={final}"
-        )
+    if (folder / "record.json").exists() and (wrong := altered(load_record(folder), source.files)):
+        raise UserError(f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}")
     return source
 
 

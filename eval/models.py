@@ -9,6 +9,7 @@ text (`attention_init: matching`), `designed` is its start, and says what of the
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
+from eval.reading import at
 
 Init = Literal["pretrained", "random", "designed"]  # the weights that fine-tuning starts from
 OWN_TYPES = ("cramming", "bert", "modernbert")
@@ -34,6 +36,8 @@ POSITIONS_BEHIND_PADDING = (
     "mpnet",
 )  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# What no number depends on: weights that are not the loaded ones, and what only people read.
+NOT_SETTINGS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".md")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class ModelSource:
     """A model folder: `label` is what the user called it, `own` whether the suite's encoder can run it.
 
     `sha256` is that of the weight file (of all their hashes where there are several), `weight_bytes` what they take;
+    `files` has the SHA-256, by name, of the loaded weights and of every file of settings, the tokenizer's included;
     `designed` tells whether the weights had a design before training.
     """
 
@@ -51,7 +56,13 @@ class ModelSource:
     max_length: int | None
     sha256: str
     weight_bytes: int
+    files: dict[str, str]
     designed: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of `files`, all but the weights. Which a stock tokenizer reads differs between them, so that all count."""
+        return {name: sha256 for name, sha256 in self.files.items() if Path(name).suffix not in NOT_SETTINGS}
 
 
 def open_model(path: str | Path) -> ModelSource:
@@ -72,21 +83,44 @@ def open_model(path: str | Path) -> ModelSource:
     weights = next((found for p in WEIGHT_FILES if (found := sorted(folder.glob(p)))), None)
     if not weights:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
-    hashes = [file_sha256(file) for file in weights]
+    files = {
+        file.name: file_sha256(file)
+        for file in sorted(folder.iterdir())
+        if file.is_file() and (file in weights or file.suffix not in NOT_SETTINGS)
+    }
+    hashes = [files[file.name] for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
     size = sum(file.stat().st_size for file in weights)
     own = _own_config(folder, config.get("model_type"))
     if own is not None:
         assert own.vocab_size is not None, folder
         designed = own.attention_init != "random"
-        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, designed)
+        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files, designed)
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise UserError(f"{settings}: no vocab_size; model type {config.get('model_type')!r} is not a text encoder")
     positions = config.get("max_position_embeddings")
     if positions is not None and config.get("model_type") in POSITIONS_BEHIND_PADDING:
         positions -= 1 + (config.get("pad_token_id") or 0)
-    return ModelSource(folder, str(path), False, vocab_size, positions, sha256, size)
+    return ModelSource(folder, str(path), False, vocab_size, positions, sha256, size, files)
+
+
+def altered(record: Any, files: Mapping[str, str]) -> str | None:
+    """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
+    words. Records of before version 5 of the rules name the weights and the tokenizer only."""
+    written = at(record, "pretrain.final_files")
+    if not written:
+        known = {"model.safetensors": at(record, "pretrain.final_sha256")}
+        known["tokenizer.json"] = at(record, "corpus.tokenizer.sha256")
+        written = dict(files) | {name: sha256 for name, sha256 in known.items() if sha256}
+    for name in sorted({*written, *files}):
+        if name not in files:
+            return f"{name}: is missing"
+        if name not in written:
+            return f"{name}: was not written by pretraining"
+        if files[name] != written[name]:
+            return f"{name}: is not as pretraining wrote it (by its SHA-256)"
+    return None
 
 
 def _refuse_odd_config(file: Path, config: Any) -> None:

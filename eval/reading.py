@@ -7,6 +7,8 @@ never as a number that nobody measured.
 """
 
 import math
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +17,12 @@ from typing import Any
 from cramming.budget import processes_of, read_journal
 from cramming.config import UserError, file_sha256
 from cramming.record import load_metrics, load_record
+from eval.history import history_file, read_history
 
 Record = Mapping[str, Any]
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
+# What numpy raises for a damaged file of arrays.
+DAMAGED_ARRAYS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ def load_run(folder: Path) -> Run:
     journal = folder / "budget.jsonl"
     if journal.exists():
         record = {**record, "journal": summarise_journal(journal)}
+    if (past := history_file(folder)).exists():
+        record = {**record, "scorings": read_history(past, record.get("history"))}
     try:
         metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
     except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores

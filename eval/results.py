@@ -6,12 +6,13 @@
         glue.json                           the summary; bit for bit the same however often the work was interrupted
         timing.json                         the machine and the seconds of every run, which are not
 
-A piece is written after its predictions, both atomically; a run whose piece has the right key is not done again.
+A piece is written after its predictions, both atomically; a run whose piece has the right key is not done again. Of a
+stored piece its scores are not believed: they are computed again from its predictions.
 """
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from cramming.config import file_sha256
 from cramming.files import overwrite_atomically, write_atomically
+from cramming.progress import say
 from cramming.record import finite
 from eval import superglue
 from eval.datasets import Split, TaskData, examples_sha256
 from eval.finetune import Predictions, Selection
 from eval.metrics import score
+from eval.reading import DAMAGED_ARRAYS
 from eval.tasks import AVERAGES, Source, Task
 
 FORMAT_VERSION = 1
@@ -33,41 +37,69 @@ SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of
 
 @dataclass(frozen=True)
 class Pieces:
-    """The stored results of single runs under `glue/<init>/`."""
+    """The stored results of single runs under `glue/<init>/`; `note` hears of a new one before it is kept."""
 
     folder: Path
+    note: Callable[[Task, int, Mapping[str, Any]], None] = lambda task, seed, piece: None
 
-    def load(self, task: Task, seed: int, key: str) -> dict[str, Any] | None:
-        """The stored result of this run, or None if there is none with this key."""
-        path = self._path(task, seed)
-        if not path.exists():
+    def load(self, data: TaskData, seed: int, key: str) -> dict[str, Any] | None:
+        """The stored result of this run, or None if there is none with this key and the predictions it was made of."""
+        path, file = self._path(data.task, seed), self._predictions(data.task, seed)
+        if not path.exists() or not file.exists():
             return None
         try:
             piece = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:  # damaged from outside: it is only a cache, the run is done again
             return None
-        return piece if isinstance(piece, dict) and piece.get("key") == key else None
+        if not isinstance(piece, dict) or piece.get("key") != key:
+            return None
+        if piece.get("predictions_sha256") not in (None, file_sha256(file)):  # None: of an earlier version
+            return None
+        scored = _read_predictions(file, data)
+        if scored is None:
+            return None
+        entries = _entries(data, scored)
+        if piece.get("entries") != entries:
+            say(f"{path}: its scores are not those of its predictions; they are computed again")
+            piece["entries"] = entries
+            write_json(path, piece)
+        return piece
 
     def save(self, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
         """Store predictions and metrics of one run; returns the piece."""
-        task = data.task
         arrays = {f"dev.{name}": values for name, values in found.scored.items()}
         arrays |= {f"test.{name}": values for name, values in found.blind.items()}
         arrays |= {f"test_ids.{s.source.entry}": np.array(s.ids) for s in data.blind if s.ids is not None}
-        path = self.folder / "predictions" / f"{task.name}-seed{seed}.npz"
-        overwrite_atomically(path, lambda temporary: _save_arrays(temporary, arrays))
+        file = self._predictions(data.task, seed)
+        overwrite_atomically(file, lambda temporary: _save_arrays(temporary, arrays))
         piece = {
             "key": key,
-            "entries": {s.source.entry: _scores(task, found.scored[s.source.entry], s.labels) for s in data.scored},
+            "predictions_sha256": file_sha256(file),
+            "entries": _entries(data, found.scored),
             "train_loss": found.train_loss,
             "epoch": found.epoch,
             "seconds": round(found.seconds, 3),
         }
-        write_json(self._path(task, seed), piece)
+        self.note(data.task, seed, piece)
+        write_json(self._path(data.task, seed), piece)
         return piece
 
     def _path(self, task: Task, seed: int) -> Path:
         return self.folder / "pieces" / f"{task.name}-seed{seed}.json"
+
+    def _predictions(self, task: Task, seed: int) -> Path:
+        return self.folder / "predictions" / f"{task.name}-seed{seed}.npz"
+
+
+def _read_predictions(file: Path, data: TaskData) -> dict[str, np.ndarray] | None:
+    """The predictions of every labelled set; None where the file is damaged or is not of these data."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            found = {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored}
+    except (KeyError, *DAMAGED_ARRAYS):
+        return None
+    sound = all(found[s.source.entry].shape == (len(s),) for s in data.scored)
+    return found if sound and all(array.dtype.kind in "fiu" for array in found.values()) else None
 
 
 def _save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -80,10 +112,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
-def _scores(task: Task, predictions: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
-    assert labels is not None
-    found = score(task.metrics, predictions, labels)
-    return {"metrics": finite(found.values), "problems": found.problems, "notes": found.notes}
+def _entries(data: TaskData, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics of every labelled set."""
+    entries = {}
+    for split in data.scored:
+        assert split.labels is not None
+        found = score(data.task.metrics, predictions[split.source.entry], split.labels)
+        entries[split.source.entry] = {
+            "metrics": finite(found.values), "problems": found.problems, "notes": found.notes,
+        }  # fmt: skip
+    return entries
 
 
 def summarise(

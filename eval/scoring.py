@@ -14,23 +14,21 @@ from typing import Any, Literal
 
 import torch
 
-from cramming.config import file_sha256, settings_hash
+from cramming.config import settings_hash
 from cramming.device import describe
 from cramming.environment import environment
 from cramming.precision import Mode, resolve
 from cramming.progress import Progress, say
+from eval import history
 from eval.datasets import TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import Init, ModelSource
-from eval.results import Pieces, summarise, write_json
+from eval.results import SELECTIONS, Pieces, summarise, write_json
 from eval.suites import SourceName, Suite
 from eval.superglue import ALL_TASKS
 from eval.tasks import Task
-
-# Of a model's folder: weights, of which `ModelSource.sha256` covers those that are loaded, and what only people read.
-NOT_SETTINGS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".md")
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,7 @@ class EvalConfig:
 
 def score_model(
     folder: Path,
+    past: Path,
     source: ModelSource,
     init: Init,
     suite: Suite,
@@ -90,21 +89,31 @@ def score_model(
     """All tasks and seeds from one initialisation; returns the record's section.
 
     glue.json holds what is the same in every repetition; the record's section adds the machine, the seconds and
-    `conditions` by task, without which numbers are not compared.
+    `conditions` by task, without which numbers are not compared. What is fine-tuned for GLUE or the embedded tasks is
+    written into the history `past`.
     """
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     protocol = {**numerics, "selection": settings.selection}
-    store, hyper = Pieces(folder), settings.hyperparameters
+    hyper = settings.hyperparameters
+    made_with = {"hyperparameters": asdict(hyper), "selection": SELECTIONS[settings.selection], **numerics}
+
+    def note(task: Task, seed: int, piece: Mapping[str, Any]) -> None:
+        main = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
+        digest = piece["predictions_sha256"]
+        run = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
+        history.append(past, {**run, "scores": main, "predictions_sha256": digest, "key": piece["key"]})
+
+    store = Pieces(folder, note) if suite.section == "glue" else Pieces(folder)
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {
         (name, seed): settings_hash(same[name], asdict(hyper), seed)
         for name, seed in itertools.product(same, settings.seeds)
     }
-    pieces = stored_pieces(store, keys, init)
-    todo = [run for run in keys if run not in pieces]
     by_name = {d.task.name: d for d in data}
+    pieces = stored_pieces(store, by_name, keys, init)
+    todo = [run for run in keys if run not in pieces]
     needed = [d for d in data if d.task.name not in cache and any(name == d.task.name for name, _ in todo)]
     if needed:
         cache |= encode_tasks(needed, source, hyper.max_length)
@@ -120,7 +129,7 @@ def score_model(
             pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
             show_piece(ALL_TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
     sha256 = source.sha256 if init == "pretrained" else None
-    model = {"init": init, "model": source.label, "model_sha256": sha256, **numerics}
+    model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
         model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
     )
@@ -130,11 +139,13 @@ def score_model(
     return {**with_seconds(summary, seconds), "conditions": same, "environment": machine}
 
 
-def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: Init) -> dict[tuple[str, int], dict[str, Any]]:
+def stored_pieces(
+    store: Pieces, data: Mapping[str, TaskData], keys: dict[tuple[str, int], str], init: Init
+) -> dict[tuple[str, int], dict[str, Any]]:
     """The runs that an earlier, interrupted call has finished under the same settings."""
     pieces = {}
     for (name, seed), key in keys.items():
-        piece = store.load(ALL_TASKS[name], seed, key)
+        piece = store.load(data[name], seed, key)
         if piece is not None:
             pieces[name, seed] = piece
             show_piece(ALL_TASKS[name], init, seed, piece, "stored")
@@ -144,20 +155,12 @@ def stored_pieces(store: Pieces, keys: dict[tuple[str, int], str], init: Init) -
 def conditions(
     data: TaskData, source: ModelSource, init: Init, protocol: Mapping[str, Any], machine: Mapping[str, Any]
 ) -> str:
-    """A hash of everything that a task's numbers depend on beside hyperparameters and seed.
-
-    Which files a stock tokenizer reads differs between them, so all of the folder's count.
-    """
-    settings = {
-        file.name: file_sha256(file)
-        for file in sorted(source.folder.iterdir())
-        if file.is_file() and file.suffix not in NOT_SETTINGS
-    }
-    stock = not source.own or "tokenizer.json" not in settings
+    """A hash of everything that a task's numbers depend on beside hyperparameters and seed."""
+    stock = not source.own or "tokenizer.json" not in source.settings
     versions = [machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))]
     device = [machine["device"][key] for key in ("kind", "name")]
     return settings_hash(
-        data.sha256, init, source.sha256, settings, protocol, FINETUNING_VERSION[init], versions, device
+        data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init], versions, device
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.reading import at, entries
+from eval.reading import DAMAGED_ARRAYS, at, entries
 from eval.tasks import TASKS, Source, Task
 
 # File name in the zip -> the task whose labels it uses, and the test set.
@@ -50,7 +50,7 @@ def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[
         except FileNotFoundError:
             missing[file] = "not fine-tuned with this seed"
             continue
-        except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        except DAMAGED_ARRAYS:
             missing[file] = "the stored predictions are damaged"
             continue
         if values is None:

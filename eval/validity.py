@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cramming.record import FORMAT_VERSION
+from eval.history import SET
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, ENTRIES
 
@@ -19,6 +20,7 @@ from eval.tasks import AVERAGES, ENTRIES
 COMPARABLE = ("1", "2", "3", "4", "5")
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006
+VALUE_TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 JOURNAL_ROUNDING_SECONDS = 0.01
 NO_PRETRAINING = "no pretraining in this record"
 
@@ -121,8 +123,8 @@ def scores_stated(record: Record) -> Outcome:
 
 
 def scores_are_medians(record: Record) -> Outcome:
-    """A score is 100 times the median of the task's main metric over all stated seeds; a missing score is null and
-    says why.
+    """A score is 100 times the median of the task's main metric over all stated seeds, whose values the history of
+    fine-tunings has too; a missing score is null and says why.
     """
     seeds = {init: len(entries(section.get("seeds"))) for init, section in sections(record).items()}
     problems = []
@@ -141,7 +143,57 @@ def scores_are_medians(record: Record) -> Outcome:
             problems.append(f"{name}: {len(measured)} values for {seeds[init]} seeds")
         elif abs(score - 100 * statistics.median(measured)) > SCORE_TOLERANCE:
             problems.append(f"{name}: score {score:.2f}, median of seeds {100 * statistics.median(measured):.2f}")
-    return all_or(problems, "every score is the median over its seeds")
+    problems += _against_history(record)
+    count = len(entries(at(record, "scorings.entries")))
+    told = f"{count} fine-tunings in the history" if count else "no history, for which version 5 was the first to ask"
+    return all_or(problems, f"every score is the median over its seeds; {told}")
+
+
+def _against_history(record: Record) -> Iterator[str]:
+    """Where glue/history.jsonl is not the recorded one, or lacks a value. What was scored before there was a history
+    need not be in it."""
+    past, older = at(record, "scorings"), before(record, "5")
+    if past is None:
+        if sections(record) and not (older and at(record, "history") is None):
+            yield "glue/history.jsonl is not beside the record"
+        return
+    if problem := at(past, "problem"):
+        yield str(problem)
+    elif at(past, "sha256") is None or at(past, "sha256") != at(record, "history.sha256"):
+        yield "the SHA-256 of glue/history.jsonl is not the recorded one"
+    elif not older:
+        for init, section in sections(record).items():
+            lacking = sorted(set(_not_in_history(record, init, section)))
+            yield from [f"not in the history as recorded: {init}/{', '.join(lacking)}"] if lacking else []
+
+
+def _not_in_history(record: Record, init: str, section: Record) -> Iterator[str]:
+    """The entries of a section with a value that the history does not have for the same seed and settings."""
+    told: dict[tuple[str, str], list[float | None]] = {}
+    for run in fine_tuned(record, init):
+        scores = run.get("scores")
+        if made_with(run) == made_with(section) and isinstance(scores, Mapping):
+            for entry, value in scores.items():
+                told.setdefault((str(entry), str(run.get("seed"))), []).append(number(value))
+    for _, entry, task in tasks_of({"glue": {init: section}}):
+        seeds = entries(section.get("seeds"))
+        values = entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed"))
+        for seed, value in zip(seeds, map(number, values)):
+            known = [v for v in told.get((entry, str(seed)), []) if v is not None]
+            if value is not None and all(abs(value - v) > VALUE_TOLERANCE for v in known):
+                yield entry
+
+
+def fine_tuned(record: Record, init: str) -> list[Record]:
+    """What the history has of an initialisation, on the suite that the record holds."""
+    suite = at(sections(record).get(init), "suite")
+    runs = [run for run in entries(at(record, "scorings.entries")) if isinstance(run, Mapping)]
+    return [run for run in runs if run.get("init") == init and run.get("suite") == suite]
+
+
+def made_with(section: Record) -> dict[str, Any]:
+    """The settings that the scores of a section, or an entry of the history, were made with."""
+    return {key: section.get(key) for key in SET}
 
 
 def averages_complete(record: Record) -> Outcome:

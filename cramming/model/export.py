@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from cramming.config import UserError, build
+from cramming.config import UserError, build, file_sha256
 from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
@@ -167,6 +167,11 @@ def _names(family: str | None, config: ModelConfig, own: Iterable[str]) -> Names
 
 def _write_json(path: Path, node: dict[str, Any]) -> None:
     path.write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a model folder, by name."""
+    return {file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import pytest
 
 from cramming.config import file_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
-from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
+from eval.history import SET, history_file, stamp
+from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
+FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
 
 
 def _environment() -> dict[str, Any]:
@@ -67,6 +69,7 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         "init": init,
         "model": "runs/first/final",
         "model_sha256": "ab" * 32 if init == "pretrained" else None,
+        "model_files": dict(FILES),
         "environment": _environment(),
         "suite": suite,
         "split": "dev",
@@ -133,6 +136,11 @@ def _record(suite: str) -> dict[str, Any]:
             "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
             "settings": {},
             "removed": {"empty": 3},
+            "decontamination": {
+                "ngram": 13,
+                "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in TASKS.values()},
+                "removed": dict.fromkeys([t.title for t in TASKS.values()], 0),
+            },
         },
         "pretrain": {
             "status": "finished",
@@ -170,12 +178,23 @@ def _record(suite: str) -> dict[str, Any]:
             "peak_memory_bytes": 2**30,
             "skipped_steps": 0,
             "final_sha256": "ab" * 32,
+            "final_files": dict(FILES),
             "seed": 0,
             "forced": [],
             "start": "random",
         },
         "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }
+
+
+def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the history has of the record's scores."""
+    for init, section in record.get("glue", {}).items():
+        made_with = {key: section.get(key) for key in SET}
+        for entry, task in section["tasks"].items():
+            for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
+                run = {"suite": section["suite"], "init": init, "task": task["task"], "seed": seed}
+                yield {**run, **made_with, "scores": {entry: value}}
 
 
 def _metrics() -> list[dict[str, Any]]:
@@ -210,7 +229,7 @@ def recompute_averages() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 @pytest.fixture
 def write_run() -> Callable[..., Path]:
-    """`write_run(folder, record)`: a run folder with journal and metrics, the journal's hash filled into the record."""
+    """`write_run(folder, record)`: a run folder with journal, history and metrics, their hashes in the record."""
 
     def write(folder: Path, record: dict[str, Any], *, metrics: bool = True) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,6 +237,11 @@ def write_run() -> Callable[..., Path]:
         journal.write_text("".join(json.dumps(e) + "\n" for e in journal_lines()))
         if "pretrain" in record:
             record["pretrain"]["budget"]["journal_sha256"] = file_sha256(journal)
+        past = history_file(folder)
+        past.parent.mkdir(exist_ok=True)
+        past.write_text("".join(json.dumps(entry) + "\n" for entry in _fine_tunings(record)))
+        if stamp(past):
+            record["history"] = stamp(past)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         if metrics:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))

@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from cramming import pretrain
 from cramming.config import UserError
+from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
 from eval import export
 from eval.rules import judge
@@ -168,20 +169,18 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda r: shutil.rmtree(r / "stock/final"), r"model\.safetensors: is missing"),
         (
             lambda r: shutil.copy(r / "own/final/model.safetensors", r / "stock/final"),
-            "not those that pretraining wrote",
+            r"final/model\.safetensors: is not as pretraining wrote it",
         ),
         (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json: is missing"),
-        (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
-        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("{"), "not readable as JSON"),
-        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("[]"), "expected a JSON object, found list"),
         (
-            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
-            "mask_token is missing",
+            lambda r: (r / "stock/final/tokenizer.json").write_text("{}"),
+            r"final/tokenizer\.json: is not as",
         ),
         (
-            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.update(sep_token=5)),
-            "sep_token is 5, not a text",
+            lambda r: edit_json(r / "stock/final/config.json", lambda n: n.update(hidden_act="relu")),
+            r"final/config\.json: is not as pretraining wrote it",
         ),
+        (lambda r: (r / "stock/final/vocab.txt").write_text("a"), r"final/vocab\.txt: was not written by pretraining"),
         (lambda r: (r / "stock/final/config.json").unlink(), r"no config\.json"),
         (occupy, r"export\.out=.*export: is there already, and neither empty nor an export"),
     ],
@@ -195,6 +194,43 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
         run_export("name=stock")
     assert "\n" not in str(caught.value)
     assert sorted(path for path in runs.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
+        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("{"), "not readable as JSON"),
+        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("[]"), "expected a JSON object, found list"),
+        (
+            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
+            "mask_token is missing",
+        ),
+        (
+            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.update(sep_token=5)),
+            "sep_token is 5, not a text",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_of_a_folder_without_a_record_is_named(
+    damage: Callable[[Path], object], message: str, runs: Path, run_export: Export
+) -> None:
+    damage(runs)
+    with pytest.raises(UserError, match=message) as caught:
+        run_export(f"model_path={runs / 'stock' / 'final'}")
+    assert "\n" not in str(caught.value) and not (runs / "stock" / "export").exists()
+
+
+def test_the_record_knows_every_file_of_the_model(runs: Path, run_export: Export, tmp_path: Path) -> None:
+    """Of a folder that is no longer the run's, the card does not tell the run's story."""
+    for name in ("stock", "own"):
+        record = load_record(runs / name)
+        assert record["pretrain"]["final_files"] == file_hashes(runs / name / "final")
+        assert record["pretrain"]["final_files"]["tokenizer.json"] == record["corpus"]["tokenizer"]["sha256"]
+    assert "modeling_cramming.py" in record["pretrain"]["final_files"]
+    (runs / "stock" / "final" / "vocab.txt").write_text("a")
+    _, body = card(run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}"))
+    assert "No record of its training lies beside it" in body
 
 
 def test_an_error_midway_leaves_nothing(runs: Path, run_export: Export, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,12 @@ def _scored_epochs(record: Record, epochs: list[int] | None) -> None:
     _tasks(record)["cola"].update(scored_epochs=epochs)
 
 
+def _scored_before(record: Record, **change: Any) -> None:
+    """The history has a fine-tuning of the trained model more, with a change."""
+    runs = record["scorings"]["entries"]
+    runs.append({**next(run for run in runs if run["init"] == "pretrained"), **change})
+
+
 BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R1": [
         lambda r: r.update(rules_version="0"),
@@ -181,6 +187,14 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _tasks(r)["rte"]["metrics"]["accuracy"]["per_seed"].pop(),
         _accuracy_instead,
         lambda r: _tasks(r)["mrpc"].pop("main_metric"),
+        lambda r: r.pop("scorings"),
+        lambda r: r.pop("history"),
+        lambda r: r["history"].update(sha256="0" * 64),
+        lambda r: r.update(scorings={"problem": "damaged"}),
+        lambda r: r["scorings"]["entries"].clear(),
+        lambda r: (r.pop("scorings"), r.update(rules_version="4")),
+        lambda r: _tasks(r)["rte"].update(score=95.0, metrics={"accuracy": {"per_seed": [0.95, 0.95, 0.95]}}),
+        lambda r: r["glue"]["random"]["hyperparameters"].update(epochs=4),
         lambda r: (r["glue"]["pretrained"].update(seeds=[]), _tasks(r)["rte"]["metrics"]["accuracy"].clear()),
     ],
     "R8": [
@@ -214,6 +228,11 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R14": [
         lambda r: r["glue"]["pretrained"].update(model_sha256="0" * 64),
+        lambda r: r["glue"]["pretrained"]["model_files"].update({"config.json": "0" * 64}),
+        lambda r: r["glue"]["pretrained"]["model_files"].pop("tokenizer.json"),
+        lambda r: r["glue"]["pretrained"]["model_files"].update({"vocab.txt": "0" * 64}),
+        lambda r: r["pretrain"].pop("final_files"),
+        lambda r: r["glue"]["pretrained"].update(model_files=None),
         lambda r: r["glue"]["pretrained"].pop("model_sha256"),
     ],
     "R15": [lambda r: r["corpus"].update(manifest_sha256=None), lambda r: r["corpus"]["sources"][0].pop("license")],
@@ -221,8 +240,16 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["corpus"].update(sources=[]),
         lambda r: r["corpus"]["sources"].append({"name": "data/GLUE/RTE/train.tsv", "license": "x"}),
         lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "license": "x"}),
+        lambda r: r["corpus"].pop("decontamination"),
+        lambda r: r["corpus"]["decontamination"].update(ngram=50),
+        lambda r: r["corpus"]["decontamination"]["examples"].pop("QQP"),
+        lambda r: r["corpus"]["decontamination"]["examples"].update(MNLI=2 * 9815),
     ],
-    "R17": [lambda r: r["corpus"]["tokenizer"].pop("sha256")],
+    "R17": [
+        lambda r: r["corpus"]["tokenizer"].pop("sha256"),
+        lambda r: r["pretrain"]["final_files"].update({"tokenizer.json": "0" * 64}),
+        lambda r: r["glue"]["pretrained"]["model_files"].update({"tokenizer.json": "0" * 64}),
+    ],
     "R18": [
         lambda r: _tasks(r)["cola"]["hyperparameters"].update(learning_rate=1e-3),
         lambda r: r["glue"]["random"]["tasks"]["cola"].pop("hyperparameters"),
@@ -237,10 +264,17 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _scored_epochs(r, [5, 5]),
         lambda r: _scored_epochs(r, None),
         lambda r: (_scored_epochs(r, [3, 3, 3]), r.update(rules_version="3")),
+        lambda r: _scored_before(r, hyperparameters={"epochs": 5, "learning_rate": 1e-3}),
+        lambda r: _scored_before(r, selection="best epoch of each run by its own dev score"),
+        lambda r: _scored_before(r, threads_per_run=7),
     ],
     "R21": [
         lambda r: r["glue"]["pretrained"].update(seeds=[0, 1]),
         lambda r: r["glue"]["pretrained"].update(seeds=[1, 1, 1]),
+        lambda r: r["glue"]["pretrained"].update(seeds=[3, 7, 11]),
+        lambda r: r["glue"]["pretrained"].update(seeds=[1, 2, 3]),
+        lambda r: _scored_before(r, seed=3),
+        lambda r: r["glue"].pop("pretrained"),
     ],
     "R22": [
         lambda r: _tasks(r)["rte"].update(subset=True),
@@ -274,9 +308,57 @@ def test_each_rule_can_be_broken(number: str, tmp_path: Path, make_record: Any, 
 
 def test_what_the_search_for_downstream_text_removed_is_shown(good: Record) -> None:
     rule = next(rule for rule in RULES if rule.number == "R16")
-    assert "no overlap search on record" in rule(good).evidence
-    good["corpus"]["decontamination"] = {"ngram": 13, "removed": {"CoLA": 3, "QNLI": 1700}}  # type: ignore[index]
-    assert "documents removed: CoLA 3, QNLI 1700" in rule(good).evidence
+    good["corpus"]["decontamination"]["removed"] = {"CoLA": 3, "QNLI": 1700}
+    assert rule(good).ok and "documents removed: CoLA 3, QNLI 1700" in rule(good).evidence
+
+
+def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(good: Record) -> None:
+    """Since version 5: an older record without it stays what it was."""
+    rule = next(rule for rule in RULES if rule.number == "R16")
+    del good["corpus"]["decontamination"]
+    asked = "no overlap search on record; prepare with data.decontaminate.tasks=<GLUE folder>"
+    assert rule(good) == ("R16", False, asked)
+    assert "no overlap search on record" in rule({**good, "rules_version": "4"}).evidence
+    assert judge({**good, "rules_version": "4"}).division == "closed"
+    good["corpus"]["sources"] = [{"name": "embedded", "kind": "embedded", "license": "MIT"}]
+    assert judge(good).division == "closed"
+    good["corpus"]["sources"].append({"name": "a.txt", "kind": "text", "license": "MIT"})
+    assert judge(good).division == "open"
+
+
+def test_rows_that_do_not_compete_may_have_fewer_seeds(
+    tmp_path: Path, make_record: Any, write_run: Any, recompute_averages: Any
+) -> None:
+    record = make_record()
+    random = record["glue"]["random"]
+    for task in random["tasks"].values():
+        first = task["metrics"][task["main_metric"]]["per_seed"][:1]
+        task.update(score=100 * first[0], scored_epochs=[5])
+        task["metrics"][task["main_metric"]].update(per_seed=first)
+    random.update(seeds=[0], averages=recompute_averages(random))
+    verdict = judge(load_run(write_run(tmp_path / "first", record)).record)
+    assert verdict.division == "closed"
+    assert "random: seeds [0]" in next(f.evidence for f in verdict.findings if f.rule == "R21")
+
+
+def test_a_record_of_before_there_was_a_history_is_not_asked_for_it(good: Record) -> None:
+    """Nor for the other files of the model."""
+    del good["scorings"], good["history"]
+    del good["pretrain"]["final_files"], good["glue"]["pretrained"]["model_files"]
+    verdict = judge({**good, "rules_version": "4"})
+    said = {f.rule: f.evidence for f in verdict.findings}
+    assert verdict.division == "closed"
+    assert "no history" in said["R7"] and "not on record" in said["R14"]
+    assert judge(good).division == "invalid"
+
+
+def test_what_was_scored_before_there_was_a_history_need_not_be_in_it(good: Record) -> None:
+    """But what is in it counts."""
+    older = {**good, "rules_version": "4"}
+    older["scorings"] = {**good["scorings"], "entries": good["scorings"]["entries"][:1]}
+    assert judge(older).division == "closed"
+    older["scorings"]["entries"][0]["hyperparameters"] = {"epochs": 1}
+    assert [f.rule for f in judge(older).broken] == ["R20"]
 
 
 def test_closed_rules_lead_to_the_open_division_with_reasons(good: Record) -> None:

@@ -16,9 +16,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError, file_sha256
+from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
 from eval import suites
-from eval.glue import check, main
+from eval.glue import check, find_model, main
 from eval.models import open_model
 
 Change = Callable[..., dict[str, Any]]
@@ -41,6 +42,7 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
         assert len({task["data_sha256"] for task in section["tasks"].values()}) == 3
         assert section["averages"]["avg9"]["value"] is None
         assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
+    assert all(section["model_files"] == file_hashes(Path(config["model_path"])) for section in record["glue"].values())
     assert record["glue"]["pretrained"]["model_sha256"] and record["glue"]["random"]["model_sha256"] is None
     predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed1.npz")
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched", "test.ax", "test_ids.ax"}
@@ -159,8 +161,51 @@ def test_weights_that_changed_after_pretraining_are_not_scored(config: dict[str,
     weights = bytearray((run / "final" / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (run / "final" / "model.safetensors").write_bytes(weights)
-    with pytest.raises(UserError, match=r"not those that pretraining wrote .* model_path="):
+    with pytest.raises(UserError, match=r"final/model\.safetensors: is not as pretraining wrote it .* model_path="):
         main(trained)
+
+
+def reversed_vocabulary(final: Path) -> None:
+    node = json.loads((final / "tokenizer.json").read_text())
+    node["model"]["vocab"] = dict(zip(node["model"]["vocab"], reversed(node["model"]["vocab"].values())))
+    (final / "tokenizer.json").write_text(json.dumps(node))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (reversed_vocabulary, r"tokenizer\.json: is not as pretraining wrote it"),
+        (lambda f: (f / "config.json").write_text((f / "config.json").read_text() + "\n"), r"config\.json: is not as"),
+        (lambda f: (f / "vocab.txt").write_text("[UNK]\n"), r"vocab\.txt: was not written by pretraining"),
+        (lambda f: (f / "generation_config.json").unlink(), r"generation_config\.json: is missing"),
+    ],
+)
+def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
+    config: dict[str, Any], model: Path, change: Callable[[Path], object], says: str
+) -> None:
+    """Nothing is written, and nobody's eye is on what only people read."""
+    run = Path(config["runs"]) / "first"
+    (model / "generation_config.json").write_text("{}")
+    shutil.copytree(model, run / "final")
+    write_record_section(run, pretrain={"status": "finished", "final_files": file_hashes(run / "final")})
+    (run / "final" / "README.md").write_text("mine")
+    assert find_model(config | {"model_path": None}, run).own
+    change(run / "final")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match=says) as caught:
+        main(config | {"model_path": None})
+    assert "\n" not in str(caught.value) and sorted(run.rglob("*")) == before
+
+
+def test_the_tokenizer_of_an_older_record_is_known_by_its_corpus(config: dict[str, Any], model: Path) -> None:
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    weights, tokenizer = (file_sha256(run / "final" / name) for name in ("model.safetensors", "tokenizer.json"))
+    write_record_section(run, pretrain={"final_sha256": weights}, corpus={"tokenizer": {"sha256": tokenizer}})
+    assert find_model(config | {"model_path": None}, run).sha256 == weights
+    reversed_vocabulary(run / "final")
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not as pretraining wrote it"):
+        main(config | {"model_path": None})
 
 
 def test_minimal_pairs_are_read_beforehand(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

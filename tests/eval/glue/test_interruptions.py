@@ -133,6 +133,68 @@ def test_a_damaged_piece_is_done_again(
     assert done == ["cola", "cola"] and glue_json(few) == before
 
 
+def test_stored_scores_are_computed_again_from_their_predictions(
+    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
+) -> None:
+    """An edited number is no result; for the bag of words neither."""
+    few = with_eval(config, tasks=["cola"], seeds=[0], floor=True)
+    main(few)
+    for init in ("pretrained", "floor"):
+        before, piece = glue_json(few, init), Path(config["runs"]) / f"first/glue/{init}/pieces/cola-seed0.json"
+        kept = piece.read_bytes()
+        edited = json.loads(kept)
+        edited["entries"]["cola"]["metrics"] = dict.fromkeys(edited["entries"]["cola"]["metrics"], 0.95)
+        piece.write_text(json.dumps(edited))
+        main(few)
+        assert glue_json(few, init) == before and piece.read_bytes() == kept
+    assert done == ["cola"] * 3  # once by each, the constant class included
+
+
+def perfect_predictions(folder: Path) -> None:
+    np.savez(folder / "cola-seed0.npz", **{"dev.cola": np.arange(20) % 2})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "cola-seed0.npz").unlink(),
+        lambda folder: (folder / "cola-seed0.npz").write_bytes(b"PK"),
+        perfect_predictions,
+    ],
+)
+def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
+    config: dict[str, Any],
+    with_eval: Callable[..., dict[str, Any]],
+    glue_json: Read,
+    done: list[str],
+    damage: Callable[[Path], object],
+) -> None:
+    few = with_eval(config, tasks=["cola"])
+    main(few)
+    before, predictions = glue_json(few), Path(config["runs"]) / "first/glue/pretrained/predictions"
+    kept = (predictions / "cola-seed0.npz").read_bytes()
+    damage(predictions)
+    main(few)
+    assert done == ["cola"] * 3 and glue_json(few) == before
+    assert (predictions / "cola-seed0.npz").read_bytes() == kept
+
+
+def test_predictions_of_other_data_are_not_taken_whatever_the_piece_says(
+    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], done: list[str]
+) -> None:
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    main(few)
+    folder = Path(config["runs"]) / "first/glue/pretrained"
+    piece = json.loads((folder / "pieces/cola-seed0.json").read_text())
+    del piece["predictions_sha256"]  # as an earlier version left it
+    (folder / "pieces/cola-seed0.json").write_text(json.dumps(piece))
+    main(few)
+    assert done == ["cola"]
+    np.savez(folder / "predictions/cola-seed0.npz", **{"dev.cola": np.zeros(3)})
+    main(few)
+    assert done == ["cola", "cola"]
+
+
 def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_changed(
     config: dict[str, Any], model: Path, with_eval: Callable[..., dict[str, Any]], done: list[str]
 ) -> None:
@@ -151,8 +213,10 @@ def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], mo
     task, source = read_task(config["eval"]["data_dir"], TASKS["cola"]), open_model(model)
     machine = environment(asdict(describe(torch.device("cpu"))))
 
-    def found(source: ModelSource = source, init: Init = "pretrained", data: TaskData = task, **changes: Any) -> str:
-        return conditions(data, source, init, {"precision": "fp32"}, {**machine, **changes})
+    def found(
+        changed: ModelSource | None = None, init: Init = "pretrained", data: TaskData = task, **changes: Any
+    ) -> str:
+        return conditions(data, changed or open_model(model), init, {"precision": "fp32"}, {**machine, **changes})
 
     assert found() == found(git={}, platform="other", transformers="0"), "the suite's own encoder and tokenizer"
     other = [found(torch="0"), found(tokenizers="0"), found(device={"kind": "cuda", "name": "x"}), found(init="random")]

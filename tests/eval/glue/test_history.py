@@ -1,0 +1,131 @@
+"""No scoring goes without a trace: each fine-tuning is a line of glue/history.jsonl, and the rules read them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError
+from cramming.record import load_record
+from eval import history
+from eval.glue import main
+from eval.reading import load_run
+from eval.rules import judge
+
+Change = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def few(config: dict[str, Any], with_eval: Change) -> dict[str, Any]:
+    return with_eval(config, tasks=["cola"])
+
+
+def told(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in past(config).read_text().splitlines()]
+
+
+def past(config: dict[str, Any]) -> Path:
+    return history.history_file(Path(config["runs"]) / "first")
+
+
+def finding(config: dict[str, Any], rule: str) -> tuple[bool, str]:
+    verdict = judge(load_run(Path(config["runs"]) / "first").record)
+    return next((f.ok, f.evidence) for f in verdict.findings if f.rule == rule)
+
+
+def test_each_fine_tuning_is_a_line_and_a_second_set_shows(few: dict[str, Any], with_eval: Change) -> None:
+    main(few)
+    first = past(few).read_bytes()
+    assert [(run["init"], run["task"], run["seed"]) for run in told(few)] == [("pretrained", "cola", s) for s in (0, 1)]
+    main(few)
+    assert past(few).read_bytes() == first, "what is found stored is no new line"
+    assert finding(few, "R7")[0] and finding(few, "R20") == (True, "pretrained: last epoch")
+    hyper = {**few["eval"]["hyperparameters"], "learning_rate": 2e-3}
+    main(with_eval(few, hyperparameters=hyper))
+    assert past(few).read_bytes().startswith(first) and len(told(few)) == 4
+    assert {run["hyperparameters"]["learning_rate"] for run in told(few)} == {1e-3, 2e-3}
+    assert finding(few, "R7")[0]
+    assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
+
+
+def test_seeds_that_the_record_drops_stay_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
+    main(with_eval(few, seeds=[0, 1, 2, 3]))
+    main(with_eval(few, seeds=[0, 1, 2]))
+    assert finding(few, "R21") == (False, "pretrained: seeds [0, 1, 2], in the history of pretrained also 3")
+    main(with_eval(few, seeds=[0, 1, 2, 3]))
+    assert finding(few, "R21") == (True, "pretrained: seeds [0, 1, 2, 3]") and len(told(few)) == 4
+
+
+def test_a_scoring_that_is_stopped_before_its_result_is_kept_leaves_its_line(
+    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.results.write_json", stop)
+        with pytest.raises(KeyboardInterrupt):
+            main(few)
+    assert len(told(few)) == 1 and not list((Path(few["runs"]) / "first").rglob("pieces/*.json"))
+    main(few)
+    assert [run["seed"] for run in told(few)] == [0, 0, 1] and finding(few, "R7")[0]
+
+
+def test_the_points_of_a_sweep_stay_when_the_best_is_scored_as_if_it_were_the_only_one(
+    few: dict[str, Any], with_eval: Change
+) -> None:
+    for rate in (1e-3, 2e-3):
+        hyper = {**few["eval"]["hyperparameters"], "learning_rate": rate}
+        main(with_eval(few, sweep=True, hyperparameters=hyper))
+    best = load_record(Path(few["runs"]) / "first")["glue"]["pretrained"]["hyperparameters"]
+    main(with_eval(few, hyperparameters=best))
+    assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
+
+
+@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_text("{}\n")])
+def test_a_history_that_was_altered_is_refused_and_found(few: dict[str, Any], change: Callable[[Path], object]) -> None:
+    main(few)
+    change(past(few))
+    with pytest.raises(UserError, match=r"history\.jsonl: is (missing|not as the record knows it)") as found:
+        main(few)
+    assert "\n" not in str(found.value) and not finding(few, "R7")[0]
+
+
+def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
+    """Their key is the same: nothing is fine-tuned here, so nothing is told here."""
+    main({**few, "name": "other"})
+    main(with_eval(few, seeds=[0]))
+    folder = Path(few["runs"])
+    for kind in ("pieces/cola-seed1.json", "predictions/cola-seed1.npz"):
+        shutil.copy(folder / "other/glue/pretrained" / kind, folder / "first/glue/pretrained" / kind)
+    main(few)
+    assert finding(few, "R7") == (False, "not in the history as recorded: pretrained/cola")
+
+
+def test_the_bag_of_words_is_not_told(few: dict[str, Any], with_eval: Change) -> None:
+    main(with_eval(few, floor=True))
+    assert {run["init"] for run in told(few)} == {"pretrained"}
+
+
+def test_a_line_that_a_crash_cut_short_never_counted(tmp_path: Path) -> None:
+    path = tmp_path / "glue" / "history.jsonl"
+    for seed in (0, 1):
+        history.append(path, {"seed": seed, "score": float("nan")})
+    recorded = history.stamp(path)
+    with path.open("a") as file:
+        file.write('{"seed": 2, "sco')
+    assert history.stamp(path) == recorded and recorded["entries"] == 2
+    history.refuse_altered(path, recorded)
+    history.append(path, {"seed": 3})
+    found = history.read_history(path, recorded)
+    assert [entry["seed"] for entry in found["entries"]] == [0, 1, 3] and found["sha256"] == recorded["sha256"]
+
+
+@pytest.mark.parametrize("content", [b"[]\n", b"{\n", b"\xff\n"])
+def test_a_damaged_history_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(content)
+    assert "history.jsonl: damaged" in history.read_history(path, None)["problem"]
