@@ -1,7 +1,8 @@
 """Normalisation and the few filters: what is surely not text goes, everything else stays and is counted.
 
 Normalisation makes equal text equal: one Unicode form, no control or invisible characters, single spaces, no blank
-lines. A line that is already clean, which is nearly every line, is recognised by two C-level tests and left alone.
+lines, `<br />` as the line break it stands for. A line that is already clean, which is nearly every line, is recognised
+by two C-level tests and left alone.
 """
 
 import re
@@ -20,6 +21,7 @@ _UNICODE_FORMS: dict[str, Callable[[str], str]] = {
     "NFKC": partial(unicodedata.normalize, "NFKC"),
     "none": str,
 }
+_LINE_BREAK = re.compile(r"<br ?/?>")  # left in reviews and in what WikiExtractor makes
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -39,6 +41,8 @@ class CleanConfig:
 def normalize(text: str, config: CleanConfig) -> str:
     """The text in its normal form; lines are kept, blank lines are not."""
     unify = _UNICODE_FORMS[config.unicode]
+    if "<br" in text:
+        text = _LINE_BREAK.sub("\n", text)
     if not text.isascii():
         text = unify(text)
     return "\n".join(filter(None, (_clean_line(line, unify) for line in text.split("\n"))))
@@ -61,6 +65,33 @@ FILTERS: dict[str, Callable[[str, CleanConfig], bool]] = {
 def reason_to_remove(text: str, config: CleanConfig) -> str | None:
     """The name of the first filter that removes this normalised text, or None."""
     return next((name for name, removes in FILTERS.items() if removes(text, config)), None)
+
+
+def split_by_words(text: str, limit: int | None) -> list[str]:
+    """Cut a normalised text of more than `limit` words at its line ends, into parts of about equal length.
+
+    A part has at most `limit` words; a line that alone has more is cut between words. None: no limit.
+    """
+    if limit is None or len(text) < 2 * limit or (words := text.count(" ") + text.count("\n") + 1) <= limit:
+        return [text]
+    aim = -(-words // -(-words // limit))
+    parts: list[list[str]] = []
+    held = aim  # words in the last part; as if it were full
+    for piece in (piece for line in text.split("\n") for piece in _in_pieces(line, limit)):
+        size = piece.count(" ") + 1
+        if held + size > aim:
+            parts.append([])
+            held = 0
+        parts[-1].append(piece)
+        held += size
+    return ["\n".join(part) for part in parts]
+
+
+def _in_pieces(line: str, limit: int) -> list[str]:
+    if line.count(" ") < limit:
+        return [line]
+    words = line.split(" ")
+    return [" ".join(words[start : start + limit]) for start in range(0, len(words), limit)]
 
 
 def split_at_whitespace(text: str, limit: int) -> list[str]:

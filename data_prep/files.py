@@ -10,11 +10,13 @@ import gzip
 import io
 import json
 import lzma
+import re
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -397,6 +399,26 @@ def _by_file(lines: Iterator[str], longest: int) -> Iterator[str]:
             block, size = io.StringIO(), 0
     if size:
         yield block.getvalue()
+
+
+_EXTRACTED = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
+
+
+def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[str]:
+    """The documents of plain text: by `TEXT_DOCUMENTS`, or, in files of WikiExtractor's, the articles, whatever `kind`.
+
+    Each at most about `longest` characters; a longer one comes in parts.
+    """
+    first = list(islice(lines, 1))
+    if first and _EXTRACTED.match(first[0]):
+        return _by_article(lines, longest)
+    return TEXT_DOCUMENTS[kind](chain(first, lines), longest)
+
+
+def _by_article(lines: Iterator[str], longest: int) -> Iterator[str]:
+    for inside, article in groupby(lines, lambda line: line != "</doc>" and not _EXTRACTED.match(line)):
+        if inside:
+            yield from (text for text in _by_file(article, longest) if text.strip())
 
 
 # How a plain text file is cut into documents. Each yields parts of at most about `longest` characters.

@@ -1,8 +1,9 @@
 """Quality filters: what the rules of C4, Gopher and the cramming paper call no text to learn from.
 
 Each filter is a limit (a field of `FilterConfig`; null switches it off) and a pure function from a text's measures to a
-verdict. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by the filter's name. By
-default all are off; `data/filters=strict` sets the published limits.
+verdict. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by the filter's name.
+Those on lines judge texts of three lines or more: of one line, each share is all or nothing. By default all are off;
+`data/filters=strict` sets the published limits.
 
 Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
 and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
@@ -30,7 +31,7 @@ class FilterConfig:
     """
 
     min_words: int | None = None
-    max_words: int | None = None
+    max_words: int | None = None  # Gopher: 100,000; a longer document is no worse, so it is cut into parts, not removed
     min_mean_word_length: float | None = None
     max_mean_word_length: float | None = None
     max_long_words: float | None = None
@@ -45,7 +46,7 @@ class FilterConfig:
     max_symbols: float | None = None
     max_broken: float | None = None
     max_markup: float | None = None
-    no_curly_braces: bool = False
+    max_curly_braces: float | None = None
     no_lorem_ipsum: bool = False
     max_duplicate_lines: float | None = None
     max_duplicate_line_characters: float | None = None
@@ -75,11 +76,6 @@ class FilterConfig:
 def too_few_words(text: Measures, limit: int) -> bool:
     """Gopher: at least 50 words."""
     return text.words < limit
-
-
-def too_many_words(text: Measures, limit: int) -> bool:
-    """Gopher: at most 100,000 words."""
-    return text.words > limit
 
 
 def words_too_short(text: Measures, limit: float) -> bool:
@@ -152,9 +148,9 @@ def markup(text: Measures, limit: float) -> bool:
     return text.markup_share(limit) > limit
 
 
-def curly_braces(text: Measures, limit: bool) -> bool:
-    """C4: no page with a curly brace, since it is code."""
-    return limit and "{" in text.text
+def curly_braces(text: Measures, limit: float) -> bool:
+    """C4 removes every page with a curly brace, as code; here their share of the characters counts."""
+    return text.text.count("{") + text.text.count("}") > limit * len(text.text)
 
 
 def lorem_ipsum(text: Measures, limit: bool) -> bool:
@@ -196,7 +192,6 @@ def other_language(text: Measures, limit: list[str]) -> bool:
 # The name that is counted -> the limit's field and the function. Cheap ones first: the first that removes is named.
 FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
     "too_few_words": ("min_words", too_few_words),
-    "too_many_words": ("max_words", too_many_words),
     "broken_characters": ("max_broken", broken_characters),
     "unbroken_runs": ("max_long_words", unbroken_runs),
     "markup": ("max_markup", markup),
@@ -204,7 +199,7 @@ FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
     "words_too_short": ("min_mean_word_length", words_too_short),
     "words_too_long": ("max_mean_word_length", words_too_long),
     "lorem_ipsum": ("no_lorem_ipsum", lorem_ipsum),
-    "curly_braces": ("no_curly_braces", curly_braces),
+    "curly_braces": ("max_curly_braces", curly_braces),
     "hashes": ("max_hashes_per_word", hashes),
     "ellipses": ("max_ellipses_per_word", ellipses),
     "bullets": ("max_bullet_lines", bullets),

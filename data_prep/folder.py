@@ -14,6 +14,7 @@ from cramming.config import UserError, build
 from cramming.data.shards import TASKS, TOKENIZER, Shard, Split
 from cramming.files import LOCK, remove, write_atomically
 from data_prep.card import CARD, PLOTS
+from data_prep.tokenizer import TOKENIZER_CONFIG
 
 UNFINISHED = "unfinished.json"
 FATES = "unfinished-fates.bin"
@@ -81,5 +82,5 @@ def discard(folder: Path) -> None:
 def _own_files(folder: Path) -> list[Path]:
     """Everything in the folder that `prepare` makes, temporary files included."""
     own = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
-    names = (UNFINISHED, NEAR, TOKENIZER, TASKS, CARD, PLOTS)
+    names = (UNFINISHED, NEAR, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD, PLOTS)
     return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]

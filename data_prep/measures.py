@@ -13,6 +13,7 @@ import numpy as np
 from data_prep.words import hash_words_and_lengths, ngrams
 
 LONG_WORD_BYTES = 100
+LEAST_LINES = 3  # to speak of a share of the lines
 _SPACES = b" \n\t\r\v\f"
 _LETTERS = bytes(byte for byte in range(0x80) if chr(byte).isalpha())
 _SYMBOLS = bytes(byte for byte in range(0x21, 0x7F) if not chr(byte).isalnum()) + b"\xc2\xe2"  # lead bytes of symbols
@@ -129,7 +130,9 @@ class Measures:
         return sum(1 for _ in _SENTENCE_END.finditer(self.text))
 
     def lines_share(self, test: Callable[[str], object]) -> float:
-        """Share of the lines that pass the test."""
+        """Share of the lines that pass the test; 0 where they are fewer than `LEAST_LINES`."""
+        if len(self.lines) < LEAST_LINES:
+            return 0.0
         return sum(1 for line in self.lines if test(line)) / len(self.lines)
 
     def count_present(self, words: Iterable[str], enough: int) -> int:
@@ -144,9 +147,9 @@ class Measures:
 
     @cached_property
     def duplicate_lines(self) -> tuple[float, float]:
-        """Share of the lines, and share of their characters, that repeat an earlier line."""
+        """Share of the lines, and share of their characters, that repeat an earlier line; 0 below `LEAST_LINES`."""
         once = set(self.lines)
-        if len(once) == len(self.lines):
+        if len(once) == len(self.lines) or len(self.lines) < LEAST_LINES:
             return 0.0, 0.0
         characters = sum(map(len, self.lines))
         repeated = characters - sum(map(len, once))

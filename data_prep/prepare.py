@@ -23,6 +23,7 @@ from cramming.files import explained, lock, overwrite_atomically, write_atomical
 from cramming.pool import WorkerDiedError, process_pool
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
+from data_prep.advice import advice
 from data_prep.clean import normalize
 from data_prep.encoding import text_encoder
 from data_prep.fates import Fates
@@ -254,3 +255,5 @@ def _report(job: Job, manifest: Manifest) -> None:
         f"{job.folder}: {train:,} training tokens, {validation:,} for validation, from {manifest.counts['documents']:,}"
         f" documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed: {manifest.removed or 'nothing'}"
     )
+    for line in advice(manifest, job.data):
+        say(line)

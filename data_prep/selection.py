@@ -91,9 +91,10 @@ class Selection:
             yield document
 
     def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
-        """Normal form; very long documents in parts. Token ids pass as they are."""
+        """Normal form; documents above `clean.max_characters` or `filters.max_words` in parts. Token ids pass as they
+        are."""
         config, stage, place = self.config, self.ledger["normalise"], 0
-        stage.notes["long_documents_cut"] = 0
+        stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
         for document in documents:
             stage.take(text_bytes(document.text))
             if document.ids is not None:
@@ -101,13 +102,16 @@ class Selection:
                 yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
                 place += 1
                 continue
-            parts = clean.split_at_whitespace(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            whole = clean.split_at_whitespace(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            parts = [part for piece in whole for part in clean.split_by_words(piece, config.filters.max_words)]
             stage.notes["long_documents_cut"] += len(parts) > 1
-            for part in parts:
+            stage.notes["their_parts"] += len(parts) if len(parts) > 1 else 0
+            for number, part in enumerate(parts, 1):
                 data = part.encode()
                 stage.give(len(data))
-                document = document._replace(text=part.strip())
-                yield Candidate(document, place, len(data), *content_hash(data, config.seed))
+                name = document.id if len(parts) == 1 else f"{document.id} part {number} of {len(parts)}"
+                piece = document._replace(text=part.strip(), id=name)
+                yield Candidate(piece, place, len(data), *content_hash(data, config.seed))
                 place += 1
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -220,8 +220,7 @@ class TextSource(Source):
     def _texts(self, file: files.OpenFile, kind: str) -> Iterator[str]:
         if reader := (files.RECORD_READERS | dumps.READERS).get(kind):
             return reader(file, self.config.text_field)
-        group = files.TEXT_DOCUMENTS[self.config.documents]
-        return group(files.read_lines(file), self.config.clean.max_characters)
+        return files.documents_of(files.read_lines(file), self.config.documents, self.config.clean.max_characters)
 
 
 def _damage_of(text: str) -> Damage | None:

@@ -10,10 +10,12 @@ from cramming import __version__
 from cramming.config import file_sha256
 from cramming.data import shards
 from cramming.data.manifest import Manifest, TokenizerInfo
+from cramming.files import write_atomically
 from data_prep import card, orders
 from data_prep.job import Job
 from data_prep.pack import Packing
 from data_prep.selection import Selection
+from data_prep.tokenizer import TOKENIZER_CONFIG, describe_for_transformers
 
 
 def complete(
@@ -52,7 +54,8 @@ def complete(
         decontamination=_decontamination(selection),
         orders=order_files,
     )
-    written = card.write(job.folder, manifest)
+    written = [*card.write(job.folder, manifest), job.folder / TOKENIZER_CONFIG]
+    write_atomically(written[-1], describe_for_transformers(info.special))
     further = [*written, *(job.folder / name for name in order_files.values())]
     further += [path for path in (job.folder / shards.TASKS).rglob("*") if path.is_file()]
     return manifest.with_files({path.relative_to(job.folder).as_posix(): file_sha256(path) for path in further})

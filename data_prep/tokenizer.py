@@ -5,6 +5,7 @@ Whatever its origin (data_prep/vocabulary.py trains one), it ends up with five s
 `transformers` all read text the same way.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"
 # Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.
 SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
 
+TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
 LARGEST_VOCABULARY = 1 << 20
 
 
@@ -88,6 +90,12 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     """The ids of the five special tokens."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     return SpecialIds(**{name: vocab[token] for name, token in special_tokens(tokenizer).items()})
+
+
+def describe_for_transformers(special: dict[str, str]) -> str:
+    """The text of `TOKENIZER_CONFIG`, with these spellings: without it `AutoTokenizer` knows no special tokens."""
+    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{name}_token": token for name, token in special.items()}
+    return json.dumps(node, indent=1) + "\n"
 
 
 def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:

@@ -13,6 +13,7 @@ from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import RootConfig, build, config_folder
+from cramming.data.inspect import InspectConfig
 from cramming.data.masking import ObjectiveConfig
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
@@ -51,6 +52,7 @@ SECTIONS: dict[str, type] = {
     "eval": EvalConfig,
     "report": ReportConfig,
     "export": ExportConfig,
+    "inspect": InspectConfig,
     "study": StudyConfig,
     "plan": PlanConfig,
 }

@@ -33,6 +33,7 @@ LEVELS = {
     "cramming.data.shards": 0,
     "cramming.data.stream": 0,
     "cramming.data.verify": 0,
+    "cramming.data.inspect": 0,
     "cramming.data.masking": 0,
     "cramming.data.cooccurrence": 0,
     "cramming.children": 0,
@@ -84,6 +85,7 @@ TORCH_FREE = [
     "cramming.data.shards",
     "cramming.data.stream",
     "cramming.data.verify",
+    "cramming.data.inspect",
     "cramming.data.masking",
     "eval.rules",
     "eval.report",
@@ -214,6 +216,7 @@ def test_eval_does_not_import_data_prep(module: str) -> None:
 
 def test_only_the_table_of_verbs_names_entry_modules() -> None:
     entries = {"cramming.pretrain", "cramming.plan", "cramming.bench.main", "cramming.data.verify"}
+    entries |= {"cramming.data.inspect"}
     entries |= {"data_prep.prepare", "eval.glue", "eval.report", "eval.export", "eval.study"}
     for module in MODULES:
         assert not entries & own(module), f"{module} imports an entry module"

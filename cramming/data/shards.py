@@ -1,7 +1,7 @@
 """The corpus folder: the one on-disk format between `prepare` and `pretrain`.
 
     manifest.json                        written last; a folder without it is not a corpus
-    tokenizer.json                       a `tokenizers` file
+    tokenizer.json                       a `tokenizers` file; beside it tokenizer_config.json, for AutoTokenizer
     train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
     validation-00000.bin ...
     order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)

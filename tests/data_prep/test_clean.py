@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from data_prep.clean import FILTERS, CleanConfig, normalize, reason_to_remove, split_at_whitespace
+from data_prep.clean import FILTERS, CleanConfig, normalize, reason_to_remove, split_at_whitespace, split_by_words
 
 CONFIG = CleanConfig()
 ALPHABET = "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\ufeff\ud800\u3000.😀ﬁ"
@@ -53,3 +53,20 @@ def test_text_without_whitespace_is_cut_all_the_same() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match="min_characters"):
         CleanConfig(min_characters=0)
+
+
+def test_line_breaks_of_html_are_line_breaks() -> None:
+    assert normalize("one<br />two<br>three <br/> four<brave>", CONFIG) == "one\ntwo\nthree\nfour<brave>"
+
+
+def test_a_text_of_too_many_words_is_cut_at_its_lines() -> None:
+    lines = [f"line {i} " + " ".join(["word"] * (i % 17)) for i in range(300)]
+    text = "\n".join(line.strip() for line in lines)
+    parts = split_by_words(text, 100)
+    counts = [len(part.split()) for part in parts]
+    assert "\n".join(parts) == text and max(counts) <= 100
+    assert min(counts) >= 50 and len(parts) <= 2 * -(-len(text.split()) // 100)
+    assert split_by_words(text, len(text.split())) == split_by_words(text, None) == [text]
+    one_line = " ".join(f"w{i}" for i in range(1000))
+    parts = split_by_words(one_line, 100)
+    assert " ".join(parts) == one_line and [len(part.split()) for part in parts] == [100] * 10

@@ -17,6 +17,7 @@ import zstandard
 
 from cramming.config import UserError
 from data_prep import files
+from data_prep.clean import CleanConfig, normalize
 from data_prep.files import OpenFile, format_of, read_lines
 from data_prep.sources import TextConfig, TextSource
 
@@ -127,6 +128,17 @@ def test_how_text_is_cut_into_documents(tmp_path: Path, documents: str, expected
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffa b\r\nc\r\n\r\n \r\nd\ne".encode())
     assert texts_of(path, documents=documents) == expected
+
+
+def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
+    path = tmp_path / "wiki_00"
+    articles = ["Quay\n\nA quay is a place.<br />It is old.\n", 'The "Docks"\n\nThey are <doc>uments.\n']
+    path.write_text("".join(f'<doc id="{n}" title="a">\n{a}\n</doc>\n' for n, a in enumerate(articles)))
+    expected = [article.rstrip("\n") for article in articles]
+    assert texts_of(path) == texts_of(path, documents="file") == expected
+    assert normalize(expected[0], CleanConfig()) == "Quay\nA quay is a place.\nIt is old."
+    path.write_text('a "<doc id=" in a text\n\nb')
+    assert texts_of(path) == ['a "<doc id=" in a text', "b"]
 
 
 def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

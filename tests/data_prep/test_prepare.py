@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
@@ -49,7 +51,8 @@ def test_result_does_not_depend_on_workers_or_batches(
         monkeypatch.setattr(pack, "BATCH_CHARACTERS", batch)
         monkeypatch.setattr(workers, "HERE_FIRST", here_first)
         folder = tmp_path / f"{count}-{batch}"
-        run(text_config(text_file, workers=count, corpus=str(folder), shard_tokens=3000))
+        cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts
+        run(text_config(text_file, workers=count, corpus=str(folder), **cut))
         results.append(contents(folder))
     assert results[0] == results[1] == results[2]
     assert len(results[0]) > 6
@@ -78,6 +81,76 @@ def test_long_documents_are_tokenized_as_if_in_one_piece(
         bounds = [*stream.document_starts.tolist(), stream.num_tokens]
         found |= {tuple(stream.gather(np.array([a]), b - a)[0].tolist()) for a, b in pairwise(bounds)}
     assert found == expected
+
+
+def test_documents_of_too_many_words_are_cut_not_dropped(
+    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], decode: Any, run: Run
+) -> None:
+    """As novels read by file are: all their text stays, and the card says how many there were."""
+    texts = ["\n\n".join(made_up(40, seed)) for seed in range(3)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    limits = {"max_words": 500, "min_alphabetic_words": 0.9}
+    corpus = run(text_config(tmp_path / "*.txt", documents="file", filters=limits))
+    documents = decode(corpus)
+    assert corpus.manifest.removed == {} and max(len(d.split()) for d in documents) <= 520  # ends of sentence are words
+    stage = next(stage for stage in corpus.manifest.stages if stage.name == "normalise")
+    assert stage.notes == {"long_documents_cut": 3, "their_parts": len(documents)} and len(documents) > 9
+    assert sorted(" ".join(documents).replace(".", "").split()) == sorted(
+        " ".join(texts).lower().replace(".", "").split()
+    )
+    assert f"long_documents_cut 3; their_parts {len(documents)}" in (corpus.folder / "corpus_card.md").read_text()
+
+
+ADVICE: dict[str, tuple[dict[str, Any], str]] = {
+    "filters": (
+        {"documents": "block", "filters": {"min_words": 60}},
+        r"the filters took \d\d% of the text, \d\d% by too_few_words \(data\.filters\.min_words\).*documents=block",
+    ),
+    "tiny documents": ({"documents": "line"}, r"documents are tiny: \d words on average \(data\.documents=line"),
+    "hold-out": (
+        {"documents": "file"},
+        r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
+    ),
+    "nothing": ({"documents": "block"}, ""),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_what_may_not_be_meant_is_said_at_the_end(
+    tmp_path: Path,
+    text_config: Config,
+    made_up: Callable[..., list[str]],
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    settings, said = ADVICE[name]
+    for number in range(8):
+        texts = [text.split() for text in made_up(30, number)]
+        blocks = ["\n".join(" ".join(words[i : i + 8]) for i in range(0, len(words), 8)) for words in texts]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
+    run(text_config(tmp_path / "*.txt", **settings))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.search(said, last) if said else "documents; vocabulary" in last, last
+
+
+def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
+    text_file: Path, text_config: Config, run: Run
+) -> None:
+    corpus = run(text_config(text_file))
+    tokenizer = AutoTokenizer.from_pretrained(corpus.folder)
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert {name: getattr(tokenizer, f"{name}_token_id") for name in names} == corpus.special_ids._asdict()
+
+
+def test_the_loop_that_the_readme_shows_reads_a_corpus(text_file: Path, text_config: Config, run: Run) -> None:
+    folder = run(text_config(text_file)).folder
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Corpus.open" in block]
+    names: dict[str, Any] = {}
+    exec(code.replace("corpora/<folder>", str(folder)), names)
+    assert names["ids"].shape == (32, 128) and names["first"] > 0
 
 
 def test_second_prepare_changes_nothing(

@@ -1,0 +1,60 @@
+"""`cramming inspect`: the counts are the corpus's own, the texts those that were prepared."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cramming.cli import with_positional
+from cramming.config import UserError
+from cramming.data.inspect import main
+from cramming.data.shards import Corpus
+from data_prep import prepare
+
+
+def config(folder: Path, **settings: Any) -> dict[str, Any]:
+    section = {"split": "train", "documents": 2, "document": None, **settings}
+    return {"data": {"corpus": str(folder)}, "tokenizer": {}, "inspect": section}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    place = tmp_path_factory.mktemp("inspect")
+    lines = [" ".join(f"word{(i * j) % 97}" for j in range(5, 8 + i)) for i in range(60)]
+    (place / "a.txt").write_text("\n\n".join(lines))
+    data = {"name": "t", "source": "text", "paths": [str(place / "a.txt")], "validation_fraction": 0.1}
+    data["corpus"] = str(place / "corpus")
+    prepare.main({"data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 200}})
+    return Corpus.open(place / "corpus")
+
+
+def test_counts_lengths_sources_and_texts_are_shown(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    main(config(corpus.folder))
+    out = capsys.readouterr().out
+    stream = corpus.stream("train")
+    lengths = np.diff(np.append(stream.document_starts, stream.num_tokens))
+    rows = [line.split() for line in out.splitlines()]
+    shards = str(len(corpus.manifest.splits["train"]))
+    assert ["train", str(stream.num_documents), f"{stream.num_tokens:,}", shards] in rows
+    train = next(row for row in rows if row[0] == "train" and len(row) == 7)
+    assert train[1:4:2] == [str(lengths.min()), f"{np.median(lengths):.0f}"] and train[5] == str(lengths.max())
+    documents = corpus.manifest.counts["documents"]
+    assert any(row[0].endswith("a.txt") and row[1] == str(documents) for row in rows if len(row) == 4)
+    assert "train document 0," in out and "train document 1," in out and "train document 2," not in out
+    assert "word" in out and "[CLS]" not in out
+
+
+def test_one_document_is_shown_whole(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    last = corpus.stream("train").num_documents - 1
+    main(config(corpus.folder, document=last))
+    shown = capsys.readouterr().out.split("tokens:\n")[1].strip()
+    assert len(shown) > 400 and shown in (corpus.folder.parent / "a.txt").read_text()
+    with pytest.raises(UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"):
+        main(config(corpus.folder, document=last + 1))
+
+
+def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no corpus here"):
+        main(config(tmp_path / "none"))
+    assert with_positional("inspect", ["corpora/x"]) == ["data.corpus=corpora/x"]
