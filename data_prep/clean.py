@@ -79,7 +79,7 @@ def split_by_words(text: str, limit: int | None) -> list[str]:
     held = aim  # words in the last part; as if it were full
     for piece in (piece for line in text.split("\n") for piece in _in_pieces(line, limit)):
         size = piece.count(" ") + 1
-        if held + size > aim:
+        if held >= aim or held + size > limit:  # short of the aim, what is left would add up to a tiny part
             parts.append([])
             held = 0
         parts[-1].append(piece)
