@@ -1,7 +1,8 @@
 """Training throughput against the predecessor (github.com/JonasGeiping/cramming), in one interleaved run.
 
 Its crammed BERT, trained by its own engine (compiled, as its default is) on random tokens, beside our crammed BERT of
-the same shapes, masked share, optimizer constants and number format (fp32 on a CPU: it has no mixed precision there).
+the same shapes, masked share, optimizer constants and number format: fp32, or with `--precision bf16` bf16 by autocast,
+which it has for GPUs alone, so that its engine is told here that a CPU can do it too.
 It needs an environment of its own:
 
     python -m venv old && old/bin/pip install "torch>=2.11,<2.14" transformers==4.57.6 datasets==5.0.1 hydra-core \
@@ -55,7 +56,10 @@ def serve() -> None:
     engine.train(cfg.train.pretrain_in_train_mode)
     generator = torch.Generator().manual_seed(0)
     targets = int(cfg.train.objective.mlm_probability * rows * LENGTH)
-    print(json.dumps({"flops_per_token": 0.0, "precision": "fp32"}), file=answers, flush=True)
+    bf16 = job["precision"] == "bf16"
+    if bf16:  # its own engine's context, which it builds for CUDA only
+        engine.amp_settings = {"device_type": device.type, "enabled": True, "dtype": torch.bfloat16}
+    print(json.dumps({"flops_per_token": 0.0, "precision": job["precision"]}), file=answers, flush=True)
     for line in sys.stdin:
         command, seconds, losses = json.loads(line), [], []
         for _ in range(command["count"]):
@@ -75,8 +79,8 @@ def serve() -> None:
         print(json.dumps({"seconds": seconds, "losses": losses, "peak_bytes": 0}), file=answers, flush=True)
 
 
-def our_job(shape: str, compiled: bool, device: str) -> dict[str, Any]:
-    """Our crammed BERT of the same shapes, in fp32."""
+def our_job(shape: str, compiled: bool, device: str, precision: str) -> dict[str, Any]:
+    """Our crammed BERT of the same shapes, in the same number format."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -85,7 +89,7 @@ def our_job(shape: str, compiled: bool, device: str) -> dict[str, Any]:
     hidden, layers, heads, rows = SHAPES[shape]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         settings = OmegaConf.to_container(compose("config", [
-            "model=crammed-bert", "optim=adamw", "precision=fp32", f"model.hidden_size={hidden}",
+            "model=crammed-bert", "optim=adamw", f"precision={precision}", f"model.hidden_size={hidden}",
             f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
             f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
             f"runtime.compile={'model' if compiled else 'off'}",
@@ -100,13 +104,18 @@ def compare(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
     config = BenchConfig("peers", None, args.rounds, args.steps, VOCABULARY, [], 200, 512, {}, Path(), Path())
     hidden, layers, heads, rows = SHAPES[shape]
-    job = {"side": "predecessor", "checkout": str(args.checkout.absolute()), "device": args.device}
+    job = {
+        "side": "predecessor",
+        "checkout": str(args.checkout.absolute()),
+        "device": args.device,
+        "precision": args.precision,
+    }
     job |= {"hidden": hidden, "layers": layers, "heads": heads, "rows": rows}
     results = []
     with Worker(job, [str(args.python), __file__, "--serve"]) as old:
         warm_up(old)
         for compiled in (False, True):
-            row = measure(old, our_job(shape, compiled, args.device), config)
+            row = measure(old, our_job(shape, compiled, args.device, args.precision), config)
             row |= {"shape": shape, "tokens_per_step": rows * LENGTH, "peer": "predecessor"}
             row["name"] = "ours, compiled" if compiled else "ours, eager"
             results.append(row)
@@ -122,6 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -140,7 +150,13 @@ def main() -> None:
         head = (
             f"# Training throughput against the predecessor\n\n`python benchmarks/predecessor.py --rounds {args.rounds}"
         )
-        text = [f"{head} --steps {args.steps}`: {about}", "", *report.peers_table(rows), "", "```json"]
+        text = [
+            f"{head} --steps {args.steps} --precision {args.precision}`: {about}",
+            "",
+            *report.peers_table(rows),
+            "",
+            "```json",
+        ]
         text += [json.dumps(row) for row in rows]
         args.out.write_text("\n".join([*text, "```", ""]), encoding="utf-8")
 

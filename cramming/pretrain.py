@@ -26,6 +26,7 @@ from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
+from cramming.runtime import MAX_VARIANTS, is_recompile_limit
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.sections import Sections, TrainConfig, check_sections
 
@@ -122,10 +123,15 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
         reason = train(parts, stop)
         if mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
-    except (RuntimeError, MemoryError) as error:
-        if not devices.is_out_of_memory(error):
-            raise
-        raise out_of_memory(parts) from None
+    except Exception as error:
+        if devices.is_out_of_memory(error):
+            raise out_of_memory(parts) from None
+        if is_recompile_limit(error):
+            raise UserError(
+                f"runtime.compile={parts.runtime.compile}: more than {MAX_VARIANTS} variants of one function were to be"
+                " compiled; set runtime.compile=off, and report this as a defect"
+            ) from None
+        raise
     finally:
         if parts.clock:
             parts.clock.close(reason)

@@ -1,7 +1,8 @@
 """`train.micro_batch=auto`: the largest micro-batch that fits.
 
 On a GPU it is found by trying: forward and backward passes of two real micro-batches with the trained model itself, the
-update refused, so weights, optimizer and random states stay as they were; running out of memory is survived. Space
+update refused, so weights, optimizer and random states stay as they were; running out of memory is survived. What runs
+compiled is tried compiled too, from the largest size that fits as written on: compiled code needs less. Space
 for the optimizer's state, which the first update makes, is held meanwhile, and a margin for what a try does not show.
 Where that was not enough, the training ends with a record of the next smaller size, and a resume goes on with it. On a
 CPU running out of memory ends the process, so there the predicted peak is compared with the memory that is free.
@@ -32,8 +33,8 @@ from cramming.record import load_record, write_record_section
 from cramming.simulate import Recipe, Simulation, largest_below, largest_fitting, micro_batch_sizes
 
 CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
-# Of a GPU's memory. A try is two micro-batches, eager and without an update; a day of training cuts freed memory into
-# pieces, compiles, updates and validates. A guess, not measured: half as much again as `cramming plan` allows for that.
+# Of a GPU's memory. A try is two micro-batches without an update; a day of training cuts freed memory into pieces,
+# updates and validates. A guess, not measured: half as much again as `cramming plan` allows for that.
 GPU_MARGIN = 0.06
 
 
@@ -88,13 +89,18 @@ def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: R
     """On a GPU: real passes, bisecting."""
     missing = 0 if engine.optimizer.state else Simulation(recipe).tracker.live["optimizer"]
     margin = margin_bytes(engine.device)
-    fits, tried = tries(engine, make_batch, missing + margin), dict[int, bool]()
+    tried = dict[int, bool]()
 
-    def noted(rows: int) -> bool:
-        tried[rows] = fits(rows)
+    def noted(rows: int, compiled: bool = False) -> bool:
+        tried[rows] = tries(engine, make_batch, missing + margin, compiled)(rows)
         return tried[rows]
 
     rows = largest_fitting(sizes, noted)
+    if recipe.execution.runtime.compile != "off":  # each try compiles anew: from what fits eagerly on, one by one
+        for larger in sizes[sizes.index(rows) + 1 if rows else 0 :]:
+            if not noted(larger, compiled=True):
+                break
+            rows = larger
     torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
     results = (f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
     return rows, f"tried on {engine.device} with {format_count(margin, 'B')} held back: {', '.join(results)}"
@@ -121,14 +127,16 @@ def by_prediction(engine: Engine, make_batch: Callable[[int, int], Batch], recip
     return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {', '.join(results)}"
 
 
-def tries(engine: Engine, make_batch: Callable[[int, int], Batch], missing: int) -> Callable[[int], bool]:
-    """`fits(rows)` by trying, while `missing` bytes are held for what is still to come."""
+def tries(
+    engine: Engine, make_batch: Callable[[int, int], Batch], missing: int, compiled: bool = False
+) -> Callable[[int], bool]:
+    """`fits(rows)` by trying, compiled or as written, while `missing` bytes are held for what is still to come."""
 
     def fits(rows: int) -> bool:
         held = None
         try:
             held = torch.empty(missing, dtype=torch.uint8, device=engine.device)
-            try_step(engine, [make_batch(0, rows), make_batch(rows, rows)])
+            try_step(engine, [make_batch(0, rows), make_batch(rows, rows)], compiled)
         except (RuntimeError, MemoryError) as error:
             if not devices.is_out_of_memory(error):
                 raise
@@ -141,18 +149,19 @@ def tries(engine: Engine, make_batch: Callable[[int, int], Batch], missing: int)
     return fits
 
 
-def try_step(engine: Engine, batches: list[Batch]) -> None:
+def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> None:
     """Forward and backward passes of `batches` without an update; nothing of the engine's state changes.
 
-    Compiled models run eagerly here, which needs no less memory: each size would be compiled anew. Ranks do not wait
-    for each other: one of them may run out of memory.
+    What is compiled runs eagerly here unless `compiled`: that needs no less memory, and no time to compile each size.
+    Ranks do not wait for each other: one of them may run out of memory.
     """
     alone = copy.copy(engine)
     alone.mesh = Mesh.solo(engine.device)
     devices_used = [engine.device] if engine.device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices_used))
-        stack.enter_context(uncompiled(engine.model))
+        if not compiled:
+            stack.enter_context(uncompiled(engine.model))
         assert alone.step(batches, 0.0, may_update=lambda: False) is None
         devices.synchronize(engine.device)
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # the second lies in the first unless it is set
+MAX_VARIANTS = 32  # of one compiled function: 8 for each of a few shapes
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 
 
@@ -73,6 +74,24 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):  # musl, macOS, Windows
         return False
     return all(mallopt(*option) == 1 for option in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)))
+
+
+def forbid_fallback() -> None:
+    """Let the compiler make as many variants of a function as a run needs, and fail instead of running it as written.
+
+    All blocks are one function to it: with local and global layers the first, the last, training and validation are 8
+    variants, which is its own limit. Beyond that it would go on uncompiled without a word.
+    """
+    import torch._dynamo.config as dynamo  # only where something is compiled: importing it takes seconds
+
+    dynamo.recompile_limit = MAX_VARIANTS
+    dynamo.fail_on_recompile_limit_hit = True
+
+
+def is_recompile_limit(error: BaseException) -> bool:
+    """Whether the compiler was asked for more variants of one function than `forbid_fallback` allows."""
+    dynamo = sys.modules.get("torch._dynamo.exc")
+    return dynamo is not None and isinstance(error, dynamo.FailOnRecompileLimitHit)
 
 
 def compiled_graphs() -> int:

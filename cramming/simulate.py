@@ -36,7 +36,7 @@ from cramming.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
 from cramming.tracker import Operation, StorageTracker
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
-DOCUMENTS_PER_ROW = 8  # bounds are padded to the corpus's largest number; they are 4 bytes each
+TOKENS_PER_DOCUMENT = 256  # no corpus is known here: a document more than the rows begins in so many tokens
 # cuBLAS keeps a workspace per handle, and the backward pass runs in a thread with a handle of its own: two of torch's
 # default size on Hopper. From torch's source, not measured here.
 CUBLAS_BYTES = 2 * 32 * 2**20
@@ -90,7 +90,9 @@ class Simulation:
         self.recipe = recipe
         stands_in = recipe.device_type == "cuda" and not torch.cuda.is_available()
         self.device = torch.device("cpu" if stands_in else recipe.device_type)
-        self.tracker = StorageTracker(self.device.type, flash_scratch if recipe.device_type == "cuda" else None)
+        self.sequences = 0  # of the batch, as FlashAttention's bounds have them
+        scratch = partial(flash_scratch, lambda: self.sequences)
+        self.tracker = StorageTracker(self.device.type, scratch if recipe.device_type == "cuda" else None)
         self._stand_in = partial(as_on_cuda, self.tracker) if stands_in else nullcontext
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
@@ -229,7 +231,11 @@ class Simulation:
         recipe, length = self.recipe, self.recipe.sequence_length
         tokens, targets = rows * length, rows * recipe.targets_per_row
         whole_rows = recipe.packing == "rows"
-        bounds = torch.empty(rows * (1 if whole_rows else DOCUMENTS_PER_ROW) + 1, dtype=torch.int32, device=self.device)
+        sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
+        windows = {recipe.model.half_window(layer) for layer in range(recipe.model.num_layers)}
+        windowed = any(window is not None and window < length - 1 for window in windows)
+        self.sequences = sequences if windowed or not whole_rows else 0  # else rows go to SDPA, without bounds
+        bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
         numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]
         packing = Packing(bounds, length if whole_rows else None, length, length)
         return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets)

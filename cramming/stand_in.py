@@ -4,7 +4,7 @@ Attention saves what flash attention saves (queries, keys, values, output, log-s
 over parameters are the GPU's. What `Lane` puts into host memory counts as such.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
 from cramming.parallel.lane import Lane
-from cramming.tracker import HOST, StorageTracker, aten
+from cramming.tracker import HOST, StorageTracker
 
 STAND_IN = "flash stand-in"
 
@@ -62,11 +62,23 @@ def all_at_once(optimizer: torch.optim.Optimizer) -> None:
             group["foreach"] = True
 
 
-def flash_scratch(func: Any, args: tuple[Any, ...]) -> int:
-    """Flash attention's backward pass sums the queries' gradient in fp32 (FlashAttention-2's `dq_accum`)."""
-    backward = (
-        aten._scaled_dot_product_flash_attention_for_cpu_backward,
-        aten._scaled_dot_product_flash_attention_backward,
-        aten._flash_attention_backward,
-    )
-    return 4 * args[1].numel() if func._overloadpacket in backward else 0
+FLASH_BACKWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",  # the stand-in's
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_flash_attention_backward",
+    "torch_attn::_varlen_attn_backward",
+)
+
+
+def flash_scratch(sequences: Callable[[], int], func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that flash attention's backward pass takes to sum the queries' gradient in fp32 (FlashAttention-2's
+    `dq_accum`): (T + 128 S) H K, the head size K rounded up to 32.
+
+    S is `sequences()`, empty ones of the padded bounds included; 0 where rows of equal length need no bounds.
+    """
+    if func._schema.name not in FLASH_BACKWARD:
+        return 0
+    query = args[1]  # [T, H, K] on bounds, else [rows, H, L, K]
+    num_heads, size = (query.shape[1], query.shape[2]) if query.dim() == 3 else (query.shape[1], query.shape[3])
+    tokens = query.numel() // (num_heads * size)
+    return 4 * (tokens + 128 * sequences()) * num_heads * (-(-size // 32) * 32)

@@ -20,7 +20,7 @@ from cramming.model.heads import MaskedLM
 from cramming.parallel.activations import Activations
 from cramming.parallel.host_weights import HostWeights
 from cramming.parallel.lane import Lane
-from cramming.runtime import RuntimeConfig
+from cramming.runtime import RuntimeConfig, forbid_fallback
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
         import torch._functorch.config as partitioner  # only with compile: importing it brings the compiler along
 
         partitioner.activation_memory_budget = config.activation_budget
+    if runtime.compile != "off":
+        forbid_fallback()
     if runtime.compile == "blocks":
         for block in blocks:
             block.compile()

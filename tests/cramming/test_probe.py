@@ -123,6 +123,8 @@ def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None
     )  # fmt: skip
     assert probe.tries(engine, tiny_source.batch, missing=0)(2)
     assert set(model.compiled) == {"inner"}
+    assert probe.tries(engine, tiny_source.batch, missing=0, compiled=True)(2)
+    assert "whole" in model.compiled
     model.compiled.clear()
     engine.step([tiny_source.batch(0, 2)], 0.1)
     assert set(model.compiled) == {"whole"}
@@ -154,10 +156,19 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     monkeypatch.setattr(device, "describe", lambda _: info)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.5)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
-    monkeypatch.setattr(probe, "tries", lambda engine, make, bytes_: held.append(bytes_) or (lambda rows: rows <= 4))
+
+    def tries(engine: Engine, make: Any, missing: int, compiled: bool) -> Callable[[int], bool]:
+        held.append(missing)
+        return lambda rows: rows <= (16 if compiled else 4)
+
+    monkeypatch.setattr(probe, "tries", tries)
     rows, how = probe.by_trying(engine, tiny_source.batch, recipe, [1, 2, 4, 8])
-    assert (rows, held) == (4, [state + 30_000])
+    assert (rows, set(held)) == (4, {state + 30_000})
     assert how == "tried on cpu with 30.0 kB held back: 4 fits, 8 does not fit"
+    runtime = replace(recipe.execution.runtime, compile="model")
+    compiled = replace(recipe, execution=replace(recipe.execution, runtime=runtime))
+    rows, how = probe.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
+    assert rows == 16 and how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
 
 
 def test_on_a_cpu_the_prediction_decides(

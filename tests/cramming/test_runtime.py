@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cramming import parts
+from cramming import parts, runtime
 from cramming.config import UserError, build
 from cramming.record import load_record, write_record_section
 from cramming.runtime import CACHE_VARIABLES, RuntimeConfig
@@ -77,3 +77,21 @@ def test_a_resume_does_not_take_back_that_compiled_code_was_given(
 def test_bad_values_are_refused() -> None:
     with pytest.raises(UserError, match="prefetch=0 is below 1"):
         build(RuntimeConfig, {"compile": "off", "keep_heap": True, "side_by_side": True, "prefetch": 0}, "runtime")
+
+
+def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in code that runs uncompiled without a word. Of the two layers each is a variant."""
+    from torch._dynamo import config
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled(module, backend="eager"))
+    with config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        start("name=a", "budget.steps=1", "runtime.compile=blocks")
+        assert config.recompile_limit >= 32
+        monkeypatch.setattr(runtime, "MAX_VARIANTS", 1)
+        torch.compiler.reset()
+        with pytest.raises(UserError, match=r"runtime\.compile=blocks: more than .* variants"):
+            start("name=b", "budget.steps=1", "runtime.compile=blocks")
+    torch.compiler.reset()

@@ -166,6 +166,31 @@ def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
     assert tables == (attention.KERNELS, heads.CHUNK_ELEMENTS)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
+def test_flash_attention_has_scratch_for_every_sequence(recipe: Recipe) -> None:
+    """128 tokens each, in fp32, beside its tokens: with rows as short as here that is four times what these need."""
+    scratch = {}
+    for packing, window in (("rows", None), ("rows", 8), ("documents", None)):
+        model = replace(MODEL, local_window=window, global_every=2)
+        simulation = Simulation(replace(recipe, model=model, device_type="cuda", mode="bf16", packing=packing))  # type: ignore[arg-type]
+        noted, scratch_of = list[int](), simulation.tracker.scratch
+        assert scratch_of
+
+        def note(func: Any, args: Any, noted: list[int] = noted, scratch_of: Any = scratch_of) -> int:
+            noted.append(scratch_of(func, args))
+            return noted[-1]
+
+        simulation.tracker.scratch = note
+        simulation.step(64)
+        scratch[packing, window] = max(noted)
+    each, tokens = 4 * MODEL.hidden_size, 64 * LENGTH
+    assert scratch == {
+        ("rows", None): tokens * each,
+        ("rows", 8): (tokens + 128 * 64) * each,
+        ("documents", None): (tokens + 128 * (64 + tokens // 256)) * each,
+    }
+
+
 def test_random_states_and_default_settings_stay(recipe: Recipe) -> None:
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     Simulation(recipe).step(2, 2)
