@@ -4,4 +4,11 @@
 `cramming/cli.py` (the verbs) and `cramming/pretrain.py` (the experiment).
 """
 
+import os
+
 __version__ = "0.1.0"
+
+# Where the user lets compiled code be kept. Parts of torch set the first variable when they are imported, so it is read
+# before anything else is.
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+GIVEN_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}

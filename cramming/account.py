@@ -1,15 +1,17 @@
 """What a run says about itself: before the training, while it goes on, and in its record at the end."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cramming import device as devices
-from cramming.budget import EndReason
+from cramming.budget import Pace
 from cramming.config import UserError
 from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
+from cramming.journal import EndReason
 from cramming.model.config import count_parameters
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
@@ -17,6 +19,7 @@ from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts
 from cramming.progress import say
 from cramming.record import is_run, load_metrics, load_record, write_record_section
+from cramming.runtime import compiled_graphs
 from cramming.sections import tiny_defaults
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
@@ -110,6 +113,25 @@ def validate_fully(parts: Parts) -> dict[str, Any]:
     return {**found, **further, "tokens": len(parts.held_out.ids_N)}
 
 
+def validate_if_it_fits(parts: Parts, progress: float, pace: Pace, step_micro_batches: int) -> None:
+    """Validate on the clock, unless it would leave no time for another step; and note how long it took."""
+    assert parts.clock
+    batches = len(parts.validation)
+    predicted, left = pace.validation_seconds(batches), parts.clock.seconds_left()
+    where = f"step {parts.work.steps} ({progress:.0%} of the budget)"
+    if predicted + pace.step_seconds(step_micro_batches) > left:
+        say(
+            f"{where}: no validation, which would take about {predicted:.0f} s of the {left:.0f} s left"
+            " (train.validations, train.validation_sequences)"
+        )
+        return
+    began, graphs = time.monotonic(), compiled_graphs()
+    validate(parts, progress)
+    seconds = time.monotonic() - began
+    pace.note_validation(batches, seconds, compiled_graphs() != graphs)
+    say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
+
+
 class ResumeWithLessError(UserError):
     """The record now has a smaller micro-batch, with which a resume goes on: the run is to be kept."""
 
@@ -190,6 +212,7 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,
         "gate": parts.gates,
+        "compiled": parts.runtime.compile != "off" or compiled_graphs() > 0,  # FlexAttention and others do in any case
     }
 
 

@@ -2,32 +2,33 @@
 
 The clock counts everything from the first instruction of the training process to the last synchronised optimizer step:
 imports, compilation, waiting for data, checkpoints, and the work that a crash threw away. Its truth is an append-only
-journal, `budget.jsonl`, synced to disk at least every few seconds by a thread of its own, not a number in a checkpoint:
-whoever restores an old or broken checkpoint gets the weights back but not the time.
-
-Each line is one JSON object:
-    {"event": "start", "process": 0, "elapsed": 2.1, "steps": 0, ...}      a process begins to charge
-    {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ...}
-    {"event": "end", "process": 0, "elapsed": 61.0, "steps": 512, "reason": "finished", ...}
-`elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
-of the last elapsed time each one wrote.
+journal (cramming/journal.py), synced to disk at least every few seconds by a thread of its own, not a number in a
+checkpoint: whoever restores an old or broken checkpoint gets the weights back but not the time. A checkpoint is an
+entry of the journal before it has its name, so that none that is read knows of more than the journal does.
 """
 
-import json
+import math
 import os
-import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, get_args
 
-from cramming.config import UserError, file_sha256
-from cramming.files import UNSUPPORTED
+from cramming.config import file_sha256
+from cramming.journal import (
+    MAX_HEARTBEAT_SECONDS,
+    EndReason,
+    Journal,
+    ended_after,
+    processes_of,
+    read_journal,
+    spent_seconds,
+)
 
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
-EndReason = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class BudgetConfig:
         for unit, value in given.items():
             if value <= 0:
                 raise ValueError(f"{unit}={value:g} is not above 0")
-        if not 0 < self.heartbeat_seconds <= 5:
+        if not 0 < self.heartbeat_seconds <= MAX_HEARTBEAT_SECONDS:
             raise ValueError(f"heartbeat_seconds={self.heartbeat_seconds} is not above 0 and at most 5 (docs/rules.md)")
 
     @property
@@ -118,95 +119,95 @@ def process_age_seconds() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The journal's events. A last line cut short by a crash is dropped; damage anywhere else is a UserError."""
-    if not path.exists():
-        return []
-    events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a torn line has no newline behind it
-        try:
-            event = json.loads(line)
-            amounts = [event["elapsed"], event["process"], event.get("charged_flops", 0.0)]
-            if not isinstance(event["process"], int) or not all(map(_is_amount, amounts)):
-                raise ValueError
-            if event["event"] == "end" and event["reason"] not in get_args(EndReason):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None
-        events.append(event)
-    return events
+class Pace:
+    """Predicts how long the next step and the next validation take: the slowest of the last eight, and a tenth more.
 
+    A process's first step, and each that compiled, is left out: what it took beyond the work itself will not be
+    repeated. Lengths are per micro-batch, which alone is the same in all steps.
+    """
 
-def _is_amount(value: Any) -> bool:
-    """A number that is not negative and that a float can hold: JSON allows whole numbers of any length."""
-    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=8)
+        self._updates: deque[float] = deque(maxlen=8)
+        self._validations: deque[float] = deque(maxlen=8)
+        self._first: tuple[float, float] | None = None  # per micro-batch, and of its update
 
+    def note(self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool) -> None:
+        """Record one finished step."""
+        if self._first is None:
+            self._first = seconds / micro_batches, update_seconds
+        elif not compiled:
+            self._steps.append(seconds / micro_batches)
+            self._updates.append(update_seconds)
 
-def processes_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per process: when it started, what it spent in seconds, and how it ended (`killed` if it never said)."""
-    processes: dict[int, dict[str, Any]] = {}
-    for event in events:
-        entry = processes.setdefault(
-            event["process"], {"started": event.get("wall"), "spent_seconds": 0.0, "ended": "killed"}
-        )
-        entry["spent_seconds"] = max(entry["spent_seconds"], event["elapsed"])
-        if event["event"] == "end":
-            entry["ended"] = event["reason"]
-    return [processes[key] for key in sorted(processes)]
+    def note_validation(self, micro_batches: int, seconds: float, compiled: bool) -> None:
+        """Record one finished validation."""
+        if not compiled:
+            self._validations.append(seconds / micro_batches)
 
+    def step_seconds(self, micro_batches: int) -> float:
+        """For the whole step; 0 before there is one to go by, which is then simply tried."""
+        return 1.1 * micro_batches * max(self._steps, default=0.0)
 
-def _synced(journal: Path) -> BinaryIO:
-    """The journal, opened to be added to; UserError where what is added might be lost, and time be refunded with it."""
-    file = journal.open("ab")
-    try:
-        os.fsync(file.fileno())
-    except OSError as error:
-        file.close()
-        if error.errno not in UNSUPPORTED:
-            raise
-        raise UserError(
-            f"{journal}: this file system cannot sync a file to disk (fsync: {error.strerror}), so a crash could give"
-            " budget back; set runs=<folder> on another"
-        ) from None
-    return file
+    def update_seconds(self) -> float:
+        """For the part after the backward pass: twice the slowest and at least 0.1 s, as no step may end too late.
+
+        The second step has only the first to go by, which took longer than any that follows.
+        """
+        first = self._first[1] if self._first else 0.0
+        return max(0.1, 2.0 * max(self._updates) if self._updates else first)
+
+    def validation_seconds(self, micro_batches: int) -> float:
+        """For a whole validation: as long as training on as many micro-batches before there is one to go by."""
+        first = self._first[0] if self._first else 0.0
+        return 1.1 * micro_batches * max(self._validations or self._steps, default=first)
 
 
 class BudgetClock:
     """Measures one run's budget across its processes. Only rank 0 owns one.
 
     `lost_flops` is compute that an earlier process did after the checkpoint this one resumes from: with an exaFLOP
-    budget it stays charged, as time does.
+    budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
     """
 
     def __init__(self, config: BudgetConfig, journal: Path):
         self.config, self.journal = config, journal
         self._began = time.monotonic() - process_age_seconds()
         events = read_journal(journal)
-        earlier = processes_of(events)
-        self.process = len(earlier)
-        self.earlier_seconds = sum(p["spent_seconds"] for p in earlier)
+        self.process = len(processes_of(events))
+        self.earlier_seconds = spent_seconds(events)
         self.journaled_flops = max((float(e.get("charged_flops", 0.0)) for e in events), default=0.0)
         self.lost_flops = 0.0
         self.work = Work()
-        self._truncate_torn_line()
-        self._file = _synced(journal)
+        self.has_ended = ended_after(events) is not None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._failure: OSError | None = None
-        self._write("start")
+        if self.has_ended:
+            return
+        self._file = Journal(journal)
+        self._write("start", unit=config.unit, limit=config.limit)
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
 
-    def attach(self, work: Work) -> None:
-        """Charge for `work`, new or from a checkpoint, from now on."""
+    def attach(self, work: Work, checkpoint_sha256: str | None = None) -> None:
+        """Charge for `work`, new or from a checkpoint of this journal, from now on."""
         self.work = work
         self.lost_flops = max(0.0, self.journaled_flops - work.flops)
+        if checkpoint_sha256 and not self.has_ended:
+            self._write("resume", sha256=checkpoint_sha256)
+
+    def enter_checkpoint(self, sha256: str) -> None:
+        """Note that the present state is saved, in a file with this SHA-256."""
+        self._write("checkpoint", sha256=sha256)
 
     def step_synchronised(self) -> None:
         """Note that the last counted step has ended now, on the device too."""
         if self._failure:  # without heartbeats a crash would be free: no training then
             raise self._failure
         self.work.last_step_seconds = self.elapsed_seconds()
+        if time.monotonic() - self._synced > MAX_HEARTBEAT_SECONDS:  # the thread waits for the disk: so does training
+            self._write("heartbeat")
 
     def elapsed_seconds(self) -> float:
         """Seconds charged so far, earlier processes included."""
@@ -229,6 +230,10 @@ class BudgetClock:
         """Share of the budget spent, 0 to 1."""
         return min(1.0, self.spent() / self.config.limit)
 
+    def seconds_left(self) -> float:
+        """Until the deadline; infinity where the budget is not one of time."""
+        return 3600 * self.config.limit - self.elapsed_seconds() if self.config.unit == "hours" else math.inf
+
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
         """Whether a step that costs this much ends inside the budget."""
         cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": 1.0}
@@ -236,6 +241,8 @@ class BudgetClock:
 
     def close(self, reason: EndReason) -> None:
         """Write the last entry; nothing is charged after it."""
+        if self.has_ended:
+            return
         self._stopped.set()
         self._thread.join()
         self._write("end", reason=reason)
@@ -265,24 +272,16 @@ class BudgetClock:
             self._failure = error
 
     def _write(self, event: str, **more: Any) -> None:
-        row: Mapping[str, Any] = {
-            "event": event,
-            "process": self.process,
-            "elapsed": round(time.monotonic() - self._began, 3),
-            "wall": round(time.time(), 3),
-            **asdict(self.work),
-            "charged_flops": self.charged_flops(),
-            **more,
-        }
         with self._lock:
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def _truncate_torn_line(self) -> None:
-        """Cut a half line that a crash left at the end, so that the next entry starts on a line of its own."""
-        if self.journal.exists():
-            content = self.journal.read_bytes()
-            if content and not content.endswith(b"\n"):
-                with self.journal.open("r+b") as handle:
-                    handle.truncate(content.rfind(b"\n") + 1)
+            now = time.monotonic()
+            row: Mapping[str, Any] = {
+                "event": event,
+                "process": self.process,
+                "elapsed": round(now - self._began, 3),
+                "wall": round(time.time(), 3),
+                **asdict(self.work),
+                "charged_flops": self.charged_flops(),
+                **more,
+            }
+            self._file.write(row)
+            self._synced = now

@@ -2,11 +2,12 @@
 
 A checkpoint holds weights, optimizer state, loss scale, random states (dropout) and the work counters; the data
 position is `sequences` of the counters. It deliberately says nothing about time: that is the journal's
-(cramming/budget.py).
+(cramming/journal.py), of which every checkpoint is an entry before it gets its name. A process that is killed in
+between leaves an entry without a file, and goes on from the checkpoint before it; a file without an entry is not ours.
 """
 
 import re
-import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch import nn
 
 from cramming.budget import Work
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.device import random_states, set_random_states
 from cramming.files import overwrite_atomically
+from cramming.journal import Saved
 from cramming.progress import say
 
 KEEP = 2
@@ -41,9 +43,14 @@ class CheckpointConfig:
 
 
 def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    work: Work,
+    enter: Callable[[str], None],
 ) -> Path:
-    """Write `folder/step-<n>.pt` and remove all but the newest two."""
+    """Write `folder/step-<n>.pt` and remove all but the newest two; `enter` puts its SHA-256 on record."""
     cpu_state, gpu_state = random_states()
     state = {
         "model": model.state_dict(),
@@ -53,8 +60,13 @@ def save(
         "rng": cpu_state,
         "cuda_rng": gpu_state,
     }
-    path = folder / f"step-{work.steps:08d}.pt"
-    overwrite_atomically(path, lambda temporary: _write(state, temporary))
+    path = path_of(folder, work.steps)
+
+    def write(temporary: Path) -> None:
+        _write(state, temporary)
+        enter(file_sha256(temporary))
+
+    overwrite_atomically(path, write)
     for old in _files(folder)[KEEP:]:
         old.unlink()
     return path
@@ -71,35 +83,45 @@ def _write(state: dict[str, Any], path: Path) -> None:
         raise
 
 
-def load_newest(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-) -> Work | None:
-    """Restore the newest checkpoint that can be read; None if there is none at all. UserError if all are damaged."""
+def newest_steps(folder: Path) -> int | None:
+    """The number in the newest file's name, whosever it is; None where there is none."""
+    return next((_steps(path) for path in _files(folder)), None)
+
+
+def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
+    """The newest of the `known` checkpoints that is there, whole; None if there is no file at all.
+
+    The SHA-256 tells damage as well (torch writes checksums but does not compare them: a flipped bit would pass as a
+    weight). UserError where there are files, but none of them is known.
+    """
     files = _files(folder)
     for path in files:
-        try:
-            state = _read(path)
-        except Exception as error:  # a damaged file fails in many ways: zip, pickle, end of file
-            say(f"{path}: damaged checkpoint ({type(error).__name__}), trying the one before it")
-            continue
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        set_random_states((state["rng"], state["cuda_rng"]))
-        return Work(**state["work"])
+        saved = Saved(_steps(path), file_sha256(path))
+        if saved in known:
+            return saved
+        say(f"{path}: damaged checkpoint, or another run's: not as it was saved; trying the one before it")
     if files:
-        raise UserError(f"{folder}: no checkpoint there can be read; start again under another name")
+        raise UserError(f"{folder}: no checkpoint there is as it was saved; start again under another name")
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The file's content. torch writes checksums but does not compare them: a flipped bit would pass as a weight."""
-    with zipfile.ZipFile(path) as archive:
-        broken = archive.testzip()
-    if broken:
-        raise zipfile.BadZipFile(broken)
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> Work:
+    """Restore a checkpoint."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    scaler.load_state_dict(state["scaler"])
+    set_random_states((state["rng"], state["cuda_rng"]))
+    return Work(**state["work"])
+
+
+def path_of(folder: Path, steps: int) -> Path:
+    """Where the checkpoint after so many steps lies."""
+    return folder / f"step-{steps:08d}.pt"
+
+
+def _steps(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from cramming import CACHE_VARIABLES, GIVEN_CACHES
+
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 
 
@@ -36,7 +38,7 @@ def run_process(command: list[str]) -> int:
     previous = signal.signal(signal.SIGTERM, pass_on)
     try:
         ended_with_us = _end_with_parent(os.getpid()) if sys.platform == "linux" else None
-        children.append(subprocess.Popen(command, preexec_fn=ended_with_us))
+        children.append(subprocess.Popen(command, preexec_fn=ended_with_us, env=_environment_as_given()))
         if asked:
             children[0].terminate()
         while (code := children[0].poll()) is None:
@@ -51,6 +53,12 @@ def run_process(command: list[str]) -> int:
     if code == 0 and interrupted:
         raise KeyboardInterrupt
     return code
+
+
+def _environment_as_given() -> dict[str, str]:
+    """Without what torch, where this process has imported it, has set: a child would take that for the user's."""
+    ours = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    return {**ours, **GIVEN_CACHES}
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.environment import environment
 from cramming.execution import build_engine
+from cramming.journal import JOURNAL, first_line_sha256
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import HostOptimizer
@@ -26,9 +27,9 @@ from cramming.record import (
     MetricsLog,
     create_run_folder,
     load_record,
-    refuse_changed_corpus,
     write_record_section,
 )
+from cramming.resume import checkpoint_to_resume
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.sections import Sections, TrainConfig, check_sections, micro_batches_of, refuse_unfit_step
@@ -64,8 +65,10 @@ class Parts:
 
     def save_checkpoint(self) -> None:
         """Write the present state."""
-        engine = self.engine
-        checkpoint.save(self.folder / "checkpoints", engine.model, engine.optimizer, engine.precision.scaler, self.work)
+        assert self.clock
+        engine, folder = self.engine, self.folder / "checkpoints"
+        state = (engine.model, engine.optimizer, engine.precision.scaler)
+        checkpoint.save(folder, *state, self.work, self.clock.enter_checkpoint)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,14 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
     sections = Sections.of(settings)
     found = Checked.of(settings, sections, mesh, device)
+    budget, corpus = sections.budget, found.describe_corpus()
+    saved = checkpoint_to_resume(folder, settings, corpus, budget) if mesh.is_main else None
     clock = open_record(settings, sections, found, folder, device) if mesh.is_main else None
     objective, execution = sections.objective, sections.execution
-    engine, work = start_engine(settings, sections, found, folder, mesh, device)
+    steps = int(mesh.from_main(saved.steps if saved else 0))
+    engine, work = start_engine(settings, sections, found, folder, mesh, device, steps)
     if clock:
-        clock.attach(work)
+        clock.attach(work, saved.sha256 if saved else None)
     config = with_micro_batch(sections, found, engine, folder)
     length = config.sequence_length
     targets_per_token = objective.targets_per_row(length) / length
@@ -143,28 +149,42 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
 def open_record(
     settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, device: torch.device
 ) -> BudgetClock:
-    """The run folder with what is known at the start, and the clock that has its journal there."""
+    """The run folder with what is known at the start, and the clock that has its journal there.
+
+    The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
+    """
     described = devices.describe(device)
     create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
-    refuse_changed_corpus(folder, corpus := found.describe_corpus())
-    begun = {"status": "running", "forced": forced_tricks(folder, found.gates), "compile_cache": compile_cache(folder)}
-    write_record_section(folder, corpus=corpus, pretrain=begun)
-    return BudgetClock(sections.budget, folder / "budget.jsonl")
+    clock = BudgetClock(sections.budget, folder / JOURNAL)
+    begun = {
+        "status": "running",
+        "journal_start": first_line_sha256(folder / JOURNAL),
+        "forced": forced_tricks(folder, found.gates),
+        "compile_cache": compile_cache(folder),
+    }
+    write_record_section(folder, corpus=found.describe_corpus(), pretrain=begun)
+    return clock
 
 
 def start_engine(
-    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, mesh: Mesh, device: torch.device
+    settings: dict[str, Any],
+    sections: Sections,
+    found: Checked,
+    folder: Path,
+    mesh: Mesh,
+    device: torch.device,
+    steps: int,
 ) -> tuple[Engine, Work]:
-    """The engine with the newest checkpoint's state, or at the start, and the work that is done."""
+    """The engine with the state after `steps`, from its checkpoint, and the work that is done."""
     runtime.prepare(sections.execution.runtime, device, folder)
     devices.seed_everything(settings["seed"])
     try:
         engine = build_engine(sections.execution, found.model, mesh, device)
         state = (engine.model, engine.optimizer, engine.precision.scaler)
-        work = checkpoint.load_newest(folder / "checkpoints", *state)
-        if work is None:
-            work = Work()
-            start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+        if steps:
+            return engine, checkpoint.load(checkpoint.path_of(folder / "checkpoints", steps), *state)
+        start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+        return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
@@ -173,7 +193,6 @@ def start_engine(
             f"model: {device} ran out of memory before the first step: the model has {count:.0f}M parameters; take a"
             f" smaller one{', or memory=offload-all' * (device.type == 'cuda')} (`cramming plan` shows what it needs)"
         ) from None
-    return engine, work
 
 
 def with_micro_batch(sections: Sections, found: Checked, engine: Engine, folder: Path) -> TrainConfig:
@@ -214,7 +233,7 @@ def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
 def compile_cache(folder: Path) -> Literal["own", "given"]:
     """`runtime.compile_cache` of all of this run's processes: one that was given is not taken back by a resume."""
     before = load_record(folder).get("pretrain", {}).get("compile_cache")
-    return "given" if before == "given" else runtime.compile_cache()
+    return "given" if before == "given" else runtime.compile_cache(folder, is_first=before is None)
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:

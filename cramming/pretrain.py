@@ -16,17 +16,27 @@ from typing import Any
 import torch
 
 from cramming import device as devices
-from cramming.account import Judge, ResumeWithLessError, announce, finish, log_step, out_of_memory, validate, warn
-from cramming.budget import EndReason
+from cramming.account import (
+    Judge,
+    ResumeWithLessError,
+    announce,
+    finish,
+    log_step,
+    out_of_memory,
+    validate_if_it_fits,
+    warn,
+)
+from cramming.budget import Pace
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
 from cramming.files import LOCK, clear, explained
+from cramming.journal import EndReason
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
-from cramming.runtime import MAX_VARIANTS, is_recompile_limit
+from cramming.runtime import MAX_VARIANTS, compiled_graphs, is_recompile_limit
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.sections import Sections, TrainConfig, check_sections
 
@@ -42,27 +52,6 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class Pace:
-    """Predicts how long the next step takes: the slowest of the last eight, per micro-batch, and a tenth more."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=8)
-        self._updates: deque[float] = deque(maxlen=8)
-
-    def note(self, micro_batches: int, seconds: float, update_seconds: float) -> None:
-        """Record one finished step."""
-        self._recent.append(seconds / micro_batches)
-        self._updates.append(update_seconds)
-
-    def step_seconds(self, micro_batches: int) -> float:
-        """For the whole step; 0 before the first, which is simply tried."""
-        return 1.1 * micro_batches * max(self._recent, default=0.0)
-
-    def update_seconds(self) -> float:
-        """For the part after the backward pass: twice the slowest and at least 0.1 s, as no step may end too late."""
-        return max(0.1, 2.0 * max(self._updates, default=0.0))
 
 
 def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
@@ -116,13 +105,25 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
 
 
 def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
-    """Train, save, complete the record."""
+    """Train, save, complete the record; of a run that was killed after its end, only the record is to be completed."""
     mesh = parts.mesh
+    reason: EndReason = "finished"
+    if not mesh.from_main(bool(parts.clock and parts.clock.has_ended)):
+        reason = train_and_save(parts, stop)
+    if mesh.is_main:
+        finish(parts, reason)
+    mesh.barrier()
+    return reason
+
+
+def train_and_save(parts: Parts, stop: StopRequest) -> EndReason:
+    """Train on the clock. A run has ended once its last checkpoint is saved, not before."""
     reason: EndReason = "failed"
     try:
-        reason = train(parts, stop)
-        if mesh.is_main and parts.work.steps:
+        ended = train(parts, stop)
+        if parts.mesh.is_main and parts.work.steps:
             parts.save_checkpoint()
+        reason = ended
     except Exception as error:
         if devices.is_out_of_memory(error):
             raise out_of_memory(parts) from None
@@ -139,9 +140,6 @@ def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
         raise UserError(
             f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
         )
-    if mesh.is_main:
-        finish(parts, reason)
-    mesh.barrier()
     return reason
 
 
@@ -173,7 +171,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 reason = "stopped"
                 break
 
-            step_began = time.monotonic()
+            step_began, graphs = time.monotonic(), compiled_graphs()
             step_batches = [next(batches) for _ in range(count)]
             data_wait = time.monotonic() - step_began
             learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
@@ -187,7 +185,8 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
             )  # fmt: skip
             if clock:
                 clock.step_synchronised()
-            pace.note(count, time.monotonic() - step_began, engine.update_seconds)
+            seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
+            pace.note(count, seconds, engine.update_seconds, compiled)
             recent.append(stats)
 
             reached = mesh.from_main(clock.progress() if clock else 0.0)
@@ -199,7 +198,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
             if mesh.is_main and work.steps % config.log_every == 0:
                 log_step(parts, recent, reached, learning_rate, rate)
             if mesh.is_main and is_validation_due(config, progress, reached):
-                validate(parts, reached)
+                validate_if_it_fits(parts, reached, pace, count)
             if mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save):
                 parts.save_checkpoint()
                 last_save = time.monotonic()

@@ -4,7 +4,7 @@
         config.yaml        the resolved configuration of the first start
         environment.json   versions, device, git commit
         git.diff           the uncommitted changes, if any
-        budget.jsonl       the clock's journal (cramming/budget.py): the truth about time
+        budget.jsonl       the clock's journal (cramming/journal.py): the truth about time
         metrics.jsonl      one line per logged step and per validation
         checkpoints/       what a resume needs
         final/             the model, in a stock format where one exists
@@ -242,12 +242,11 @@ def create_run_folder(
 ) -> None:
     """Write what is known at the start: config.yaml, environment.json, git.diff and the record's first sections.
 
-    A resumed run must have the same settings and keeps what its first start wrote; the record adds where and with
-    which code it goes on, and the division claimed now.
+    A resumed run keeps what its first start wrote; the record adds where and with which code it goes on, and the
+    division claimed now.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if resume and is_run(folder):
-        refuse_changed_settings(folder, settings)
         resumed = [*load_record(folder).get("resumed", []), environment]
         write_record_section(folder, resumed=resumed, division_requested=settings["division"])
         return

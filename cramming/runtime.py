@@ -13,7 +13,9 @@ from typing import Literal
 
 import torch
 
-CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # the second lies in the first unless it is set
+from cramming import CACHE_VARIABLES, GIVEN_CACHES
+
+COMPILE_CACHE = "compile_cache"  # in the run's folder
 MAX_VARIANTS = 32  # of one compiled function: 8 for each of a few shapes
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 
@@ -44,16 +46,19 @@ def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> No
     Compiled code is kept in the run's own folder, so that a resume does not compile again, and no run has from another
     what should be on its clock. Whatever `compile` says: FlexAttention and torchao's optimizers compile in any case.
     """
-    os.environ.setdefault(CACHE_VARIABLES[0], str((run_folder / "compile_cache").absolute()))
+    own = (run_folder / COMPILE_CACHE).absolute()
+    for variable, place in zip(CACHE_VARIABLES, (own, own / "triton")):
+        os.environ[variable] = GIVEN_CACHES.get(variable, str(place))
     prepare_heap(config, device)
 
 
-def compile_cache() -> Literal["own", "given"]:
-    """Where compiled code will be kept, asked before `prepare`: in the run's folder, or where the environment says.
+def compile_cache(run_folder: Path, is_first: bool) -> Literal["own", "given"]:
+    """Where this process keeps compiled code: in the run's folder, empty before the first process, or somewhere given.
 
-    A given place may hold code already, whose compilation is then not on the clock.
+    What is given may hold code already, whose compilation is then not on the clock.
     """
-    return "given" if any(variable in os.environ for variable in CACHE_VARIABLES) else "own"
+    filled = is_first and (run_folder / COMPILE_CACHE).exists()
+    return "given" if GIVEN_CACHES or filled else "own"
 
 
 def prepare_heap(config: RuntimeConfig, device: torch.device) -> None:

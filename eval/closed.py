@@ -303,3 +303,13 @@ def nothing_forced(record: Record) -> Outcome:
     if not isinstance(forced, list):
         return False, "the list of forced exceptions is not on record"
     return not forced, "none" if not forced else f"forced: {', '.join(map(str, forced))}"
+
+
+def compiled_on_the_clock(record: Record) -> Outcome:
+    """Code was compiled on the clock, into the run's own folder, empty at its start, or nothing was compiled."""
+    if at(record, "pretrain") is None:
+        return False, NO_PRETRAINING
+    cache, compiled = at(record, "pretrain.compile_cache"), at(record, "pretrain.compiled")
+    if compiled is None:
+        return before(record, "5"), f"cache {cache or 'not on record'}; whether code was compiled is not on record"
+    return cache == "own" or compiled is False, f"compiled: {compiled}, cache {cache or 'not on record'}"

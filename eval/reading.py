@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramming.budget import processes_of, read_journal
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError
+from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
 from eval.history import history_file, read_history
+from eval.journal import last_logged_seconds, summarise_journal
 
 Record = Mapping[str, Any]
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
@@ -70,41 +71,18 @@ def load_run(folder: Path) -> Run:
         return Run(folder, folder.name, problem=str(error))
     except OSError as error:
         return Run(folder, folder.name, problem=f"{folder / 'record.json'}: {error.strerror}")
-    journal = folder / "budget.jsonl"
-    if journal.exists():
-        record = {**record, "journal": summarise_journal(journal)}
     if (past := history_file(folder)).exists():
         record = {**record, "scorings": read_history(past, record.get("history"))}
     try:
         metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
     except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
         metrics = []
+    journal = folder / JOURNAL
+    if journal.exists():
+        logged = {"logged_seconds": last_logged_seconds(metrics)}
+        record = {**record, "journal": {**summarise_journal(journal), **logged}}
     name = record.get("name")
     return Run(folder, name if isinstance(name, str) and name.strip() else folder.name, record, metrics)
-
-
-def summarise_journal(journal: Path) -> dict[str, Any]:
-    """What budget.jsonl says by itself, whatever the record claims; `problem` where it is damaged.
-
-    `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
-    is everything that was charged.
-    """
-    try:
-        events, sha256 = read_journal(journal), file_sha256(journal)
-    except UserError as error:
-        return {"problem": str(error)}
-    except OSError as error:
-        return {"problem": f"{journal}: {error.strerror}"}
-    if not events:
-        return {"problem": f"{journal}: no event"}
-    processes = processes_of(events)
-    return {
-        "sha256": sha256,
-        "processes": processes,
-        "steps": events[-1].get("steps"),
-        "last_step_seconds": events[-1].get("last_step_seconds"),
-        "total_seconds": sum(process["spent_seconds"] for process in processes),
-    }
 
 
 def at(record: Any, path: str) -> Any:

@@ -70,7 +70,7 @@ def judge(record: Record) -> Verdict:
 
 
 # The rules that a run can already break when its training begins.
-FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24")
+FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")
 
 
 def foreseen(record: Record) -> list[str]:
@@ -109,6 +109,7 @@ _CLOSED: dict[str, Check] = {
     "R22": closed.full_tasks,
     "R23": closed.clean_code,
     "R24": closed.nothing_forced,
+    "R25": closed.compiled_on_the_clock,
 }
 RULES = (
     *(Rule(name, "both", check) for name, check in _BOTH.items()),

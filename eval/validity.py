@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.record import FORMAT_VERSION
 from eval.history import SET
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
@@ -83,7 +84,8 @@ def budget_kept(record: Record) -> Outcome:
 
 def journal_agrees(record: Record) -> Outcome:
     """The journal budget.jsonl lies beside the record, has the recorded SHA-256, and by itself gives the recorded
-    processes, steps and seconds.
+    processes, steps, seconds and spent budget; every process had the limit of config.yaml and went on from a checkpoint
+    of this journal only, none trained after the run's end, and metrics.jsonl knows of no later step.
     """
     if at(record, "pretrain") is None:
         return True, NO_PRETRAINING
@@ -107,7 +109,41 @@ def journal_agrees(record: Record) -> Outcome:
         problems.append(
             f"budget.jsonl has the last step at {last:.2f} s of {total:.2f} s, the record at {seconds:.2f} s"
         )
-    return all_or(problems, f"{len(entries(journal.get('processes')))} process(es), {total or 0:.1f} s in the journal")
+    logged = number(journal, "logged_seconds")
+    if logged is not None and total is not None and logged > total + MAX_HEARTBEAT_SECONDS:
+        problems.append(f"metrics.jsonl has a step at {logged:.2f} s, budget.jsonl ends at {total:.2f} s")
+    problems += [str(problem) for problem in entries(journal.get("problems"))]
+    form, found = _journal_form(record, journal)
+    summary = f"{len(entries(journal.get('processes')))} process(es), {total or 0:.1f} s in the journal{form}"
+    return all_or([*problems, *found], summary)
+
+
+def _journal_form(record: Record, journal: Record) -> tuple[str, list[str]]:
+    """What only journals have since version 5: each line names the one before it, each start its limit."""
+    if not journal.get("chained"):
+        form = ", of before version 5: neither its lines nor its checkpoints are linked"
+        return form, [] if before(record, "5") else ["the lines of budget.jsonl do not name the ones before them"]
+    problems = []
+    if journal.get("start") != at(record, "pretrain.journal_start"):
+        problems.append("budget.jsonl is not the journal that the run began with")
+    if number(journal, "logged_seconds") is None:
+        problems.append("no training step in metrics.jsonl")
+    unit, limit = at(record, "pretrain.budget.unit"), number(record, "pretrain.budget.limit")
+    limits = {"config.yaml": journal.get("config_budget"), "the record": [unit, limit]}
+    for process, budget in enumerate(entries(journal.get("budgets"))):
+        problems += [
+            f"process {process} had a limit of {_words(budget)}, {name} has {_words(other)}"
+            for name, other in limits.items()
+            if other != budget
+        ]
+    spent = number(journal, f"spent.{unit}")
+    if unit != "hours" and spent != number(record, "pretrain.budget.spent"):
+        problems.append(f"{spent} {unit} spent in budget.jsonl, {at(record, 'pretrain.budget.spent')} in the record")
+    return "", problems
+
+
+def _words(budget: Any) -> str:
+    return f"{budget[1]} {budget[0]}" if isinstance(budget, list) and len(budget) == 2 else "none that can be read"
 
 
 def scores_stated(record: Record) -> Outcome:

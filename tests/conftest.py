@@ -25,8 +25,8 @@ import pytest
 import torch
 import yaml
 
+from cramming import CACHE_VARIABLES
 from cramming.config import config_folder
-from cramming.runtime import CACHE_VARIABLES
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,6 @@
 """The clock and its journal: nothing that happened is ever refunded."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,10 @@ from typing import Any
 import pytest
 
 from cramming import budget
-from cramming.budget import BudgetClock, BudgetConfig, Work, process_age_seconds, processes_of, read_journal
+from cramming import journal as journals
+from cramming.budget import BudgetClock, BudgetConfig, Pace, Work, process_age_seconds
 from cramming.config import UserError
+from cramming.journal import processes_of, read_journal
 
 UNITS = ("hours", "exaflops", "tokens", "steps")
 
@@ -53,52 +54,7 @@ class TestConfig:
         assert (config(**{unit: 3}).unit, config(**{unit: 3}).limit) == (unit, 3.0)
 
 
-class TestJournal:
-    def line(self, process: int, elapsed: float, event: str = "heartbeat", **more: Any) -> str:
-        return json.dumps({"event": event, "process": process, "elapsed": elapsed, **more}) + "\n"
-
-    def test_spent_is_the_sum_of_each_processes_last_entry(self, tmp_path: Path, young: None) -> None:
-        journal = tmp_path / "budget.jsonl"
-        journal.write_text(
-            self.line(0, 1.0, "start") + self.line(0, 7.5) + self.line(1, 2.0, "start")
-            + self.line(1, 4.0, "end", reason="stopped") + self.line(2, 0.5, "start")
-        )  # fmt: skip
-        assert [p["spent_seconds"] for p in processes_of(read_journal(journal))] == [7.5, 4.0, 0.5]
-        assert [p["ended"] for p in processes_of(read_journal(journal))] == ["killed", "stopped", "killed"]
-        clock = BudgetClock(config(hours=1), journal)
-        clock.close("finished")
-        assert clock.process == 3
-        assert 12.0 <= clock.elapsed_seconds() < 13.0
-        assert [p["ended"] for p in processes_of(read_journal(journal))][-1] == "finished"
-
-    @pytest.mark.parametrize("cut", [1, 10, 30])
-    def test_a_torn_last_line_is_dropped_and_cut_away(self, tmp_path: Path, young: None, cut: int) -> None:
-        journal = tmp_path / "budget.jsonl"
-        journal.write_text(self.line(0, 5.0) + self.line(0, 9.0)[:cut])
-        assert [e["elapsed"] for e in read_journal(journal)] == [5.0]
-        BudgetClock(config(hours=1), journal).close("finished")
-        assert [e["event"] for e in read_journal(journal)][:2] == ["heartbeat", "start"]
-
-    def test_a_line_without_its_newline_counts_the_same_before_and_after(self, tmp_path: Path, young: None) -> None:
-        journal = tmp_path / "budget.jsonl"
-        journal.write_text(self.line(0, 5.0) + self.line(0, 9.0).rstrip("\n"))
-        clock = BudgetClock(config(hours=1), journal)
-        clock.close("finished")
-        assert clock.earlier_seconds == processes_of(read_journal(journal))[0]["spent_seconds"]
-
-    @pytest.mark.parametrize(
-        "damage", ["", "{}", "null", "7", '{"process": 0}', "\0\0\0", '{"event": "x", "process": 0, "elapsed": -5}',
-                   '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}',
-                   '{"event": "x", "process": "0", "elapsed": 1}', '{"event": "x", "process": 0, "elapsed": Infinity}',
-                   '{"event": "end", "process": 0, "elapsed": 1}'],
-    )  # fmt: skip
-    def test_damage_elsewhere_ends_the_run(self, tmp_path: Path, damage: str) -> None:
-        journal = tmp_path / "budget.jsonl"
-        journal.write_text(self.line(0, 1.0) + damage + "\n" + self.line(0, 2.0))
-        with pytest.raises(UserError, match=r"budget\.jsonl:2: damaged") as caught:
-            BudgetClock(config(hours=1), journal)
-        assert "\n" not in str(caught.value)
-
+class TestHeartbeat:
     def test_heartbeats_come_in_time_while_the_process_is_busy(self, tmp_path: Path, young: None) -> None:
         journal = tmp_path / "budget.jsonl"
         clock = BudgetClock(config(0.05, hours=1), journal)
@@ -116,7 +72,7 @@ class TestJournal:
         clock = BudgetClock(config(0.01, hours=1), tmp_path / "budget.jsonl")
         clock.step_synchronised()
         with monkeypatch.context() as patch:
-            patch.setattr(budget.os, "fsync", _no_space)
+            patch.setattr(journals.os, "fsync", _no_space)
             clock._thread.join(5)
         with pytest.raises(OSError, match="No space"):
             clock.step_synchronised()
@@ -129,10 +85,21 @@ class TestJournal:
         def refuse(_: int) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(budget.os, "fsync", refuse)
+        monkeypatch.setattr(journals.os, "fsync", refuse)
         with pytest.raises(UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"):
             BudgetClock(config(1, hours=1), tmp_path / "budget.jsonl")
         assert read_journal(tmp_path / "budget.jsonl") == []
+
+    def test_a_step_waits_for_a_heartbeat_that_is_overdue(self, tmp_path: Path, young: None) -> None:
+        """Were the disk slow, a crash would else give back more than five seconds."""
+        journal = tmp_path / "budget.jsonl"
+        clock = BudgetClock(config(5, hours=1), journal)
+        clock.step_synchronised()
+        assert len(read_journal(journal)) == 1
+        clock._synced -= 6
+        clock.step_synchronised()
+        assert [event["event"] for event in read_journal(journal)] == ["start", "heartbeat"]
+        clock.close("finished")
 
 
 def _no_space(_: int) -> None:
@@ -216,6 +183,73 @@ class TestClock:
         clock.step_synchronised()
         clock.close("finished")
         assert clock.summary()["overrun_seconds"] == pytest.approx(2.0, abs=0.2)
+
+
+class TestPace:
+    def test_the_step_that_compiles_is_no_measure(self) -> None:
+        """A budget of 300 s, 40 s of start-up, a first step of 130 s, then steps of 1.5 s each."""
+        pace, left = Pace(), 300.0 - 40.0
+        pace.note(1, 130.0, 0.2, compiled=True)
+        left -= 130.0
+        assert pace.step_seconds(1) <= left
+        pace.note(1, 1.5, 0.2, compiled=False)
+        assert 1.5 <= pace.step_seconds(1) < 2.0
+        pace.note(1, 60.0, 30.0, compiled=True)  # a recompilation
+        assert 1.5 <= pace.step_seconds(1) < 2.0
+        assert pace.update_seconds() == pytest.approx(0.4)
+
+    def test_the_second_update_is_not_foretold_shorter_than_the_first_was(self) -> None:
+        """Else it might end after the deadline, and the whole run would be void."""
+        pace = Pace()
+        assert pace.update_seconds() > 0.0
+        pace.note(1, 9.0, 3.0, compiled=False)
+        assert pace.update_seconds() == 3.0
+
+    def test_a_prediction_is_on_the_safe_side(self) -> None:
+        pace = Pace()
+        assert pace.step_seconds(4) == 0.0  # the first step is simply tried
+        for seconds in (100.0, 1.0, 3.0, 2.0):
+            pace.note(2, seconds, seconds / 10, compiled=False)
+        assert 6.0 <= pace.step_seconds(4) < 7.0
+        assert pace.update_seconds() >= 0.3
+        for _ in range(8):  # a slow step is forgotten
+            pace.note(2, 1.0, 0.1, compiled=False)
+        assert pace.step_seconds(2) < 1.5
+
+    def test_validations_are_foretold_like_steps(self) -> None:
+        """As training on as much at first; then by their own, without those that compiled."""
+        pace = Pace()
+        pace.note(2, 4.0, 0.1, compiled=False)
+        assert pace.validation_seconds(10) == pytest.approx(22.0)
+        pace.note(2, 2.0, 0.1, compiled=False)
+        assert pace.validation_seconds(10) == pytest.approx(11.0)
+        pace.note_validation(10, 90.0, compiled=True)
+        assert pace.validation_seconds(10) == pytest.approx(11.0)
+        pace.note_validation(10, 3.0, compiled=False)
+        assert pace.validation_seconds(10) == pytest.approx(3.3)
+
+
+class TestEnded:
+    def test_a_run_that_ended_stays_ended(self, tmp_path: Path, young: None) -> None:
+        journal = tmp_path / "budget.jsonl"
+        clock = BudgetClock(config(hours=1), journal)
+        clock.attach(Work())
+        clock.step_synchronised()
+        clock.close("finished")
+        content, summary = journal.read_bytes(), clock.summary()
+        again = BudgetClock(config(hours=1), journal)
+        again.attach(clock.work, "ab" * 32)
+        again.close("finished")
+        assert again.has_ended and not clock.has_ended
+        assert journal.read_bytes() == content
+        assert again.summary() == summary
+
+    @pytest.mark.parametrize("reason", ["stopped", "failed"])
+    def test_one_that_did_not_goes_on(self, tmp_path: Path, young: None, reason: Any) -> None:
+        BudgetClock(config(hours=1), tmp_path / "budget.jsonl").close(reason)
+        clock = BudgetClock(config(hours=1), tmp_path / "budget.jsonl")
+        assert not clock.has_ended
+        clock.close("finished")
 
 
 def test_process_age_counts_from_the_start_of_the_interpreter() -> None:

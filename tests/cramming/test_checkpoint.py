@@ -10,7 +10,10 @@ import torch
 from cramming import checkpoint
 from cramming.budget import Work
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
+from cramming.journal import Saved
+
+KNOWN: list[Saved] = []  # by all tests here: no two files are the same
 
 
 class State:
@@ -32,10 +35,17 @@ class State:
         return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.scaler.state_dict()]
 
     def save(self, folder: Path, steps: int) -> Path:
-        return checkpoint.save(folder, self.model, self.optimizer, self.scaler, Work(steps=steps, sequences=7 * steps))
+        def enter(sha256: str) -> None:
+            KNOWN.append(Saved(steps, sha256))
+
+        state = (self.model, self.optimizer, self.scaler)
+        return checkpoint.save(folder, *state, Work(steps=steps, sequences=7 * steps), enter)
 
     def load(self, folder: Path) -> Work | None:
-        return checkpoint.load_newest(folder, self.model, self.optimizer, self.scaler)
+        found = checkpoint.newest_of(folder, KNOWN)
+        if found is None:
+            return None
+        return checkpoint.load(checkpoint.path_of(folder, found.steps), self.model, self.optimizer, self.scaler)
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
@@ -107,7 +117,7 @@ def test_all_damaged_is_an_error_of_one_line(tmp_path: Path, make_model: Callabl
     state = State(make_model(), 1)
     for steps in (1, 2):
         damage(state.save(tmp_path, steps), "half")
-    with pytest.raises(UserError, match="no checkpoint there can be read") as caught:
+    with pytest.raises(UserError, match="no checkpoint there is as it was saved") as caught:
         state.load(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -126,6 +136,7 @@ def test_a_checkpoint_from_before_a_counter_was_kept_is_read(tmp_path: Path, mak
     for name in ("data_wait_seconds", "recompilations"):
         del content["work"][name]
     torch.save(content, path)
+    KNOWN.append(Saved(1, file_sha256(path)))
     assert state.load(tmp_path) == Work(steps=1, sequences=7)
 
 
@@ -157,3 +168,29 @@ def test_when_a_save_is_due() -> None:
     for bad in ((0, None), (1, 0), (-1, 1)):
         with pytest.raises(ValueError, match="above 0"):
             CheckpointConfig(*bad)
+
+
+def test_a_checkpoint_is_an_entry_before_it_has_its_name(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    """Killed in between, a process leaves an entry without a file: harmless. The other way round is a foreign file."""
+    state, seen = State(make_model(), 1), []
+
+    def enter(sha256: str) -> None:
+        (temporary,) = tmp_path.iterdir()
+        seen.append((temporary.suffix, file_sha256(temporary) == sha256))
+
+    path = checkpoint.save(tmp_path, state.model, state.optimizer, state.scaler, Work(steps=1), enter)
+    assert seen == [(".tmp", True)]
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_checkpoint_that_is_no_entry_is_not_taken(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    """Another run's, whole, under the name of one of ours; and one of ours under another number."""
+    ours, theirs = State(make_model(0), 1), State(make_model(1), 2)
+    first, second = (ours.save(tmp_path / "ours", steps) for steps in (1, 2))
+    known = KNOWN[-2:]
+    second.write_bytes(theirs.save(tmp_path / "theirs", 2).read_bytes())
+    assert checkpoint.newest_of(tmp_path / "ours", known) == known[0]
+    second.unlink()
+    first.rename(second)
+    with pytest.raises(UserError, match="no checkpoint there is as it was saved"):
+        checkpoint.newest_of(tmp_path / "ours", known)

@@ -54,8 +54,9 @@ def test_low_bit_states_are_near_and_resume_exactly(
         )
         found, expected = (train(e, tiny_source, range(5)) for e in (unbroken, plain))
         train(first, tiny_source, range(3))
-        checkpoint.save(tmp_path, first.model, first.optimizer, first.precision.scaler, Work(steps=3))
-        assert checkpoint.load_newest(tmp_path, second.model, second.optimizer, second.precision.scaler) is not None
+        saved = (first.model, first.optimizer, first.precision.scaler)
+        path = checkpoint.save(tmp_path, *saved, Work(steps=3), lambda _: None)
+        checkpoint.load(path, second.model, second.optimizer, second.precision.scaler)
         train(second, tiny_source, range(3, 5))
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], rel=tolerance)
     assert [s.loss for s in found] != [s.loss for s in expected]

@@ -201,19 +201,6 @@ def test_a_budget_in_exaflops(start: Start, unbroken: Path) -> None:
     assert section["budget"]["spent"] == pytest.approx(3 * per_step)
 
 
-def test_a_prediction_of_the_next_step_is_on_the_safe_side() -> None:
-    pace = pretrain.Pace()
-    assert pace.step_seconds(4) == 0.0  # the first step is simply tried
-    assert pace.update_seconds() > 0.0
-    for seconds in (1.0, 3.0, 2.0):
-        pace.note(2, seconds, seconds / 10)
-    assert pace.step_seconds(4) >= 6.0
-    assert pace.update_seconds() >= 0.3
-    for _ in range(8):  # a slow step is forgotten
-        pace.note(2, 1.0, 0.1)
-    assert pace.step_seconds(2) < 1.5
-
-
 def test_the_progress_line_has_speed_and_learning_rate(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,3 +208,21 @@ def test_the_progress_line_has_speed_and_learning_rate(
     start("name=a", "optim.lr=1e-3", "schedule=constant", "schedule.warmup=0", "budget.steps=2")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pretrain: ")]
     assert re.search(r"step 1, loss \d+\.\d\d, \S+ tokens/s, lr 0\.001$", said[0]), said
+
+
+def test_a_validation_that_leaves_no_time_for_a_step_is_left_out(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], losses: Losses
+) -> None:
+    """The first of two is due at half the budget and would take longer than the rest of it."""
+    monkeypatch.setattr("cramming.budget.Pace.validation_seconds", lambda *_: 1e6)
+    monkeypatch.setattr("cramming.budget.BudgetClock.seconds_left", lambda *_: 40.0)
+    run = start("name=a")
+    said = capsys.readouterr().out
+    assert "no validation, which would take about 1000000 s of the 40 s left (train.validations" in said
+    assert losses(run) == losses(unbroken)
+    assert sum("validation_loss" in row for row in load_metrics(run)) == 1  # the end's
+
+
+def test_a_validation_says_what_it_took(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start("name=a", "budget.steps=4")
+    assert re.search(r"validated in \d+\.\d s, predicted \d+\.\d s", capsys.readouterr().out)

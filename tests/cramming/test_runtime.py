@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cramming import parts, runtime
+from cramming import CACHE_VARIABLES, parts, runtime
 from cramming.config import UserError, build
 from cramming.record import load_record, write_record_section
-from cramming.runtime import CACHE_VARIABLES, RuntimeConfig
+from cramming.runtime import RuntimeConfig
 
 FAULTS = """
 import resource, sys, threading
@@ -42,33 +42,78 @@ def test_freed_memory_is_used_again() -> None:
     assert faults["keep"] < 15_000 < 200_000 < faults["default"]
 
 
+CACHES = """
+import os, sys
+from pathlib import Path
+from cramming import runtime
+import torch._dynamo, torch._inductor.runtime.triton_heuristics
+found = runtime.compile_cache(Path(sys.argv[1]), is_first=True)
+runtime.prepare(runtime.RuntimeConfig("off", False, False, 1), torch.device("cpu"), Path(sys.argv[1]))
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+print(cache_dir(), triton_cache_dir(0), found)
+"""
+
+
+@pytest.mark.parametrize("given", [(), CACHE_VARIABLES[:1], CACHE_VARIABLES[1:]])
+def test_compiled_code_is_the_runs_own_unless_the_user_says_otherwise(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """In a fresh process: importing torch's compiler sets the first variable, to a place that all runs share."""
+    environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    environment |= {variable: str(tmp_path / variable) for variable in given}
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", CACHES, str(run)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    own = dict(zip(CACHE_VARIABLES, (run / "compile_cache", run / "compile_cache" / "triton")))
+    expected = [str(tmp_path / name if name in given else own[name]) for name in CACHE_VARIABLES]
+    assert done.stdout.split()[-3:] == [*expected, "given" if given else "own"]
+
+
+CHILD = """
+import os, sys
+import cramming.children
+import torch._dynamo
+assert "TORCHINDUCTOR_CACHE_DIR" in os.environ, "torch no longer sets it: this test shows nothing"
+cramming.children.run_process([sys.executable, "-c", "import cramming; print(cramming.GIVEN_CACHES)"])
+"""
+
+
+def test_a_child_does_not_take_what_torch_has_set_for_the_users() -> None:
+    """`--multirun` and `run` check the settings in the parent, with torch."""
+    environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["{}"]
+
+
 @pytest.mark.parametrize("how", ["'off'", "blocks"])
-def test_compiled_code_is_the_runs_own_whatever_compiles(
-    start: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """FlexAttention and torchao's optimizers compile without `runtime.compile`; another run's code is told."""
-    for variable in CACHE_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
+    """FlexAttention and torchao's optimizers compile without `runtime.compile`."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr("cramming.account.compiled_graphs", lambda: 0)
     run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
-    assert load_record(run)["pretrain"]["compile_cache"] == "own"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "warm"))
-    run = start("name=b", "budget.steps=1", f"runtime.compile={how}")
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "warm")
-    assert load_record(run)["pretrain"]["compile_cache"] == "given"
+    section = load_record(run)["pretrain"]
+    assert (section["compile_cache"], section["compiled"]) == ("own", how == "blocks")
+    monkeypatch.setattr(runtime, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
+    monkeypatch.setattr("cramming.account.compiled_graphs", lambda: 1)
+    section = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))["pretrain"]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
+    assert (section["compile_cache"], section["compiled"]) == ("given", True)
 
 
-@pytest.mark.parametrize("variable", CACHE_VARIABLES)
+def test_a_folder_that_is_full_before_the_run_begins_is_given(tmp_path: Path) -> None:
+    (tmp_path / "compile_cache").mkdir()
+    assert runtime.compile_cache(tmp_path, is_first=True) == "given"
+    assert runtime.compile_cache(tmp_path, is_first=False) == "own"
+
+
 def test_a_resume_does_not_take_back_that_compiled_code_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in CACHE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     write_record_section(tmp_path, pretrain={})
     assert parts.compile_cache(tmp_path) == "own"
     with monkeypatch.context() as patch:
-        patch.setenv(variable, str(tmp_path))
+        patch.setattr(runtime, "GIVEN_CACHES", {"TRITON_CACHE_DIR": "/warm"})
         found = parts.compile_cache(tmp_path)
     write_record_section(tmp_path, pretrain={"compile_cache": found})
     assert (found, parts.compile_cache(tmp_path)) == ("given", "given")

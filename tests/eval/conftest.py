@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cramming.config import file_sha256
+from cramming.journal import Journal, first_line_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
 from eval.history import SET, history_file, stamp
 from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
@@ -102,10 +103,13 @@ def journal_lines() -> list[dict[str, Any]]:
         seconds = 59.5 if steps == 100 else 20.0 * process + elapsed - 0.5
         return {**common, "steps": steps, "tokens": steps * 100, "last_step_seconds": seconds, **more}
 
+    limit = {"unit": "hours", "limit": 60 / 3600}
     return [
-        event("start", 0, 1.0, 0),
+        event("start", 0, 1.0, 0, **limit),
+        event("checkpoint", 0, 19.0, 40, sha256="77" * 32),
         event("heartbeat", 0, 20.0, 40),
-        event("start", 1, 2.0, 0),
+        event("start", 1, 2.0, 0, **limit),
+        event("resume", 1, 3.0, 40, sha256="77" * 32),
         event("heartbeat", 1, 30.0, 90),
         event("end", 1, 41.0, 100, reason="finished"),
     ]
@@ -182,6 +186,9 @@ def _record(suite: str) -> dict[str, Any]:
             "seed": 0,
             "forced": [],
             "start": "random",
+            "journal_start": "filled in when written",
+            "compile_cache": "own",
+            "compiled": True,
         },
         "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }
@@ -233,10 +240,17 @@ def write_run() -> Callable[..., Path]:
 
     def write(folder: Path, record: dict[str, Any], *, metrics: bool = True) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        journal = folder / "budget.jsonl"
-        journal.write_text("".join(json.dumps(e) + "\n" for e in journal_lines()))
+        path = folder / "budget.jsonl"
+        path.unlink(missing_ok=True)
+        journal = Journal(path)
+        for event in journal_lines():
+            journal.write(event)
+        journal.close()
+        budget = f"{{hours: {60 / 3600}, exaflops: null, tokens: null, steps: null}}"
+        (folder / "config.yaml").write_text(f"budget: {budget}")
         if "pretrain" in record:
-            record["pretrain"]["budget"]["journal_sha256"] = file_sha256(journal)
+            record["pretrain"]["budget"]["journal_sha256"] = file_sha256(path)
+            record["pretrain"]["journal_start"] = first_line_sha256(path)
         past = history_file(folder)
         past.parent.mkdir(exist_ok=True)
         past.write_text("".join(json.dumps(entry) + "\n" for entry in _fine_tunings(record)))

@@ -1,5 +1,6 @@
 """Every rule can be broken, a good record breaks none, and docs/rules.md says what the code checks."""
 
+import json
 import math
 import random
 import re
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cramming.config import file_sha256
 from cramming.record import RULES_VERSION
 from eval.reading import load_run
 from eval.rules import COMPARABLE, RULES, foreseen, judge
@@ -34,14 +36,15 @@ def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
 
 def test_what_is_broken_before_the_first_step_is_foreseen(good: Record) -> None:
     """By the same checks, on a record without steps and scores."""
-    known = {key: good["pretrain"][key] for key in ("start", "devices", "objective", "forced")}
+    known = {key: good["pretrain"][key] for key in ("start", "devices", "objective", "forced", "compiled")}
+    known["compile_cache"] = "own"
     begun = {**good, "pretrain": {**known, "budget": {"spent_seconds": 86400.0}}}
     del begun["glue"]
     assert foreseen(begun) == []
     begun["environment"] = {**begun["environment"], "git": {"commit": None}}
     begun["corpus"] = {**begun["corpus"], "sources": [{"name": "a.txt", "license": None}]}
-    begun["pretrain"] |= {"devices": 2, "budget": {"spent_seconds": 90000.0}}
-    assert [line.split(":")[0] for line in foreseen(begun)] == ["R10", "R11", "R15", "R23"]
+    begun["pretrain"] |= {"compile_cache": "given", "devices": 2, "budget": {"spent_seconds": 90000.0}}
+    assert [line.split(":")[0] for line in foreseen(begun)] == ["R10", "R11", "R15", "R23", "R25"]
     assert foreseen(begun)[2] == "R15: source 'a.txt' has no license"
 
 
@@ -173,6 +176,15 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(total_seconds=30.0),
         lambda r: r["journal"].update(processes=r["journal"]["processes"][:1]),
         lambda r: r.update(journal={"problem": "budget.jsonl:3: damaged"}),
+        lambda r: r["journal"].update(chained=False),
+        lambda r: r["journal"].update(start="0" * 64),
+        lambda r: r["journal"].update(problems=["process 1 trained after the run had ended at step 40"]),
+        lambda r: r["journal"].update(logged_seconds=61.0 + 5.1),
+        lambda r: r["journal"].update(logged_seconds=None),
+        lambda r: r["journal"].update(config_budget=["hours", 24.0]),
+        lambda r: r["journal"].update(config_budget=None),
+        lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
+        lambda r: r["pretrain"]["budget"].update(limit=1.0),
     ],
     "R6": [
         lambda r: r.pop("glue"),
@@ -290,6 +302,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
+    "R25": [lambda r: r["pretrain"].update(compile_cache="given"), lambda r: r["pretrain"].pop("compiled")],
 }  # fmt: skip
 
 
@@ -432,3 +445,23 @@ def test_docs_and_table_have_the_same_numbers_and_sentences() -> None:
 
 def test_docs_name_the_version_of_the_code() -> None:
     assert f"# Rules, version {RULES_VERSION}\n" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("version", "ok"), [("4", True), ("5", False)])
+def test_only_older_journals_may_have_no_links(tmp_path: Path, make_record: Any, version: str, ok: bool) -> None:
+    """The form of before: neither `previous` nor limits nor checkpoints, nor a word on compilation."""
+    record = make_record() | {"rules_version": version}
+    events = [
+        {"event": "start", "process": 0, "elapsed": 1.0, "wall": 1e9, "steps": 0},
+        {"event": "end", "process": 0, "elapsed": 60.0, "wall": 1e9, "steps": 100, "tokens": 10_000,
+         "last_step_seconds": 59.5, "reason": "finished"},
+    ]  # fmt: skip
+    (tmp_path / "budget.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    budget = record["pretrain"]["budget"]
+    budget["journal_sha256"] = file_sha256(tmp_path / "budget.jsonl")
+    budget["processes"] = [{"started": 1e9, "spent_seconds": 60.0, "ended": "finished"}]
+    for key in ("journal_start", "compiled", "compile_cache"):
+        del record["pretrain"][key]
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    broken = [finding for finding in judge(load_run(tmp_path).record).findings if not finding.ok]
+    assert [finding.rule for finding in broken] == ([] if ok else ["R5", "R25"])

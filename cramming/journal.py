@@ -1,0 +1,180 @@
+"""The budget's journal `budget.jsonl`: append-only, synced line by line, and the truth about what a run has spent.
+
+Each line is one JSON object:
+    {"event": "start", "process": 0, "elapsed": 2.1, "steps": 0, ..., "unit": "hours", "limit": 24.0, "previous": ""}
+    {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ..., "previous": "9f3c..."}
+    {"event": "checkpoint", "process": 0, "elapsed": 9.0, "steps": 50, ..., "sha256": "77ab...", "previous": "01d2..."}
+    {"event": "end", "process": 0, "elapsed": 61.0, "steps": 512, ..., "reason": "stopped", "previous": "c4e5..."}
+    {"event": "start", "process": 1, ...}
+    {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
+`elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
+of the last elapsed time each one wrote. `previous` is the SHA-256 of the line before, so that a line cannot be changed,
+added or taken out of the middle without writing all that follow anew. Journals of before rules version 5 have no
+`previous`, no limit and no checkpoints.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from cramming.config import UserError
+from cramming.files import UNSUPPORTED
+
+JOURNAL = "budget.jsonl"
+MAX_HEARTBEAT_SECONDS = 5.0  # so much of a killed process's time may be on record nowhere
+EndReason = Literal["finished", "stopped", "failed"]
+Event = dict[str, Any]
+
+
+class Saved(NamedTuple):
+    """A checkpoint's entry: after how many steps it was made, and the SHA-256 of its file."""
+
+    steps: int
+    sha256: str
+
+
+def read_journal(path: Path) -> list[Event]:
+    """The journal's events; none where there is no file. A last line cut short by a crash is dropped.
+
+    UserError for damage anywhere else: a line that is no event, out of order, or not the successor of the one before.
+    """
+    events: list[Event] = []
+    previous = ""
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            event = json.loads(line)
+            _check(event, events[-1] if events else None)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None
+        events.append(event)
+        if event.get("previous") != (previous if is_chained(events) else None):
+            raise UserError(
+                f"{path}:{number}: before this line one was changed, added or removed; the run cannot be continued or"
+                " ranked"
+            )
+        previous = _sha256(line)
+    return events
+
+
+def first_line_sha256(path: Path) -> str | None:
+    """What tells this journal from another run's; None where it has no line."""
+    lines = _whole_lines(path)
+    return _sha256(lines[0]) if lines else None
+
+
+def is_chained(events: Sequence[Event]) -> bool:
+    """Whether every line names the one before it: not so before rules version 5."""
+    return bool(events) and "previous" in events[0]
+
+
+def processes_of(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Per process: when it started, what it spent in seconds, and how it ended (`killed` if it never said)."""
+    processes: dict[int, dict[str, Any]] = {}
+    for event in events:
+        entry = processes.setdefault(
+            event["process"], {"started": event.get("wall"), "spent_seconds": 0.0, "ended": "killed"}
+        )
+        entry["spent_seconds"] = event["elapsed"]
+        if event["event"] == "end":
+            entry["ended"] = event["reason"]
+    return list(processes.values())
+
+
+def spent_seconds(events: Sequence[Event]) -> float:
+    """What all processes together have spent."""
+    return float(sum(process["spent_seconds"] for process in processes_of(events)))
+
+
+def checkpoints_of(events: Sequence[Event]) -> list[Saved]:
+    """The checkpoints that were made, oldest first."""
+    return [Saved(event["steps"], event["sha256"]) for event in events if event["event"] == "checkpoint"]
+
+
+def ended_after(events: Sequence[Event]) -> int | None:
+    """After how many steps the run ended as finished; None if it has not."""
+    ends = [event["steps"] for event in events if event["event"] == "end" and event["reason"] == "finished"]
+    return ends[0] if ends else None
+
+
+class Journal:
+    """Appends events; each is on the disk when `write` returns."""
+
+    def __init__(self, path: Path):
+        """Continue `path`, from its last whole line on: the next entry needs a line of its own."""
+        lines = _whole_lines(path)
+        self.path = path
+        self._previous = _sha256(lines[-1]) if lines else ""
+        self._end = sum(len(line) + 1 for line in lines)
+        self._file = _synced(path)
+        self._file.truncate(self._end)
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Append one event. On an error nothing of it is left behind."""
+        line = json.dumps({**event, "previous": self._previous}).encode()
+        try:
+            if self._file.write(line + b"\n") <= len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._previous = _sha256(line)
+        self._end += len(line) + 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _synced(path: Path) -> FileIO:
+    """The journal, opened to be added to; UserError where what is added might be lost, and time be refunded with it."""
+    file = FileIO(path, "ab")
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.close()
+        if error.errno not in UNSUPPORTED:
+            raise
+        raise UserError(
+            f"{path}: this file system cannot sync a file to disk (fsync: {error.strerror}), so a crash could give"
+            " budget back; set runs=<folder> on another"
+        ) from None
+    return file
+
+
+def _check(event: Any, before: Event | None) -> None:
+    """ValueError, KeyError or TypeError for what cannot follow `before` in any journal."""
+    process, elapsed = event["process"], event["elapsed"]
+    amounts = [elapsed, process, event["steps"], event.get("charged_flops", 0.0)]
+    if not all(map(_is_amount, amounts)) or not isinstance(process, int) or not isinstance(event["steps"], int):
+        raise ValueError
+    if event["event"] == "end" and event["reason"] not in get_args(EndReason):
+        raise ValueError
+    if event["event"] in ("checkpoint", "resume") and not isinstance(event["sha256"], str):
+        raise ValueError
+    if event["event"] != "start":
+        follows = before and process == before["process"] and elapsed >= before["elapsed"] and before["event"] != "end"
+    else:
+        follows = process == (before["process"] + 1 if before else 0)
+    if not follows:
+        raise ValueError
+
+
+def _is_amount(value: Any) -> bool:
+    """A number that is not negative and that a float can hold: JSON allows whole numbers of any length."""
+    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Without their newlines; a torn line has none behind it."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def _sha256(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

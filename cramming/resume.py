@@ -1,0 +1,86 @@
+"""What a resume goes on with: a run whose record, journal, checkpoints and log know of the same past.
+
+The journal (cramming/journal.py) says what was spent. Were it lost, cut short or replaced, the clock would give time
+back; were a checkpoint another run's, training would be given. So whatever knows more than the journal ends the resume
+before anything is written, and what is not in it is not taken. A whole folder that was put back to an earlier moment
+cannot be told from that moment.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cramming import checkpoint
+from cramming.budget import BudgetConfig
+from cramming.config import UserError
+from cramming.journal import (
+    JOURNAL,
+    MAX_HEARTBEAT_SECONDS,
+    Event,
+    Saved,
+    checkpoints_of,
+    ended_after,
+    first_line_sha256,
+    is_chained,
+    read_journal,
+    spent_seconds,
+)
+from cramming.record import is_run, load_metrics, load_record, refuse_changed_corpus, refuse_changed_settings
+
+_OTHER = "start again under another name"
+
+
+def checkpoint_to_resume(
+    folder: Path, settings: Mapping[str, Any], corpus: Mapping[str, Any], budget: BudgetConfig
+) -> Saved | None:
+    """The checkpoint that a process on this run folder begins with; None where it begins with the first step.
+
+    UserError where settings or corpus are not the run's, or the folder holds what the journal does not know of.
+    """
+    if is_run(folder):
+        refuse_changed_settings(folder, settings)
+        refuse_changed_corpus(folder, corpus)
+    path, checkpoints = folder / JOURNAL, folder / "checkpoints"
+    events, newest = read_journal(path), checkpoint.newest_steps(checkpoints)
+    if not is_run(folder) and (events or newest is not None):
+        raise UserError(f"{folder}: a run's journal or checkpoints without its record.json; restore it or {_OTHER}")
+    _refuse_other_journal(folder, events)
+    for event in events:
+        if event["event"] == "start" and (event["unit"], event["limit"]) != (budget.unit, budget.limit):
+            raise UserError(
+                f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a process with a limit of"
+                f" {event['limit']:g} {event['unit']} in {JOURNAL}; one run has one budget, {_OTHER}"
+            )
+    if newest is not None and newest > max((event["steps"] for event in events), default=-1):
+        raise UserError(
+            f"{checkpoints}: a checkpoint of step {newest}, which {path} does not reach: it is another run's, or the"
+            f" journal was cut short; put back what was there, or {_OTHER}"
+        )
+    _refuse_later_log(folder, events)
+    ended = ended_after(events)
+    known = [saved for saved in checkpoints_of(events) if ended in (None, saved.steps)]
+    found = checkpoint.newest_of(checkpoints, known)
+    if ended is not None and found is None:
+        raise UserError(f"{folder}: the run ended after {ended} steps and its last checkpoint is gone; {_OTHER}")
+    return found
+
+
+def _refuse_other_journal(folder: Path, events: Sequence[Event]) -> None:
+    """The record names the journal that its run began with."""
+    begun = load_record(folder).get("pretrain") if is_run(folder) else None
+    if begun is not None and begun.get("journal_start") != first_line_sha256(folder / JOURNAL):
+        what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
+        raise UserError(f"{folder / JOURNAL}: the journal is {what}; restore it or {_OTHER}")
+    if events and not is_chained(events):
+        raise UserError(f"{folder / JOURNAL}: begun by an earlier version, whose journals prove less; {_OTHER}")
+
+
+def _refuse_later_log(folder: Path, events: Sequence[Event]) -> None:
+    """A crash costs the journal what came after its last heartbeat, and no more."""
+    logged = max((row["seconds"] for row in load_metrics(folder) if "loss" in row), default=0.0)
+    spent = spent_seconds(events)
+    if logged > spent + MAX_HEARTBEAT_SECONDS:
+        raise UserError(
+            f"{folder / 'metrics.jsonl'}: a step at {logged:.0f} s, {JOURNAL} ends at {spent:.0f} s: the journal was"
+            f" cut short; restore it or {_OTHER}"
+        )

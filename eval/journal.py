@@ -1,0 +1,87 @@
+"""What a run's journal says by itself, and what lies beside it, whatever the record claims: the evidence of R5."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from cramming.config import UserError, file_sha256
+from cramming.journal import Event, Saved, first_line_sha256, is_chained, processes_of, read_journal, spent_seconds
+
+
+def summarise_journal(journal: Path) -> dict[str, Any]:
+    """The record's section `journal`; `problem` where it cannot be read.
+
+    `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
+    is everything that was charged; `problems` are what no run of this suite writes; `config_budget` is what config.yaml
+    allows.
+    """
+    try:
+        events, sha256 = read_journal(journal), file_sha256(journal)
+    except UserError as error:
+        return {"problem": str(error)}
+    except OSError as error:
+        return {"problem": f"{journal}: {error.strerror}"}
+    if not events:
+        return {"problem": f"{journal}: no event"}
+    last = events[-1]
+    return {
+        "sha256": sha256,
+        "start": first_line_sha256(journal),
+        "chained": is_chained(events),
+        "processes": processes_of(events),
+        "steps": last.get("steps"),
+        "spent": {"steps": last.get("steps"), "tokens": last.get("tokens"), "exaflops": _exaflops(last)},
+        "last_step_seconds": last.get("last_step_seconds"),
+        "total_seconds": spent_seconds(events),
+        "problems": [*_trained_after_the_end(events), *_foreign_checkpoints(events)],
+        "budgets": _budgets(events),
+        "config_budget": _config_budget(journal.with_name("config.yaml")),
+    }
+
+
+def _exaflops(event: Event) -> float | None:
+    flops = event.get("charged_flops")
+    return flops / 1e18 if isinstance(flops, int | float) else None
+
+
+def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:
+    """Earlier versions completed the record of a run that was killed after its end in a process without a step."""
+    ended: int | None = None
+    for event in events:
+        if ended is not None and event["steps"] > ended:
+            yield f"process {event['process']} trained after the run had ended at step {ended}"
+            return
+        if ended is None and event["event"] == "end" and event["reason"] == "finished":
+            ended = event["steps"]
+
+
+def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
+    saved: set[Saved] = set()
+    for event in events:
+        if event["event"] == "checkpoint":
+            saved.add(Saved(event["steps"], event["sha256"]))
+        elif event["event"] == "resume" and Saved(event["steps"], event["sha256"]) not in saved:
+            yield f"process {event['process']} went on from a checkpoint of step {event['steps']} that is not in it"
+
+
+def _budgets(events: Sequence[Event]) -> list[list[Any]]:
+    """Unit and limit of every process; none before rules version 5."""
+    return [[event["unit"], event["limit"]] for event in events if event["event"] == "start" and "unit" in event]
+
+
+def _config_budget(path: Path) -> list[Any] | None:
+    """Unit and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
+    try:
+        section = OmegaConf.load(path)["budget"]
+        given = [[unit, float(section[unit])] for unit in ("hours", "exaflops", "tokens", "steps") if section[unit]]
+    except Exception:  # whatever an edited file holds: missing, no YAML, no such section, no number
+        return None
+    return given[0] if len(given) == 1 else None
+
+
+def last_logged_seconds(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """The largest `seconds` of a training step in metrics.jsonl; None where there is none."""
+    found = (row["seconds"] for row in metrics if "loss" in row and isinstance(row.get("seconds"), int | float))
+    return max(found, default=None)

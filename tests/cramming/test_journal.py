@@ -1,0 +1,149 @@
+"""The journal: what a crash leaves is read, what was changed is found."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming import journal as journals
+from cramming.config import UserError
+from cramming.journal import Journal, Saved, checkpoints_of, ended_after, processes_of, read_journal, spent_seconds
+
+
+def event(process: int, elapsed: float, kind: str = "heartbeat", **more: Any) -> dict[str, Any]:
+    return {"event": kind, "process": process, "elapsed": elapsed, "steps": int(elapsed), **more}
+
+
+def write(path: Path, *events: dict[str, Any]) -> Path:
+    journal = Journal(path)
+    for one in events:
+        journal.write(one)
+    journal.close()
+    return path
+
+
+def lines(*events: dict[str, Any]) -> str:
+    """Of the form before version 5: nothing links the lines."""
+    return "".join(json.dumps(one) + "\n" for one in events)
+
+
+TWO = (
+    event(0, 1.0, "start"), event(0, 5.0, "checkpoint", sha256="ab"), event(0, 7.5),
+    event(1, 2.0, "start"), event(1, 4.0, "end", reason="stopped"),
+    event(2, 0.5, "start"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return write(tmp_path / "budget.jsonl", *TWO)
+
+
+def test_spent_is_the_sum_of_each_processes_last_entry(journal: Path) -> None:
+    events = read_journal(journal)
+    assert [p["spent_seconds"] for p in processes_of(events)] == [7.5, 4.0, 0.5]
+    assert [p["ended"] for p in processes_of(events)] == ["killed", "stopped", "killed"]
+    assert spent_seconds(events) == 12.0
+    assert checkpoints_of(events) == [Saved(5, "ab")]
+    assert ended_after(events) is None
+
+
+def test_the_form_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "budget.jsonl"
+    path.write_text(lines(*TWO))
+    assert read_journal(path) == list(TWO)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 30])
+def test_a_torn_last_line_is_dropped_and_cut_away(journal: Path, cut: int) -> None:
+    before = read_journal(journal)
+    with journal.open("a") as file:
+        file.write(json.dumps(event(2, 9.0))[:cut])
+    assert read_journal(journal) == before
+    write(journal, event(2, 3.0))
+    assert [e["elapsed"] for e in read_journal(journal)] == [*(e["elapsed"] for e in before), 3.0]
+
+
+def test_a_whole_line_without_its_newline_is_torn_too(journal: Path) -> None:
+    journal.write_bytes(journal.read_bytes()[:-1])
+    assert len(read_journal(journal)) == len(TWO) - 1
+    write(journal, event(2, 1.0, "start"))
+    assert len(read_journal(journal)) == len(TWO)
+
+
+@pytest.mark.parametrize("row", range(len(TWO) - 1))
+def test_a_line_that_was_changed_or_taken_out_is_found(journal: Path, row: int) -> None:
+    """Anywhere but at the end; the end is for the checkpoints and the log to witness."""
+    content = journal.read_text().splitlines(keepends=True)
+    shorter = json.loads(content[row])
+    shorter["elapsed"] -= 0.25
+    for edited in ([], [json.dumps(shorter) + "\n"], [content[row]] * 2):
+        journal.write_text("".join(content[:row] + edited + content[row + 1 :]))
+        with pytest.raises(UserError, match=rf"budget\.jsonl:({row + 1}|{row + 2}): ") as caught:
+            read_journal(journal)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{}", "null", "7", '{"process": 0}', "\0\0\0", '{"event": "x", "process": 0, "elapsed": -5}',
+               '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}',
+               '{"event": "x", "process": "0", "elapsed": 1}', '{"event": "x", "process": 0, "elapsed": Infinity}',
+               '{"event": "end", "process": 0, "elapsed": 1}'],
+)  # fmt: skip
+def test_damage_ends_the_run(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "budget.jsonl"
+    path.write_text(lines(TWO[0]) + damage + "\n" + lines(event(0, 2.0)))
+    with pytest.raises(UserError, match=r"budget\.jsonl:2: damaged") as caught:
+        read_journal(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        event(0, 0.5),  # time goes back
+        event(1, 2.0),  # a process that never started
+        event(2, 2.0, "start"),  # one process is left out
+        event(0, 2.0, "start"),  # the same one again
+        event(0, 2.0, "checkpoint"),  # of no file
+    ],
+)
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_no_run_writes_is_damage(tmp_path: Path, second: dict[str, Any], linked: bool) -> None:
+    path = tmp_path / "budget.jsonl"
+    if linked:
+        write(path, TWO[0], second)
+    else:
+        path.write_text(lines(TWO[0], second))
+    with pytest.raises(UserError, match=r"budget\.jsonl:2: damaged"):
+        read_journal(path)
+
+
+def test_nothing_follows_the_end_of_a_process(tmp_path: Path) -> None:
+    path = write(tmp_path / "budget.jsonl", TWO[0], event(0, 2.0, "end", reason="finished"), event(0, 3.0))
+    with pytest.raises(UserError, match=r"budget\.jsonl:3: damaged"):
+        read_journal(path)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line in the middle would be damage, and cost the run."""
+    before, writer = journal.read_bytes(), Journal(journal)
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(journals.os, "fsync", no_space)
+        writer.write(event(2, 1.0))
+    assert journal.read_bytes() == before
+    writer.write(event(2, 2.0))
+    writer.close()
+    assert read_journal(journal)[-1]["elapsed"] == 2.0
+
+
+def test_each_line_names_the_one_before_it(journal: Path) -> None:
+    content = journal.read_bytes().splitlines()
+    links = [json.loads(line)["previous"] for line in content]
+    assert links == ["", *(hashlib.sha256(line).hexdigest() for line in content[:-1])]
