@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -74,7 +74,7 @@ def _budgets(events: Sequence[Event]) -> list[list[Any]]:
 def _config_budget(path: Path) -> list[Any] | None:
     """Unit and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
     try:
-        section = OmegaConf.load(path)["budget"]
+        section = cast(Any, OmegaConf.load(path))["budget"]
         given = [[unit, float(section[unit])] for unit in ("hours", "exaflops", "tokens", "steps") if section[unit]]
     except Exception:  # whatever an edited file holds: missing, no YAML, no such section, no number
         return None
