@@ -238,7 +238,7 @@ def recompute_averages() -> Callable[[dict[str, Any]], dict[str, Any]]:
 def write_run() -> Callable[..., Path]:
     """`write_run(folder, record)`: a run folder with journal, history and metrics, their hashes in the record."""
 
-    def write(folder: Path, record: dict[str, Any], *, metrics: bool = True) -> Path:
+    def write(folder: Path, record: dict[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "budget.jsonl"
         path.unlink(missing_ok=True)
@@ -257,8 +257,7 @@ def write_run() -> Callable[..., Path]:
         if stamp(past):
             record["history"] = stamp(past)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
-        if metrics:
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
         return folder
 
     return write

@@ -117,7 +117,7 @@ def test_bad_runs_are_listed_and_hide_no_other(runs: Path, make_record: Any, wri
     (runs / "unborn").mkdir()
     (runs / "unborn" / "budget.jsonl").write_text("")
     (runs / "notes").mkdir()
-    write_run(runs / "ungefähr 长名", make_record() | {"name": "<b>长|$x$</b>"}, metrics=False)
+    write_run(runs / "ungefähr 长名", make_record() | {"name": "<b>长|$x$</b>"})
     out = _report(runs)
     text, html = ((out / f"leaderboard.{kind}").read_text(encoding="utf-8") for kind in ("md", "html"))
     for name in ("torn", "old", "list", "binary", "unborn"):
