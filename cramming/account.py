@@ -122,7 +122,7 @@ def validate_if_it_fits(parts: Parts, progress: float, pace: Pace, step_micro_ba
     if predicted + pace.step_seconds(step_micro_batches) > left:
         say(
             f"{where}: no validation, which would take about {predicted:.0f} s of the {left:.0f} s left"
-            " (train.validations, train.validation_sequences)"
+            " (train.validations, train.validation_tokens)"
         )
         return
     began, graphs = time.monotonic(), compiled_graphs()
