@@ -150,10 +150,13 @@ def _decontamination(manifest: Manifest) -> list[str]:
     if not found:
         return ["## Decontamination", "", "Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
     sets = "training, dev and test" if found["train_text"] else "dev and test"
-    how = f"runs of {found['ngram']} words, and whole shorter sentences"
+    how = f"runs of {found['ngram']} words, and shorter sentences that say enough"
     lines = ["## Decontamination", "", f"Compared with the {sets} texts in {found['tasks']}: {how}.", ""]
-    lines += ["| task | texts | documents dropped |", "|---|---|---|"]
-    rows = (f"| {task} | {texts:,} | {found['removed'][task]:,} |" for task, texts in found["examples"].items())
+    columns = {"texts": "examples", "searchable": "searchable", "found": "found", "documents dropped": "removed"}
+    lines += [f"| task | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    rows = (
+        f"| {task} | {' | '.join(f'{found[key][task]:,}' for key in columns.values())} |" for task in found["removed"]
+    )
     return [*lines, *rows, ""]
 
 

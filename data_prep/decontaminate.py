@@ -1,13 +1,19 @@
 """Finding downstream text in the corpus: documents that hold a piece of a GLUE example.
 
 The rule is GPT-3's (Brown et al. 2020, appendix C): a document is contaminated when it shares a run of 13 words with an
-example, in lower case and without regard to punctuation. Sentences of 8 to 12 words, which have no such run, count when
-the document has the same words from one sentence boundary to another. Shorter ones are no evidence: language produces
-them again and again without any copying ("What is the capital of France?"). Examples are cut into sentences for
-that purpose only; runs of 13 words go across them.
+example, in lower case and without regard to punctuation. Both sides are read alike, so a corpus or a task in the Penn
+Treebank's spelling ("do n't", "-lrb-") is found from the other. A text or sentence of fewer words, which has no such
+run, counts by how much it says: with 6 words of 28 letters and digits wherever it stands, with 4 words of 20 where it
+stands from one sentence boundary to another. What says less is no evidence: language produces it again and again
+without any copying. In 6 million words of old novels, which hold no example, sentences of GLUE with fewer letters occur
+144 times as whole sentences and 4,101 times inside longer ones; with as many, never (docs/log.md). Examples are cut
+into sentences for that purpose only; runs of 13 words go across them.
 
 The dev and test sets are always looked for; `train_text` adds the training sets. Labels are never read. The table takes
-12 bytes for each run of words and a bit table of 2 to 4 bytes each, which answers for nearly all words of a clean text.
+13 bytes for each run of words of each text and a bit table of 2 to 4 bytes each, which answers for nearly all words of
+a clean text. Short sentences are looked for where the first 6 words of one stand in a bit table of their own.
+
+Suffixes: W words, E entries of the table, S sentences.
 """
 
 import re
@@ -19,9 +25,12 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, file_sha256
-from data_prep.words import combine, hash_words_and_breaks, mix
+from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, mix
 
-SHORTEST_SENTENCE = 8
+SHORTEST_NGRAM = 9
+SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
+SENTENCE_BYTES = 20  # the same, of its words
+FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for inside longer sentences too; by its first words
 BATCH_TEXTS = 1 << 14
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
@@ -39,8 +48,10 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 HEADERLESS = {"CoLA": 3}
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+")
-# The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-".
-_DETACHED = re.compile(r"\s+(n't\b)|-[lr][rsc]b-", re.IGNORECASE)
+# The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
+_DETACHED = re.compile(r"\s+(n['’]t\b)|-[lr][rsc]b-", re.IGNORECASE)
+_DETACHED_SIGNS = (" n't", " n’t", " N'T", *(f"-{side}{kind}B-" for side in "LR" for kind in "RSC"))
+_DETACHED_SIGNS += tuple(sign.lower() for sign in _DETACHED_SIGNS[3:])
 
 
 @dataclass(frozen=True)
@@ -52,33 +63,40 @@ class DecontaminationConfig:
     train_text: bool = False  # look for the training sets too
 
     def __post_init__(self) -> None:
-        if not SHORTEST_SENTENCE < self.ngram <= 50:
-            raise ValueError(f"ngram={self.ngram} must be between {SHORTEST_SENTENCE + 1} and 50")
+        if not SHORTEST_NGRAM <= self.ngram <= 50:
+            raise ValueError(f"ngram={self.ngram} must be between {SHORTEST_NGRAM} and 50")
 
 
 class Decontaminator:
     """Which tasks' examples a text holds.
 
     `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
-    the same files), `examples` how many texts each task has.
+    the same files), `examples` how many texts each task has, `searchable` how many of these say enough to be found.
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
         """`texts` holds each task's texts, one for each text of an example."""
-        assert 0 < len(texts) <= 16, "marks are 16 bits"
         self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
         self.examples = {task: len(found) for task, found in texts.items()}
+        self._ends = np.cumsum(list(self.examples.values()))  # a text's number counts through all tasks
         self._ngram = config.ngram
-        entries, marks = [], []
-        for number, found in enumerate(texts.values()):
-            parts = [_entries(batch, config.ngram) for batch in _batches(found)]
-            runs = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *parts]))
-            entries.append(runs)
-            marks.append(np.full(len(runs), 1 << number, dtype=np.uint16))
-        self._entries, inverse = np.unique(np.concatenate(entries), return_inverse=True)
-        self._marks = np.zeros(len(self._entries), dtype=np.uint16)
-        np.bitwise_or.at(self._marks, inverse, np.concatenate(marks))
-        self._shift, self._bits = _bit_table(self._entries)
+        every = [text for found in texts.values() for text in found]
+        parts = [
+            _entries(every[start : start + BATCH_TEXTS], start, config.ngram)
+            for start in range(0, len(every), BATCH_TEXTS)
+        ]
+        entries_E, texts_E, anywhere_E, firsts = (np.concatenate(column) for column in zip(*parts))
+        by_entry_E = np.argsort(entries_E, kind="stable")
+        self._entries_E, self._texts_E = entries_E[by_entry_E], texts_E[by_entry_E]
+        self._anywhere_E = anywhere_E[by_entry_E]
+        self._shift, self._bits = _bit_table(self._entries_E)
+        self._first_shift, self._first_bits = _bit_table(firsts)
+        self.searchable = self.by_task(np.unique(texts_E))
+
+    def by_task(self, texts: np.ndarray) -> dict[str, int]:
+        """How many of these texts, given by number, each task has."""
+        counts = np.bincount(np.searchsorted(self._ends, texts, side="right"), minlength=len(self.tasks))
+        return dict(zip(self.tasks, counts.tolist()))
 
     @classmethod
     def from_folder(cls, path: Path, config: DecontaminationConfig) -> "Decontaminator":
@@ -101,34 +119,54 @@ class Decontaminator:
         found.files = sources
         return found
 
+    def texts_in(self, text: str) -> np.ndarray:
+        """The numbers of the tasks' texts that share a run of words or a short sentence with this text."""
+        found = [texts for _, _, texts in self._matches(text)]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.uint32)
+
     def tasks_in(self, text: str) -> tuple[str, ...]:
-        """The tasks that share a run of words or a short sentence with this text, in the order of the table."""
-        marks = 0
-        for _, _, found in self._matches(text):
-            marks |= int(np.bitwise_or.reduce(found))
-        return tuple(task for number, task in enumerate(self.tasks) if marks >> number & 1)
+        """The tasks that have such texts, in the order of the table."""
+        found = self.texts_in(text)
+        return tuple(task for task, count in self.by_task(found).items() if count) if len(found) else ()
 
     def match(self, text: str) -> str:
         """The first run of words in this text that is a task's, for a report; lower case, words only. Empty: none."""
         first = [(int(places[0]), n) for n, places, _ in self._matches(text)]
         start, n = min(first, default=(0, 0))
-        return " ".join(re.findall(r"[^\W_]+", text.lower())[start : start + n])
+        return " ".join(re.findall(r"[^\W_]+", _attached(text).lower())[start : start + n])
 
     def _matches(self, text: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each length n with matches: n, the first words' places and the tasks' marks."""
-        hashes_W, sentence_W = hash_words_and_breaks(text)
+        """For each length n with matches: n, the first words' places, and the numbers of the tasks' texts."""
+        hashes_W, sentence_W = hash_words_and_breaks(_attached(text))
         begins_W = np.ones(len(hashes_W) + 1, dtype=bool)  # whether a sentence begins at this word, or the text ends
         np.not_equal(sentence_W[1:], sentence_W[:-1], out=begins_W[1:-1])
         for n, runs in enumerate(combine(hashes_W, self._ngram), 1):
-            if n < SHORTEST_SENTENCE or not len(runs):
+            if n < SENTENCE_WORDS or not len(runs):
                 continue
-            places = np.arange(len(runs)) if n == self._ngram else np.flatnonzero(begins_W[:-n] & begins_W[n:])
+            wanted_W = whole_W = begins_W[:-n] & begins_W[n:]
+            if n == FIRST_WORDS:
+                first_W = _in_bit_table(self._first_bits, runs >> self._first_shift)
+            if n >= FIRST_WORDS:
+                wanted_W = whole_W | first_W[: len(runs)]
+            places = np.arange(len(runs)) if n == self._ngram else np.flatnonzero(wanted_W)
             runs = mix(runs[places])
             likely = np.flatnonzero(_in_bit_table(self._bits, runs >> self._shift))
-            index = np.minimum(np.searchsorted(self._entries, runs[likely]), len(self._entries) - 1)
-            hit = self._entries[index] == runs[likely] if len(index) else np.zeros(0, dtype=bool)
+            if not len(likely):
+                continue
+            places, runs = places[likely], runs[likely]
+            start, end = (np.searchsorted(self._entries_E, runs, side=side) for side in ("left", "right"))
+            hit = end > start
+            hit[hit] = self._anywhere_E[start[hit]] | whole_W[places[hit]]
             if hit.any():
-                yield n, places[likely[hit]], self._marks[index[hit]]
+                spans = zip(start[hit].tolist(), end[hit].tolist())
+                yield n, places[hit], np.concatenate([self._texts_E[low:high] for low, high in spans])
+
+
+def _attached(text: str) -> str:
+    """The text with what the Penn Treebank detaches written as usual."""
+    if any(sign in text for sign in _DETACHED_SIGNS):
+        return _DETACHED.sub(r"\1 ", text)
+    return text
 
 
 def _files(folder: Path, train: bool) -> list[Path]:
@@ -160,25 +198,32 @@ def _texts(file: Path, task: str) -> list[str]:
     return [row[column] for row in whole for column in columns]
 
 
-def _batches(texts: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(texts), BATCH_TEXTS):
-        yield [_DETACHED.sub(r"\1 ", text).replace("\0", " ") for text in texts[start : start + BATCH_TEXTS]]
-
-
-def _entries(texts: list[str], ngram: int) -> np.ndarray:
-    """Numbers of all runs of `ngram` words in these texts, and of all their shorter sentences."""
+def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Table entries of these texts, whose numbers begin with `number`: all runs of `ngram` words, and all shorter
+    sentences that say enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
+    words of the sentences that do."""
+    texts = [_attached(text).replace("\0", " ") for text in texts]
     hashes_W, number_W = hash_words_and_breaks("\0 ".join(texts), b"\0")
     *_, runs = combine(hashes_W, ngram)
     inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
-    entries = [mix(runs[inside])]
-    sentences = [sentence for text in texts for sentence in (text, *_SENTENCE_END.split(text))]
-    hashes_W, number_W = hash_words_and_breaks("\0 ".join(sentences), b"\0")
-    starts = np.searchsorted(number_W, np.arange(len(sentences) + 1))
-    words = np.diff(starts)
+    columns = [(mix(runs[inside]), number_W[: len(runs)][inside], np.ones(int(inside.sum()), dtype=bool))]
+    parts = [dict.fromkeys((text, *_SENTENCE_END.split(text))) for text in texts]
+    text_S = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+    joined = "\0 ".join(sentence for part in parts for sentence in part)
+    hashes_W, number_W = hash_words_and_breaks(joined, b"\0")
+    start_S = np.searchsorted(number_W, np.arange(len(text_S) + 1))
+    bytes_S = np.diff(np.concatenate([[0], np.cumsum(hash_words_and_lengths(joined)[1])])[start_S])
+    start_S, words_S = start_S[:-1], np.diff(start_S)
+    firsts = np.empty(0, dtype=np.uint64)
     for n, runs in enumerate(combine(hashes_W, ngram - 1), 1):
-        if n >= SHORTEST_SENTENCE:
-            entries.append(mix(runs[starts[:-1][words == n]]))
-    return np.unique(np.concatenate(entries))
+        if n == FIRST_WORDS:
+            firsts = runs[start_S[(words_S >= n) & (words_S < ngram) & (bytes_S >= ANYWHERE_BYTES)]]
+        if n >= SENTENCE_WORDS:
+            these = (words_S == n) & (bytes_S >= SENTENCE_BYTES)
+            anywhere = (bytes_S[these] >= ANYWHERE_BYTES) & (n >= FIRST_WORDS)
+            columns.append((mix(runs[start_S[these]]), text_S[these], anywhere))
+    entries_E, texts_E, anywhere_E = (np.concatenate(column) for column in zip(*columns))
+    return entries_E, (texts_E + number).astype(np.uint32), anywhere_E, firsts
 
 
 def _bit_table(entries: np.ndarray) -> tuple[np.uint64, np.ndarray]:

@@ -250,6 +250,10 @@ def _write_tasks(job: Job) -> None:
 
 
 def _report(job: Job, manifest: Manifest) -> None:
+    overlap = manifest.decontamination
+    for task, documents in overlap.get("removed", {}).items():
+        texts, searchable, found = (overlap[key][task] for key in ("examples", "searchable", "found"))
+        say(f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed")
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in BOTH)
     say(
         f"{job.folder}: {train:,} training tokens, {validation:,} for validation, from {manifest.counts['documents']:,}"

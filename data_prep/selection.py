@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from cramming.data.shards import Split
 from data_prep import clean, filters
 from data_prep.decontaminate import Decontaminator
@@ -151,18 +153,22 @@ class Selection:
 
     def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
-        stage, tasks = self.ledger["decontamination"], Counter[str]()
+        stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
+        texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
 
         def show(text: str) -> str:
-            return f"... {self.decontaminator.match(text)} ..." if self.decontaminator else text
+            return f"... {search.match(text)} ..." if search else text
 
         for candidate, found in self._judged(candidates, stage, lambda text: None):
             if found == PASSED:
                 yield candidate
             else:
                 tasks.update(found.split(BETWEEN_TASKS))
+                texts.update(search.texts_in(candidate.document.text).tolist() if search else ())
                 candidate.is_dropped_by(stage, "contaminated", show)
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
+        if search:
+            stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
     def _judged(
         self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[str], str | None]

@@ -111,14 +111,16 @@ def _late_stages(
 
 
 def _decontamination(selection: Selection) -> dict[str, Any]:
-    """Which tasks' files the text was compared with, and how many documents each task cost."""
+    """The tasks' files that were searched for; of each task how many texts can be found, were found, and removed."""
     config, search = selection.config.decontaminate, selection.decontaminator
     if search is None:
         return {}
-    found = selection.ledger["decontamination"].notes["documents_by_task"]
+    notes = selection.ledger["decontamination"].notes
     return {
         **asdict(config),
         "examples": search.examples,
-        "removed": {task: found.get(task, 0) for task in search.tasks},
+        "searchable": search.searchable,
+        "found": notes["texts_found"],
+        "removed": {task: notes["documents_by_task"].get(task, 0) for task in search.tasks},
         "files": search.files,
     }

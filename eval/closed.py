@@ -142,7 +142,12 @@ def overlap_search(record: Record) -> str:
     if not isinstance(removed, Mapping) or not removed:
         return "no overlap search on record"
     tasks = ", ".join(f"{task} {count}" for task, count in removed.items())
-    return f"searched for runs of {at(record, 'corpus.decontamination.ngram')} words; documents removed: {tasks}"
+    how = f"searched for runs of {at(record, 'corpus.decontamination.ngram')} words; documents removed: {tasks}"
+    counts = {key: at(record, f"corpus.decontamination.{key}") for key in ("found", "searchable", "examples")}
+    if not all(isinstance(count, Mapping) for count in counts.values()):
+        return how
+    rows = (f"{task} {' of '.join(str(count.get(task)) for count in counts.values())}" for task in removed)
+    return f"{how}; texts found of searchable ones of all: {', '.join(rows)}"
 
 
 def tokenizer_origin(record: Record) -> Outcome:

@@ -1,5 +1,6 @@
 """Downstream text is found however it is written, per task, and ordinary language is not."""
 
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +56,35 @@ def test_case_punctuation_and_the_treebanks_spelling_do_not_matter(found: Decont
     assert found.tasks_in(natural) == ("SST-2",)
 
 
-def test_a_short_sentence_must_be_a_whole_sentence(found: Decontaminator) -> None:
+def test_a_treebank_corpus_is_read_as_the_tasks_are() -> None:
+    """Both ways: either side may be the one that writes "do n't"."""
+    for task, corpus in permutations(
+        ["He doesn't want to leave (yet).", "he does n't want to leave -lrb- yet -rrb- ."]
+    ):
+        assert Decontaminator({"SST-2": [task]}, CONFIG).tasks_in(f"{FILLER}{corpus} {FILLER}") == ("SST-2",)
+
+
+def test_a_short_sentence_is_found_anywhere_if_it_says_enough(found: Decontaminator) -> None:
     assert found.tasks_in(f"{FILLER}{SHORT} {FILLER}") == ("CoLA", "MNLI")
     assert found.tasks_in(f"{FILLER}\n{SHORT[:-1]}\n{FILLER}") == ("CoLA", "MNLI")
-    assert found.tasks_in(f"{FILLER}As we know, {SHORT}") == ()
+    assert found.tasks_in(f"{FILLER}As we know, {SHORT[:-1]} in the bay. {FILLER}") == ("CoLA", "MNLI")
 
 
-def test_sentences_below_eight_words_are_no_evidence(found: Decontaminator) -> None:
-    assert found.tasks_in(f"{TINY} {TINY}") == ()
+def test_one_that_says_less_must_be_a_whole_sentence(found: Decontaminator) -> None:
+    assert found.tasks_in(f"{FILLER}{TINY} {FILLER}") == ("CoLA", "QNLI")
+    assert found.tasks_in(f"{FILLER}He asked what is the capital of France? {FILLER}") == ()
+
+
+def test_what_anybody_says_is_no_evidence() -> None:
+    search = Decontaminator(
+        {"MNLI": ["I don't know.", "Where are you going?", "Unmistakably incomprehensible!"]}, CONFIG
+    )
+    assert search.searchable == {"MNLI": 0} and search.tasks_in("I don't know. Where are you going?") == ()
+
+
+def test_texts_searched_and_found_are_counted_by_task(found: Decontaminator) -> None:
+    assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
+    assert found.by_task(found.texts_in(f"{LONG} {TINY} {SHORT}")) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
 
 
 def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) -> None:

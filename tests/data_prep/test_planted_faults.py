@@ -149,7 +149,7 @@ def test_every_planted_fault_is_found_and_reported(
             assert stage.documents_in - stage.documents_out == sum(found[stage.name].values()), stage.name
             assert stage.bytes_in - stage.bytes_out == sum(bin_.bytes for bin_ in stage.dropped.values()), stage.name
     card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
-    assert "| CoLA | 100 | 100 |" in card and "7 markup" in card and "dropped.svg" in card
+    assert "| CoLA | 100 | 100 | 100 | 100 |" in card and "7 markup" in card and "dropped.svg" in card
     assert "Der alte Hafen" in card
 
 
