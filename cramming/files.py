@@ -82,6 +82,13 @@ def lock(folder: Path, work: str) -> Iterator[None]:
             folder.rmdir()
 
 
+def release(folder: Path) -> None:
+    """Remove the lock file that a killed process left; one in use, or where nothing can be written, stays."""
+    if (folder / LOCK).exists():
+        with suppress(OSError, UserError), lock(folder, "using it"):
+            pass
+
+
 def _locked(path: Path, busy: str) -> int:
     """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
     while True:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from cramming.config import UserError
 from cramming.data import shards
 from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
-from cramming.files import explained, lock, overwrite_atomically, write_atomically
+from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
 from cramming.pool import WorkerDiedError, process_pool
 from cramming.progress import say
 from data_prep import pack, summary, tokenizer, vocabulary
@@ -55,6 +55,7 @@ def main(config: Mapping[str, Any]) -> None:
     job = parse(config)
     if (job.folder / shards.MANIFEST).is_file():  # it may lie where nothing, not even a lock, can be written
         confirm(job)
+        release(job.folder)
         return
     with lock(job.folder, "preparing this corpus"):
         if (job.folder / shards.MANIFEST).is_file():  # another process has finished it meanwhile

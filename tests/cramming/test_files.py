@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.files import ADVICE, LOCK, explained, lock, overwrite_atomically, sweep, write_atomically
+from cramming.files import ADVICE, LOCK, explained, lock, overwrite_atomically, release, sweep, write_atomically
 
 NO_SUCH_CALL = [errno.ENOSYS, errno.ENOTSUP, errno.EINVAL]
 DEAD = 2**22 + 1  # above the largest id that Linux gives
@@ -61,6 +61,15 @@ class TestLock:
         with lock(tmp_path, "at work"):
             pass
         assert not (tmp_path / LOCK).exists()
+
+    def test_what_is_released_is_no_lock_in_use(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with lock(tmp_path, "at work"):
+            release(tmp_path)
+            assert (tmp_path / LOCK).exists()
+        (tmp_path / LOCK).write_text("")  # a killed process left it
+        release(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
     def test_a_lock_of_a_removed_file_counts_for_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The holder ends, and removes the file, between our opening of it and our locking."""
