@@ -72,7 +72,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None"
 ) -> tuple[Tensor, Tensor]:
-    """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted."""
+    """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted.
+
+    Not summed in place: torch 2.11 compiles a function that returns such a sum to one whose gradients are zero.
+    """
     loss = hidden.new_zeros((), dtype=torch.float32)
     hits = targets_M.new_zeros(())
     rows = max(1, chunk_elements(hidden.device) // weight.shape[0])
@@ -85,8 +88,8 @@ def _sums(
         top, wanted = logits.amax(-1, keepdim=True), logits.gather(1, index)
         # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
         lse = top.float() - probabilities.amax(-1, keepdim=True).log()
-        loss += ((lse - wanted.float()).squeeze(1) * counted).sum()
-        hits += ((wanted == top).squeeze(1) & counted).sum()
+        loss = loss + ((lse - wanted.float()).squeeze(1) * counted).sum()
+        hits = hits + ((wanted == top).squeeze(1) & counted).sum()
         if grads is not None:
             grads.add(first, h, probabilities, index, counted)
     return loss, hits

@@ -286,6 +286,26 @@ def test_activation_checkpointing_from_outside_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_compiled_loss(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 gives a compiled autograd function zero gradients if its forward adds to what it returns in place."""
+    monkeypatch.setitem(heads.CHUNK_ELEMENTS, "cpu", 7 * 16)  # several chunks, the last one not full
+    inputs = [torch.randn(*shape, requires_grad=True) for shape in ((20, 8), (16, 8), (16,))]
+    targets, gradients = torch.randint(0, 16, (20,)), []
+
+    def mean(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        loss, _ = heads.linear_cross_entropy(hidden, weight, bias, targets, dtype)
+        return loss / 20
+
+    for function in (mean, torch.compile(mean, backend="aot_eager", fullgraph=True)):
+        gradients.append(torch.autograd.grad(function(*inputs), inputs))
+    assert all(gradient.abs().max() > 0 for gradient in gradients[1])
+    torch.testing.assert_close(*gradients)
+    with torch.no_grad():
+        sums = heads._sums(*(x.to(dtype) for x in inputs), targets, None)
+    assert [x._version for x in sums] == [0, 0], "nothing was added in place"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_compiled_equals_eager(whole: bool) -> None:
