@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from data_prep.passages import Breach, below
+
 # C0 and C1 controls that are not whitespace; soft hyphen, zero-width and directional marks, byte-order mark; lone
 # surrogates, which JSON escapes can smuggle in.
 _CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
@@ -55,16 +57,24 @@ def _clean_line(line: str, unify: Callable[[str], str]) -> str:
     return unify(" ".join(_INVISIBLE.sub("", line).split()))
 
 
-# Each filter says whether a normalised text must go; the manifest counts the removed documents by name.
-FILTERS: dict[str, Callable[[str, CleanConfig], bool]] = {
-    "too_short": lambda text, config: len(text) < config.min_characters,
-    "no_letters": lambda text, config: _LETTER.search(text) is None,
+# The name that is counted -> what the limit is of, and whether a normalised text must go.
+FILTERS: dict[str, tuple[str, Callable[[str, CleanConfig], Breach | None]]] = {
+    "too_short": ("min_characters", lambda text, config: below(len(text), config.min_characters)),
+    "no_letters": ("letters", lambda text, config: None if _LETTER.search(text) else Breach(0, 1)),
 }
 
 
 def reason_to_remove(text: str, config: CleanConfig) -> str | None:
     """The name of the first filter that removes this normalised text, or None."""
-    return next((name for name, removes in FILTERS.items() if removes(text, config)), None)
+    return next((name for name, (_, judge) in FILTERS.items() if judge(text, config)), None)
+
+
+def shown(text: str, reason: str, config: CleanConfig) -> str:
+    """What the filter that `reason_to_remove` named measured in this text, its limit, and the passage."""
+    limit_of, judge = FILTERS[reason]
+    breach = judge(text, config)
+    assert breach, f"{reason} does not remove this text"
+    return breach.shown(text, limit_of)
 
 
 def split_by_words(text: str, limit: int | None) -> list[str]:

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, file_sha256
-from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, mix
+from data_prep.passages import passage
+from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, mix, word_places
 
 SHORTEST_NGRAM = 9
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
@@ -129,11 +130,13 @@ class Decontaminator:
         found = self.texts_in(text)
         return tuple(task for task, count in self.by_task(found).items() if count) if len(found) else ()
 
-    def match(self, text: str) -> str:
-        """The first run of words in this text that is a task's, for a report; lower case, words only. Empty: none."""
-        first = [(int(places[0]), n) for n, places, _ in self._matches(text)]
-        start, n = min(first, default=(0, 0))
-        return " ".join(re.findall(r"[^\W_]+", _attached(text).lower())[start : start + n])
+    def shown(self, text: str) -> str:
+        """For a report on a text with a match: how many words the first one has, whose they are, and the passage."""
+        text = _attached(text)
+        first, n = min((int(places[0]), n) for n, places, _ in self._matches(text))
+        starts_W, ends_W = word_places(text)
+        start, end = int(starts_W[first]), int(ends_W[first + n - 1])
+        return f"{n} words of {', '.join(self.tasks_in(text[start:end]))}: {passage(text, [(start, end)])}"
 
     def _matches(self, text: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each length n with matches: n, the first words' places, and the numbers of the tasks' texts."""

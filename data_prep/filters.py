@@ -1,9 +1,9 @@
 """Quality filters: what the rules of C4, Gopher and the cramming paper call no text to learn from.
 
 Each filter is a limit (a field of `FilterConfig`; null switches it off) and a pure function from a text's measures to a
-verdict. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by the filter's name.
-Those on lines judge texts of three lines or more: of one line, each share is all or nothing. By default all are off;
-`data/filters=strict` sets the published limits.
+verdict: a `Breach`, or None. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by
+the filter's name. Those on lines judge texts of three lines or more: of one line, each share is all or nothing. By
+default all are off; `data/filters=strict` sets the published limits.
 
 Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
 and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
@@ -12,13 +12,18 @@ and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and it
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 from data_prep.language import language_of
-from data_prep.measures import Measures
+from data_prep.measures import BROKEN, MARKUP, NO_LETTER_WORD, SYMBOL, Measures
+from data_prep.passages import Breach, above, below, spans
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BOILERPLATE = (b"javascript", b"terms of use", b"privacy policy", b"cookie policy", b"use cookies", b"uses cookies")
 BOILERPLATE_LINE = re.compile("|".join(phrase.decode() for phrase in BOILERPLATE), re.IGNORECASE)
+BULLETS = ("•", "‣", "▪", "●", "○", "■", "·", "*", "- ", "– ")
+HASH, ELLIPSIS, BRACE = re.compile("#"), re.compile(r"\.\.\.|…"), re.compile("[{}]")
+LOREM_IPSUM = re.compile("lorem ipsum", re.IGNORECASE)
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 
@@ -73,124 +78,135 @@ class FilterConfig:
             raise ValueError("languages=[] keeps nothing; null switches the filter off")
 
 
-def too_few_words(text: Measures, limit: int) -> bool:
+def _lines_above(text: Measures, test: Callable[[str], object], limit: float) -> Breach | None:
+    return above(text.lines_share(test), limit, partial(text.line_spans, test))
+
+
+def too_few_words(text: Measures, limit: int) -> Breach | None:
     """Gopher: at least 50 words."""
-    return text.words < limit
+    return below(text.words, limit)
 
 
-def words_too_short(text: Measures, limit: float) -> bool:
+def words_too_short(text: Measures, limit: float) -> Breach | None:
     """Gopher: mean word length at least 3 characters."""
-    return text.mean_word_length < limit
+    return below(text.mean_word_length, limit)
 
 
-def words_too_long(text: Measures, limit: float) -> bool:
+def words_too_long(text: Measures, limit: float) -> Breach | None:
     """Gopher: mean word length at most 10 characters."""
-    return text.mean_word_length > limit
+    return above(text.mean_word_length, limit)
 
 
-def unbroken_runs(text: Measures, limit: float) -> bool:
+def unbroken_runs(text: Measures, limit: float) -> Breach | None:
     """Ours: share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose."""
-    return text.long_word_share > limit
+    return above(text.long_word_share, limit, text.long_word_spans)
 
 
-def hashes(text: Measures, limit: float) -> bool:
+def hashes(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 0.1 signs `#` per word."""
-    return text.text.count("#") > limit * text.words
+    return above(text.text.count("#") / max(1, text.words), limit, partial(spans, HASH, text.text))
 
 
-def ellipses(text: Measures, limit: float) -> bool:
+def ellipses(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 0.1 ellipses per word."""
-    return text.text.count("...") + text.text.count("…") > limit * text.words
+    count = text.text.count("...") + text.text.count("…")
+    return above(count / max(1, text.words), limit, partial(spans, ELLIPSIS, text.text))
 
 
-def bullets(text: Measures, limit: float) -> bool:
+def bullets(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 90 % of the lines begin with a bullet."""
-    return text.lines_share(lambda line: line.startswith(("•", "‣", "▪", "●", "○", "■", "·", "*", "- ", "– "))) > limit
+    return _lines_above(text, lambda line: line.startswith(BULLETS), limit)
 
 
-def cut_lines(text: Measures, limit: float) -> bool:
+def cut_lines(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 30 % of the lines end with an ellipsis."""
-    return text.lines_share(lambda line: line.endswith(("...", "…"))) > limit
+    return _lines_above(text, lambda line: line.endswith(("...", "…")), limit)
 
 
-def boilerplate(text: Measures, limit: float) -> bool:
+def boilerplate(text: Measures, limit: float) -> Breach | None:
     """C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes."""
-    return text.contains(*BOILERPLATE) and text.lines_share(BOILERPLATE_LINE.search) > limit
+    return _lines_above(text, BOILERPLATE_LINE.search, limit) if text.contains(*BOILERPLATE) else None
 
 
-def not_words(text: Measures, limit: float) -> bool:
+def not_words(text: Measures, limit: float) -> Breach | None:
     """Gopher: at least 80 % of the words contain a letter."""
-    return text.alphabetic_word_share < limit
+    return below(text.alphabetic_word_share, limit, partial(spans, NO_LETTER_WORD, text.text))
 
 
-def no_stop_words(text: Measures, limit: int) -> bool:
+def no_stop_words(text: Measures, limit: int) -> Breach | None:
     """Gopher: at least two different words of the, be, to, of, and, that, have, with. For English only."""
-    return text.count_present(STOP_WORDS, limit) < limit
+    return below(text.count_present(STOP_WORDS, limit), limit)
 
 
-def few_sentences(text: Measures, limit: int) -> bool:
+def few_sentences(text: Measures, limit: int) -> Breach | None:
     """C4: at least 3 sentences (here: ends of sentence, or lines)."""
-    return len(text.lines) < limit and text.sentences < limit
+    return below(max(len(text.lines), text.sentences), limit) if len(text.lines) < limit else None
 
 
-def symbols(text: Measures, limit: float) -> bool:
+def symbols(text: Measures, limit: float) -> Breach | None:
     """Ours: share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
-    return text.symbol_share > limit
+    return above(text.symbol_share, limit, partial(spans, SYMBOL, text.text))
 
 
-def broken_characters(text: Measures, limit: float) -> bool:
+def broken_characters(text: Measures, limit: float) -> Breach | None:
     """Ours: share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
-    return text.broken_share > limit
+    return above(text.broken_share, limit, partial(spans, BROKEN, text.text))
 
 
-def markup(text: Measures, limit: float) -> bool:
+def markup(text: Measures, limit: float) -> Breach | None:
     """Ours: share of characters in HTML tags and entities and in the brackets of wikitext."""
-    return text.markup_share(limit) > limit
+    return above(text.markup_share(limit), limit, partial(spans, MARKUP, text.text))
 
 
-def curly_braces(text: Measures, limit: float) -> bool:
+def curly_braces(text: Measures, limit: float) -> Breach | None:
     """C4 removes every page with a curly brace, as code; here their share of the characters counts."""
-    return text.text.count("{") + text.text.count("}") > limit * len(text.text)
+    count = text.text.count("{") + text.text.count("}")
+    return above(count / max(1, len(text.text)), limit, partial(spans, BRACE, text.text))
 
 
-def lorem_ipsum(text: Measures, limit: bool) -> bool:
+def lorem_ipsum(text: Measures, limit: bool) -> Breach | None:
     """C4: no page with the phrase "lorem ipsum"."""
-    return limit and text.contains(b"lorem ipsum")
+    found = limit and text.contains(b"lorem ipsum")
+    return Breach("lorem ipsum", "none", partial(spans, LOREM_IPSUM, text.text)) if found else None
 
 
-def duplicate_lines(text: Measures, limit: float) -> bool:
+def duplicate_lines(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 30 % of the lines have stood there before (a normalised text's paragraphs are its lines)."""
-    return text.duplicate_lines[0] > limit
+    return above(text.duplicate_lines[0], limit, text.duplicate_line_spans)
 
 
-def duplicate_line_characters(text: Measures, limit: float) -> bool:
+def duplicate_line_characters(text: Measures, limit: float) -> Breach | None:
     """Gopher: at most 20 % of the characters in lines that have stood there before."""
-    return text.duplicate_lines[1] > limit
+    return above(text.duplicate_lines[1], limit, text.duplicate_line_spans)
 
 
-def top_ngrams(text: Measures, limits: list[float]) -> bool:
+def top_ngrams(text: Measures, limits: list[float]) -> Breach | None:
     """Gopher: the most frequent run of 2, 3, 4 words makes up at most 20, 18, 16 % of the characters."""
-    return any(text.top_ngram_share(n, limit) > limit for n, limit in zip(TOP_NGRAMS, limits))
+    for n, limit in zip(TOP_NGRAMS, limits):
+        if (share := text.top_ngram_share(n, limit)) > limit:
+            return Breach(f"{share:.4g} in a run of {n} words", limit, partial(text.top_ngram_spans, n))
+    return None
 
 
-def duplicate_ngrams(text: Measures, limits: list[float]) -> bool:
+def duplicate_ngrams(text: Measures, limits: list[float]) -> Breach | None:
     """Gopher: at most 15, 14 ... 10 % of the characters in runs of 5, 6 ... 10 words that occur more than once."""
     for n, limit in zip(DUPLICATE_NGRAMS, limits):
         share = text.duplicate_ngram_share(n)
         if share > limit:
-            return True
+            return Breach(f"{share:.4g} in runs of {n} words", limit, partial(text.duplicate_ngram_spans, n))
         if share <= min(limits):  # what a repeated longer run covers, repeated shorter runs cover too
-            return False
-    return False
+            break
+    return None
 
 
-def other_language(text: Measures, limit: list[str]) -> bool:
+def other_language(text: Measures, limit: list[str]) -> Breach | None:
     """Ours: the language that py3langid finds most likely is one of these."""
-    return language_of(text.text) not in limit
+    language = language_of(text.text)
+    return None if language in limit else Breach(language, limit)
 
 
 # The name that is counted -> the limit's field and the function. Cheap ones first: the first that removes is named.
-FILTERS: dict[str, tuple[str, Callable[..., bool]]] = {
+FILTERS: dict[str, tuple[str, Callable[..., Breach | None]]] = {
     "too_few_words": ("min_words", too_few_words),
     "broken_characters": ("max_broken", broken_characters),
     "unbroken_runs": ("max_long_words", unbroken_runs),
@@ -225,15 +241,23 @@ def any_on(config: FilterConfig) -> bool:
 def reason_to_remove(text: str, config: FilterConfig) -> str | None:
     """The name of the first filter that removes this normalised text, or None."""
     measures = Measures(text)
-    for name, (field, removes) in FILTERS.items():
+    for name, (field, judge) in FILTERS.items():
         limit = getattr(config, field)
-        if limit is not None and removes(measures, limit):
+        if limit is not None and judge(measures, limit):
             return name
     return None
 
 
-def too_many_tokens(characters: int, tokens: int, config: FilterConfig) -> bool:
+def shown(text: str, reason: str, config: FilterConfig) -> str:
+    """What the filter that `reason_to_remove` named measured in this text, its limit, and the passage."""
+    field, judge = FILTERS[reason]
+    breach = judge(Measures(text), getattr(config, field))
+    assert breach, f"{reason} does not remove this text"
+    return breach.shown(text, field)
+
+
+def too_many_tokens(characters: int, tokens: int, config: FilterConfig) -> Breach | None:
     """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
     [SEP]). Counted as `TOO_MANY_TOKENS`; it needs the tokenizer, so it comes after the other filters."""
     limit = config.max_tokens_per_character
-    return limit is not None and tokens > limit * characters
+    return None if limit is None else above(tokens / max(1, characters), limit)

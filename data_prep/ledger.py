@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cramming.data.manifest import Dropped, StageLine
+from data_prep.passages import PASSAGE_CHARACTERS, passage
 
 EXAMPLES = 3
-EXCERPT_CHARACTERS = 160
 STAGES = (
     "source", "normalise", "filters", "exact deduplication", "near deduplication", "decontamination", "hold-out",
     "tokenizer", "tokens", "order", "shards",
@@ -34,15 +34,17 @@ class _Bin:
     bytes: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)  # a heap, the largest hash (negated) on top
 
-    def add(self, size: int, seed: int, name: str, text: str, show: Callable[[str], str]) -> None:
+    def add(self, size: int, seed: int, name: str, text: str, show: Callable[[str], str] | None) -> None:
         self.documents += 1
         self.bytes += size
-        head = text[:EXCERPT_CHARACTERS]
+        if show is None:
+            return
+        head = text[:PASSAGE_CHARACTERS]
         digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
         place = -int.from_bytes(digest, "big")
         if len(self.examples) == EXAMPLES and place <= self.examples[0][0]:
             return
-        item = (place, f"{name}: {_one_line(show(text)[:EXCERPT_CHARACTERS])}")
+        item = (place, f"{name}: {_one_line(show(text))}")
         if len(self.examples) < EXAMPLES:
             heapq.heappush(self.examples, item)
         else:
@@ -72,8 +74,9 @@ class Stage:
         self.documents_out += 1
         self.bytes_out += size
 
-    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] = str) -> None:
-        """A document that came in goes no further. `name` says where it stands, `show` finds the excerpt in `text`."""
+    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = passage) -> None:
+        """A document that came in goes no further. `name` says where it stands; `show` makes of `text` what an example
+        shows, None for a document that shall not be one."""
         self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text, show)
 
     def line(self) -> StageLine:

@@ -1,4 +1,5 @@
-"""What the quality filters look at: counts and shares of one text, each computed when first asked for.
+"""What the quality filters look at: counts and shares of one text, each computed when first asked for, and where in the
+text what they count stands.
 
 Suffixes: B bytes, W words, N n-grams. A word is a run without white space; only where n-grams are counted it is one of
 data_prep/words.py, so that case and punctuation do not hide a repetition.
@@ -10,13 +11,15 @@ from functools import cached_property
 
 import numpy as np
 
-from data_prep.words import hash_words_and_lengths, ngrams
+from data_prep.passages import Span
+from data_prep.words import hash_words_and_lengths, ngrams, word_places
 
 LONG_WORD_BYTES = 100
 LEAST_LINES = 3  # to speak of a share of the lines
 _SPACES = b" \n\t\r\v\f"
 _LETTERS = bytes(byte for byte in range(0x80) if chr(byte).isalpha())
-_SYMBOLS = bytes(byte for byte in range(0x21, 0x7F) if not chr(byte).isalnum()) + b"\xc2\xe2"  # lead bytes of symbols
+SYMBOL = re.compile(r"[!-/:-@\[-`{-~\u0080-\u00bf\u2000-\u2fff]")
+_SYMBOLS = bytes(byte for byte in range(0x80) if SYMBOL.match(chr(byte))) + b"\xc2\xe2"  # and lead bytes of symbols
 _CONTROLS = bytes(byte for byte in range(0x20) if byte not in _SPACES) + b"\x7f"
 
 
@@ -27,10 +30,13 @@ def _others(members: bytes) -> bytes:
 _NOT_SYMBOLS, _NOT_CONTROLS, _BEYOND_ASCII = _others(_SYMBOLS), _others(_CONTROLS), bytes(range(0x80, 0x100))
 _INSIDE_WORD = bytes(byte not in _SPACES for byte in range(256))
 _IS_LETTER = bytes(byte in _LETTERS or byte >= 0x80 for byte in range(256))
+_WORD = re.compile(r"[^ \n\t\r\v\f]+")
+NO_LETTER_WORD = re.compile(r"(?<!\S)[!-@\[-`{-~]+(?!\S)")
 _SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'”’)\]]*(?:\s|$)")
 _BROKEN = re.compile("[\ufffd\ue000-\uf8ff]|Ã[\u0080-\u00bf]|Â[\u00a0-\u00bf]|â€")
+BROKEN = re.compile(f"{_BROKEN.pattern}|[{re.escape(_CONTROLS.decode())}]")
 _BROKEN_SIGNS = (b"\xef", b"\xee", b"\xc3\x83", b"\xc3\x82", b"\xc3\xa2\xe2")  # what _BROKEN begins with, in UTF-8
-_MARKUP = re.compile(r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}")
+MARKUP = re.compile(r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}")
 _MARKUP_SIGNS = ("<", "&", "{{", "{|", "[[", "''", "==")
 _LONGEST_MARKUP = {"<": 304, "&": 10, "=": 1, "'": 1} | dict.fromkeys(("{{", "{|", "|}", "}}", "[[", "]]"), 2)
 
@@ -87,6 +93,11 @@ class Measures:
             return 0.0
         return long / len(self._data)
 
+    def long_word_spans(self) -> list[Span]:
+        """Where the words of over `LONG_WORD_BYTES` bytes stand."""
+        words = _WORD.finditer(self.text)
+        return [word.span() for word in words if len(word[0].encode("utf-8", "replace")) > LONG_WORD_BYTES]
+
     @property
     def _beyond_ascii(self) -> int:
         return len(self._data) - len(self._data.translate(None, _BEYOND_ASCII))
@@ -122,7 +133,7 @@ class Measures:
         bound = sum(longest * self.text.count(sign) for sign, longest in _LONGEST_MARKUP.items()) / len(self.text)
         if bound <= limit:  # reading the text by the pattern takes far longer
             return bound
-        return sum(len(found) for found in _MARKUP.findall(self.text)) / max(1, len(self.text))
+        return sum(len(found) for found in MARKUP.findall(self.text)) / max(1, len(self.text))
 
     @property
     def sentences(self) -> int:
@@ -134,6 +145,11 @@ class Measures:
         if len(self.lines) < LEAST_LINES:
             return 0.0
         return sum(1 for line in self.lines if test(line)) / len(self.lines)
+
+    def line_spans(self, test: Callable[[str], object]) -> list[Span]:
+        """Where the lines that pass the test stand."""
+        ends = np.cumsum([len(line) + 1 for line in self.text.split("\n")]).tolist()
+        return [(start, end - 1) for start, end, line in zip([0, *ends], ends, self.lines) if test(line)]
 
     def count_present(self, words: Iterable[str], enough: int) -> int:
         """How many of these words stand in the text, whatever their case; it stops counting at `enough`."""
@@ -154,6 +170,17 @@ class Measures:
         characters = sum(map(len, self.lines))
         repeated = characters - sum(map(len, once))
         return 1 - len(once) / len(self.lines), repeated / max(1, characters)
+
+    def duplicate_line_spans(self) -> list[Span]:
+        """Where the lines that repeat an earlier one stand."""
+        seen = set[str]()
+
+        def repeats(line: str) -> bool:
+            seen_before = line in seen
+            seen.add(line)
+            return seen_before
+
+        return self.line_spans(repeats)
 
     @cached_property
     def _hashed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -180,24 +207,49 @@ class Measures:
         bound = count * int(lengths_N.max()) / total
         if bound <= limit:
             return bound
-        _, first, counts = np.unique(ngrams(hashes_W, n), return_index=True, return_counts=True)
-        bytes_N = counts * lengths_N[first]
-        return float(bytes_N[counts > 1].max(initial=0) / total)
+        return float(self._top_ngram(n)[0] / total)
+
+    def _top_ngram(self, n: int) -> tuple[int, np.uint64]:
+        """How many bytes the run of n words takes up that takes up most, of those that repeat, and its number."""
+        hashes_W, lengths_W = self._hashed
+        edges_W = np.concatenate([[0], np.cumsum(lengths_W)])
+        numbers, first, counts = np.unique(ngrams(hashes_W, n), return_index=True, return_counts=True)
+        bytes_N = (edges_W[first + n] - edges_W[first]) * counts * (counts > 1)
+        top = int(bytes_N.argmax())
+        return int(bytes_N[top]), numbers[top]
+
+    def top_ngram_spans(self, n: int) -> list[Span]:
+        """Where the run of `top_ngram_share` stands."""
+        return self._spans_of_runs(np.flatnonzero(ngrams(self._hashed[0], n) == self._top_ngram(n)[1]), n)
 
     def duplicate_ngram_share(self, n: int) -> float:
         """Share of the words' bytes that lie in runs of n words which occur more than once, each byte counted once."""
         hashes_W, lengths_W = self._hashed
         if self._most_frequent_pair < 2:
             return 0.0
-        grams_N = ngrams(hashes_W, n)
-        ordered_N = np.sort(grams_N)
-        repeated = ordered_N[1:][ordered_N[1:] == ordered_N[:-1]]
-        if not len(repeated):
+        places = self._repeated_runs(n)
+        if not len(places):
             return 0.0
-        # `repeated` is short and sorted: np.isin would sort all anew.
-        nearest_N = np.minimum(np.searchsorted(repeated, grams_N), len(repeated) - 1)
-        places = np.flatnonzero(repeated[nearest_N] == grams_N)
         change_W = np.zeros(len(hashes_W) + 1, dtype=np.int64)  # +1 where a run begins, -1 where it has ended
         change_W[places] += 1
         change_W[places + n] -= 1
         return float(lengths_W[np.cumsum(change_W[:-1]) > 0].sum() / lengths_W.sum())
+
+    def _repeated_runs(self, n: int) -> np.ndarray:
+        """Where runs of n words begin that occur more than once, as numbers of words."""
+        grams_N = ngrams(self._hashed[0], n)
+        ordered_N = np.sort(grams_N)
+        repeated = ordered_N[1:][ordered_N[1:] == ordered_N[:-1]]
+        if not len(repeated):
+            return repeated
+        # `repeated` is short and sorted: np.isin would sort all anew.
+        nearest_N = np.minimum(np.searchsorted(repeated, grams_N), len(repeated) - 1)
+        return np.flatnonzero(repeated[nearest_N] == grams_N)
+
+    def duplicate_ngram_spans(self, n: int) -> list[Span]:
+        """Where the runs of `duplicate_ngram_share` stand."""
+        return self._spans_of_runs(self._repeated_runs(n), n)
+
+    def _spans_of_runs(self, first_words: np.ndarray, n: int) -> list[Span]:
+        starts_W, ends_W = word_places(self.text)
+        return list(zip(starts_W[first_words].tolist(), ends_W[first_words + n - 1].tolist()))

@@ -31,7 +31,7 @@ import numpy as np
 
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
-from data_prep.representatives import representatives
+from data_prep.representatives import estimate, representatives
 from data_prep.words import hash_words_and_breaks, ngrams
 from data_prep.workers import Workers
 
@@ -72,12 +72,14 @@ class NearDuplicateConfig:
 class NearDuplicates:
     """The result: `key in result` says whether the document with this key is to be dropped.
 
-    `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to. `documents`
-    had a signature; `memory_bytes` is the most that signatures and search took.
+    `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to,
+    `similarity` [n] float32 their estimated Jaccard similarity. `documents` had a signature; `memory_bytes` is the most
+    that signatures and search took.
     """
 
     drop: np.ndarray
     kept: np.ndarray
+    similarity: np.ndarray
     documents: int
     memory_bytes: int
 
@@ -90,13 +92,18 @@ class NearDuplicates:
         place = int(np.searchsorted(self.drop, np.uint64(key)))
         return place < len(self.drop) and int(self.drop[place]) == key
 
+    def first(self, count: int) -> dict[int, tuple[int, float]]:
+        """For the `count` smallest keys among `drop`: the kept document's key, and the similarity."""
+        pairs = zip(self.kept[:count].tolist(), self.similarity[:count].tolist())
+        return dict(zip(self.drop[:count].tolist(), pairs))
+
     def save(self, path: Path) -> None:
         """Write to a file, atomically."""
         counts = np.array([self.documents, self.memory_bytes], dtype=np.int64)
 
         def write(temporary: Path) -> None:
             with temporary.open("wb") as handle:
-                np.savez(handle, drop=self.drop, kept=self.kept, counts=counts)
+                np.savez(handle, drop=self.drop, kept=self.kept, similarity=self.similarity, counts=counts)
 
         overwrite_atomically(path, write)
 
@@ -105,7 +112,7 @@ class NearDuplicates:
         """Read what `save` wrote."""
         try:
             with np.load(path) as arrays:
-                return cls(arrays["drop"], arrays["kept"], *arrays["counts"].tolist())
+                return cls(arrays["drop"], arrays["kept"], arrays["similarity"], *arrays["counts"].tolist())
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path}: cannot be read as a list of near-duplicates ({error}); delete it") from None
 
@@ -124,9 +131,11 @@ def find_near_duplicates(
     kept_D = representatives(index.signatures_DP, order_D, config.rows, config.threshold)
     dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
     dropped = dropped[np.argsort(keys_D[dropped])]
+    alike = estimate(index.signatures_DP, order_D[dropped], order_D[kept_D[dropped]])
     return NearDuplicates(
         drop=keys_D[dropped],
         kept=keys_D[kept_D[dropped]],
+        similarity=alike.astype(np.float32),
         documents=len(order_D),
         memory_bytes=index.bytes + ROW_BYTES_IN_SEARCH * len(index.keys_D),
     )

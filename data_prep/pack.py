@@ -77,6 +77,12 @@ class Encoder:
             measures,
         )
 
+    def shown(self, text: str) -> str:
+        """What a text with too many tokens has of them per character, the limit, and its beginning."""
+        breach = too_many_tokens(len(text), len(next(self.encode([text]))), self.filters)
+        assert breach, "this text has not too many tokens"
+        return breach.shown(text, "max_tokens_per_character")
+
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """Ids of a tokenized source, without a [CLS] in front and a [SEP] at the end: every document gets its own."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
@@ -112,7 +118,7 @@ class Packing:
         for split, candidate in selected:
             self.stage.take(candidate.size)
             if self.fates.get(candidate.place, "tokens"):
-                candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS)
+                candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
             elif self.texts[split].documents < self.done[split].documents:
                 self._keep(Item(split, candidate), measure(candidate.document.text, candidate.size))
             else:
@@ -127,7 +133,7 @@ class Packing:
         for item, found in zip(batch, measures):
             if found is None:
                 self.fates.set(item.candidate.place, "tokens", TOO_MANY_TOKENS)
-                item.candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS)
+                item.candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
             else:
                 self._keep(item, found)
 

@@ -19,9 +19,10 @@ from data_prep.decontaminate import Decontaminator
 from data_prep.dedup import HeldOut, SeenBefore, content_hash
 from data_prep.fates import PASSED, Fates
 from data_prep.filters import FilterConfig
-from data_prep.ledger import Ledger, Stage, text_bytes
+from data_prep.ledger import EXAMPLES, Ledger, Stage, text_bytes
 from data_prep.neardup import NearDuplicates
-from data_prep.sources import DataConfig, Document
+from data_prep.passages import Breach, passage, spans
+from data_prep.sources import ESCAPED_BYTE, DataConfig, Document
 from data_prep.workers import Function, Workers
 
 GROUP_DOCUMENTS = 512
@@ -38,8 +39,8 @@ class Candidate(NamedTuple):
     key: int  # for finding duplicates
     number: int  # for the split
 
-    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] = str) -> None:
-        """Into the ledger; `show` finds in the text what an example should show."""
+    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = passage) -> None:
+        """Into the ledger; `show` makes of the text what an example shows, None if this document shall not be one."""
         stage.drop(reason, self.size, self.document.id, self.document.text, show)
 
 
@@ -87,7 +88,7 @@ class Selection:
             size = document.damage.bytes if document.damage else text_bytes(document.text)
             stage.take(size)
             if document.damage:
-                stage.drop(document.damage.reason, size, document.id, document.text)
+                stage.drop(document.damage.reason, size, document.id, document.text, _broken_bytes)
                 continue
             stage.give(size)
             yield document
@@ -123,7 +124,12 @@ class Selection:
             if reason == PASSED:
                 yield candidate
             else:
-                candidate.is_dropped_by(stage, reason)
+                candidate.is_dropped_by(stage, reason, partial(self._breach, reason))
+
+    def _breach(self, reason: str, text: str) -> str:
+        if reason in clean.FILTERS:
+            return clean.shown(text, reason, self.config.clean)
+        return filters.shown(text, reason, self.config.filters)
 
     def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """The first of equal documents."""
@@ -141,24 +147,35 @@ class Selection:
                 yield candidate
 
     def not_near(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """One of each group of near-duplicates."""
-        stage = self.ledger["near deduplication"]
+        """One of each group of near-duplicates. An example waits for the end: what is kept may come after it."""
+        stage, near = self.ledger["near deduplication"], self.near
+        examples = near.first(EXAMPLES) if near else {}
+        names = dict.fromkeys((kept for kept, _ in examples.values()), "")
+        waiting: dict[int, Candidate] = {}
         for candidate in candidates:
             stage.take(candidate.size)
-            if self.near is not None and candidate.key in self.near:
-                candidate.is_dropped_by(stage, "near_duplicate")
-                continue
-            stage.give(candidate.size)
-            yield candidate
+            if near is None or candidate.key not in near:
+                if candidate.key in names:
+                    names[candidate.key] = names[candidate.key] or candidate.document.id
+                stage.give(candidate.size)
+                yield candidate
+            elif candidate.key in examples and candidate.key not in waiting:
+                waiting[candidate.key] = candidate
+            else:
+                candidate.is_dropped_by(stage, "near_duplicate", None)
+        for key, candidate in waiting.items():
+            kept, similarity = examples[key]
+            candidate.is_dropped_by(stage, "near_duplicate", partial(self._likeness, names[kept], similarity))
+
+    def _likeness(self, kept: str, similarity: float, text: str) -> str:
+        breach = Breach(similarity, self.config.near_duplicates.threshold)
+        return f"like {kept}, {breach.shown(text, 'threshold')}"
 
     def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
-
-        def show(text: str) -> str:
-            return f"... {search.match(text)} ..." if search else text
-
+        show = search.shown if search else passage
         for candidate, found in self._judged(candidates, stage, lambda text: None):
             if found == PASSED:
                 yield candidate
@@ -220,6 +237,10 @@ class Selection:
             yield from decided(held_out.assign(candidate.number, candidate))
         yield from decided(held_out.finish())
         stage.notes |= {f"{split}_documents": count for split, count in given.items()}
+
+
+def _broken_bytes(text: str) -> str:
+    return passage(text, spans(ESCAPED_BYTE, text))
 
 
 def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:

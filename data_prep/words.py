@@ -52,6 +52,18 @@ def hash_words_and_lengths(text: str) -> tuple[np.ndarray, np.ndarray]:
     return _joined([words_W for words_W, _ in blocks]), _joined([lengths_W for _, lengths_W in blocks])
 
 
+def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where the words start and end [W], in characters of the text."""
+    starts, ends, before = [], [], 0
+    for data, _, starts_W, ends_W in _blocks(text):
+        starts.append(before + starts_W)
+        ends.append(before + ends_W)
+        before += len(data)
+    data_B = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+    characters_B = np.concatenate([[0], np.cumsum((data_B & 0xC0) != 0x80)])  # that begin before this byte
+    return characters_B[_joined(starts)], characters_B[_joined(ends)]
+
+
 def hash_words_and_breaks(text: str, breaks: bytes = SENTENCE_ENDS) -> tuple[np.ndarray, np.ndarray]:
     """The words' numbers [W], and [W] how many of these ASCII characters stand in front of each word."""
     words, counts, before = [], [], 0

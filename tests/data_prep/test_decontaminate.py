@@ -103,9 +103,9 @@ def test_what_was_read_is_named(found: Decontaminator) -> None:
 
 
 def test_the_match_is_shown(found: Decontaminator) -> None:
-    assert found.match(FILLER + LONG) == "the old harbour of the town which lies at the mouth of the"
-    assert found.match(FILLER + SHORT) == "the sailors rode the breeze clear of the rocks"
-    assert found.match(FILLER) == ""
+    assert found.shown(9 * FILLER + LONG + FILLER).startswith("13 words of QNLI, MNLI: ... ")
+    assert LONG[:70] in found.shown(9 * FILLER + LONG + FILLER)
+    assert found.shown(SHORT) == f"9 words of CoLA, MNLI: {SHORT}"
 
 
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:

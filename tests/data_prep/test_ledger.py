@@ -7,7 +7,7 @@ import numpy as np
 
 from data_prep.card import bars
 from data_prep.fates import PASSED, Fates
-from data_prep.ledger import EXAMPLES, EXCERPT_CHARACTERS, Ledger, Stage, text_bytes
+from data_prep.ledger import EXAMPLES, PASSAGE_CHARACTERS, Ledger, Stage, text_bytes
 
 
 def test_examples_and_counts_do_not_depend_on_the_order_of_counting() -> None:
@@ -28,7 +28,7 @@ def test_an_excerpt_is_one_short_printable_line() -> None:
     stage = Stage("source", seed=0)
     stage.drop("not_utf8", 9, "a:0", "\udcff\x00\x1b[31m | line\nnext " + 500 * "x")
     (example,) = stage.line().dropped["not_utf8"].examples
-    assert example.isprintable() and len(example) < EXCERPT_CHARACTERS + 10
+    assert example.isprintable() and len(example) < PASSAGE_CHARACTERS + 10
     example.encode()
 
 

@@ -6,6 +6,7 @@ The clean documents are prose of invented words among real stop words, so that t
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -136,7 +137,14 @@ def test_every_planted_fault_is_found_and_reported(
     assert found["near deduplication"] == {"near_duplicate": NEAR}
     assert found["decontamination"] == {"contaminated": SENTENCES}
     assert corpus.manifest.decontamination["removed"] == {"CoLA": SENTENCES // 2, "RTE": SENTENCES // 2}
-    assert all(": ... " in shown for shown in stages["decontamination"].dropped["contaminated"].examples)
+    assert all(
+        re.search(r": \d+ words of (CoLA|RTE): ", e) for e in stages["decontamination"].dropped["contaminated"].examples
+    )
+    assert all(", limit 0.05 (max_markup): " in e and "<div" in e for e in stages["filters"].dropped["markup"].examples)
+    assert all(re.search(r": 0\.\d+, limit 0.5 \(", e) for e in stages["tokens"].dropped["too_many_tokens"].examples)
+    assert all(
+        " like " in e and "0.jsonl:" in e for e in stages["near deduplication"].dropped["near_duplicate"].examples
+    )
     assert found["filters"]["markup"] == MARKUP and found["filters"]["no_stop_words"] == 1
     assert found["tokens"] == {"too_many_tokens": GIBBERISH}
     assert stages["normalise"].notes["long_documents_cut"] == 1
