@@ -33,15 +33,17 @@ def environment(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of the checkout the code runs from and the hash of its uncommitted diff; nulls in an installed wheel."""
+    """Commit of the checkout the code runs from, what is changed in it (five names at most) and the hash of its
+    uncommitted diff; nulls in an installed wheel."""
     commit = git("rev-parse", "HEAD")
     if commit is None:
-        return {"commit": None, "dirty": None, "diff_sha256": None}
+        return {"commit": None, "dirty": None, "changed": None, "diff_sha256": None}
     diff = git("diff-index", "-p", "HEAD") or ""
     changes = git("status", "--porcelain")
     return {
         "commit": commit,
         "dirty": None if changes is None else bool(changes),  # null: git did not tell
+        "changed": None if changes is None else [line.split(maxsplit=1)[-1] for line in changes.splitlines()[:5]],
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
     }
 

@@ -293,7 +293,8 @@ def clean_code(record: Record) -> Outcome:
     where: dict[str, dict[str, None]] = {}
     for name, environment in ran:
         commit, dirty = at(environment, "git.commit"), at(environment, "git.dirty")
-        state = "clean" if dirty is False else "with uncommitted changes"
+        changed = ", ".join(map(str, listed)) if isinstance(listed := at(environment, "git.changed"), list) else ""
+        state = "clean" if dirty is False else f"with uncommitted changes{changed and f' ({changed})'}"
         finding = f"commit {str(commit)[:12]}, {state}" if commit else "no git commit on record"
         where.setdefault(finding, {})[name] = None
     problems = [f"{', '.join(names)}: {found}" for found, names in where.items() if not found.endswith("clean")]

@@ -100,7 +100,9 @@ def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
     if suite.section == "glue" and stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
-    write_record_section(folder, **scores, history=history.stamp(history.history_file(folder)))
+    # None where all was scored before there was a history: an empty one would be a history that is gone.
+    past = history.stamp(history.history_file(folder))
+    write_record_section(folder, **scores, **({"history": past} if past else {}))
 
 
 def score_without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:

@@ -232,9 +232,12 @@ class TestChildren:
         assert [c[0] for c in commands] == ["run"]
 
     @pytest.mark.parametrize("verb", ["run", "pretrain"])
-    def test_multirun_starts_one_process_per_job(self, run: Run, commands: list[list[str]], verb: str) -> None:
+    def test_multirun_starts_one_process_per_job(
+        self, run: Run, commands: list[list[str]], tmp_path: Path, verb: str
+    ) -> None:
         assert run(verb, "--multirun", "name=a,b", "model=tiny").code == 0
         assert commands == [[verb, f"name={name}", "model=tiny"] for name in "ab"]
+        assert [path.name for path in tmp_path.iterdir()] == ["multirun"], "which .gitignore has: the checkout is clean"
 
     def test_a_mistake_in_any_point_is_found_before_the_first_begins(self, run: Run, commands: list[list[str]]) -> None:
         ended = run("pretrain", "-m", "name=a,b", "train.micro_batch=8,3")

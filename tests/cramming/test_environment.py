@@ -15,7 +15,7 @@ from cramming import device, environment
 
 def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "site-packages" / "cramming" / "environment.py"))
-    assert environment.git_state() == {"commit": None, "dirty": None, "diff_sha256": None}
+    assert environment.git_state() == dict.fromkeys(["commit", "dirty", "changed", "diff_sha256"])
 
 
 @pytest.mark.parametrize(("status", "dirty"), [(" M README.md", True), ("", False), (None, None)])
@@ -25,7 +25,8 @@ def test_a_status_that_git_does_not_tell_is_not_a_clean_one(
     """git ends with an error or takes too long: rule 23 then does not hold."""
     answers = {"rev-parse": "0123", "diff-index": "", "status": status}
     monkeypatch.setattr(environment, "git", lambda verb, *_: answers[verb])
-    assert environment.git_state()["dirty"] is dirty
+    state = environment.git_state()
+    assert state["dirty"] is dirty and state["changed"] == {True: ["README.md"], False: [], None: None}[dirty]
 
 
 def test_git_is_only_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def test_each_fine_tuning_is_a_line_and_a_second_set_shows(few: dict[str, Any], 
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
+def test_what_was_scored_before_there_was_a_history_may_be_scored_again(few: dict[str, Any]) -> None:
+    main(few)
+    past(few).unlink()
+    path = Path(few["runs"]) / "first" / "record.json"
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "history"}
+    path.write_text(json.dumps(older | {"rules_version": "4"}))
+    main(few)  # finds all of it stored
+    assert not past(few).exists() and finding(few, "R7")[0]
+
+
 def test_seeds_that_the_record_drops_stay_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
     main(with_eval(few, seeds=[0, 1, 2, 3]))
     main(with_eval(few, seeds=[0, 1, 2]))
