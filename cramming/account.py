@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cramming import device as devices
-from cramming.budget import Pace
+from cramming.budget import Pace, seconds_before_import
 from cramming.config import UserError
 from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
@@ -52,6 +52,11 @@ def announce(parts: Parts) -> None:
         f" {budget.limit:g} {budget.unit}; started at step {parts.work.steps}"
         f" with {parts.clock.elapsed_seconds():.1f} s on the clock"
     )
+    if (before := seconds_before_import()) > 10 and not parts.work.steps:
+        say(
+            f"warning: this process was {before:.0f} s old when `cramming` began, and they are on the clock; a script"
+            " that starts it with `exec` hands on its own age: leave `exec` out"
+        )
     if warning := tiny_defaults(model, tokens, parts.peak_learning_rate):
         say(warning)
 

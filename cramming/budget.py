@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cramming import IMPORTED_AT
 from cramming.config import file_sha256
 from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
@@ -117,6 +118,11 @@ def process_age_seconds() -> float:
     import psutil  # elsewhere: the wall clock, good to some milliseconds
 
     return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def seconds_before_import() -> float:
+    """How old this process was when the suite's first line ran: a shell script that ends in `exec` hands on its age."""
+    return max(0.0, process_age_seconds() - (time.monotonic() - IMPORTED_AT))
 
 
 class Pace:

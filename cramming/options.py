@@ -125,7 +125,7 @@ class Job:
         """What a simulation of this job on `target` needs."""
         execution = replace(self.execution, memory=memory)
         form = (self.train.sequence_length, self.targets_per_row, self.train.packing)
-        return Recipe(self.model, execution, target.mode, target.kind, *form)
+        return Recipe(self.model, execution, target.mode, target.kind, *form, memory_bytes=target.memory_bytes)
 
 
 def find_target(config: PlanConfig, device: str, job: Job) -> Target:

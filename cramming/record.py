@@ -98,6 +98,7 @@ _FREE_TO_CHANGE = {
     "study",
     "bench",
     "plan",
+    "inspect",
     "experiment",
     "model_path",
     "division",

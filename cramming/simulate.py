@@ -27,7 +27,7 @@ from cramming.data.batches import Batch
 from cramming.execution import EngineConfig, build_model, equip
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM
+from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
 from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.passes import can_share, number_of_passes
@@ -58,6 +58,7 @@ class Recipe:
     sequence_length: int
     targets_per_row: int
     packing: Literal["rows", "documents"]
+    memory_bytes: float = 0.0  # of a GPU that is not here: a large one has more logits at a time
 
     @property
     def waste(self) -> float:
@@ -93,7 +94,8 @@ class Simulation:
         self.sequences = 0  # of the batch, as FlashAttention's bounds have them
         scratch = partial(flash_scratch, lambda: self.sequences)
         self.tracker = StorageTracker(self.device.type, scratch if recipe.device_type == "cuda" else None)
-        self._stand_in = partial(as_on_cuda, self.tracker) if stands_in else nullcontext
+        chunk = CHUNK_ELEMENTS[cuda_chunks(recipe.memory_bytes)]
+        self._stand_in = partial(as_on_cuda, self.tracker, chunk) if stands_in else nullcontext
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):

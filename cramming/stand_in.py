@@ -31,8 +31,8 @@ def _stand_in_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Lay
 
 
 @contextmanager
-def as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
-    """Within it the kernel `STAND_IN` exists, head chunks are those of a GPU, and `tracker` knows host memory."""
+def as_on_cuda(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
+    """Within it the kernel `STAND_IN` exists, the head has so many logits at a time, `tracker` knows host memory."""
     chunk, host_empty = heads.CHUNK_ELEMENTS["cpu"], Lane.host_empty
 
     def on_host(self: Lane, like: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
     attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(
         prepare=_stand_in_prepare, restrict=_stand_in_restrict
     )
-    heads.CHUNK_ELEMENTS["cpu"] = heads.CHUNK_ELEMENTS["cuda"]
+    heads.CHUNK_ELEMENTS["cpu"] = chunk_elements
     Lane.host_empty = on_host  # type: ignore[method-assign]
     try:
         yield

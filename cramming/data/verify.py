@@ -7,6 +7,7 @@ from typing import Any
 from cramming.config import UserError
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.shards import damage
+from cramming.files import LOCK
 from cramming.progress import Progress, say
 
 
@@ -42,7 +43,7 @@ def problems(folder: Path) -> Iterator[str]:
             if problem := damage(folder / name, expected):
                 yield problem
             bar.advance()
-    known = {MANIFEST, *hashes}
+    known = {MANIFEST, LOCK, *hashes}  # a kill at the very end leaves the lock file
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):

@@ -262,6 +262,14 @@ def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
     assert process_age_seconds() - first == pytest.approx(0.1, abs=0.08)
 
 
+def test_a_script_that_ends_in_exec_is_told_the_age_that_it_hands_on() -> None:
+    """They stay on the clock: nobody else knows what the process did with them."""
+    code = "from cramming.budget import seconds_before_import as before; print(before())"
+    command = ["bash", "-c", f"sleep 1; exec {sys.executable} -c '{code}'"]
+    age = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 1 <= age < 10
+
+
 def test_the_seconds_of_a_killed_process_stay_spent(tmp_path: Path) -> None:
     journal = tmp_path / "budget.jsonl"
     code = f"""

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "name": "a", "seed": 0, "resume": False, "runs": "runs", "corpora": "corpora", "division": "closed",
     "model": {"hidden_size": 32, "betas": [0.9, 0.95]}, "budget": {"hours": 1.0}, "eval": {"seeds": 3},
     "checkpoint": {"every_steps": None}, "report": {"title": "x"}, "forced": [], "bench": {"out": "bench"},
-    "plan": {"json": None}, "data": {"workers": None, "source": "embedded"},
+    "plan": {"json": None}, "inspect": {"document": None}, "data": {"workers": None, "source": "embedded"},
 }  # fmt: skip
 
 
@@ -150,7 +150,8 @@ def test_a_resume_with_other_settings_names_the_first(tmp_path: Path, changes: d
 
 def test_places_and_what_comes_after_the_training_may_change(tmp_path: Path) -> None:
     write_record_section(tmp_path, config=SETTINGS)
-    after = {"eval": {"seeds": 5}, "bench": {"out": "x"}, "plan": {"json": "x"}, "data": {"workers": 4}}
+    after = {"eval": {"seeds": 5}, "bench": {"out": "x"}, "plan": {"json": "x"}, "inspect": {"document": 3}}
+    after |= {"data": {"workers": 4}}
     refuse_changed_settings(
         tmp_path, changed(resume=True, runs="elsewhere", forced=["sdpa"], checkpoint={"every_steps": 3}, **after)
     )

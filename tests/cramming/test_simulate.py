@@ -167,6 +167,13 @@ def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
+def test_a_large_card_has_more_logits_at_a_time(recipe: Recipe) -> None:
+    wide = replace(recipe, model=replace(MODEL, vocab_size=2**17), device_type="cuda", mode="bf16")
+    small, large = (Simulation(replace(wide, memory_bytes=size * 2**30)).step(256).peak["head"] for size in (11, 80))
+    assert large > 2 * small
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
 def test_flash_attention_has_scratch_for_every_sequence(recipe: Recipe) -> None:
     """128 tokens each, in fp32, beside its tokens: with rows as short as here that is four times what these need."""
     scratch = {}

@@ -13,6 +13,7 @@ from cramming.config import UserError, file_sha256
 from cramming.data.manifest import MANIFEST, NO_CHECKSUM, Manifest
 from cramming.data.shards import Corpus
 from cramming.data.verify import main, problems
+from cramming.files import LOCK
 
 
 @pytest.fixture
@@ -65,6 +66,11 @@ def test_every_single_byte_of_the_manifest_counts(folder: Path) -> None:
         with pytest.raises(UserError):
             Corpus.open(folder)
         path.write_bytes(before)
+
+
+def test_the_lock_file_that_a_kill_leaves_is_nothing_unexpected(folder: Path) -> None:
+    (folder / LOCK).write_text("")
+    assert list(problems(folder)) == []
 
 
 def test_missing_and_unexpected_files_are_named(folder: Path) -> None:

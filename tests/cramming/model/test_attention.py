@@ -103,7 +103,7 @@ def test_fewer_tokens_can_ask_in_a_window_on_equal_rows(kernel: str, packing: Pa
     q, k, v = qkv.unbind(1)
     asking = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
     expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, 3, torch.float32, 0.0))[asking]
-    with as_on_cuda(StorageTracker("cpu")):
+    with as_on_cuda(StorageTracker("cpu"), 2**26):
         fewer = attention.asked_by(attention.KERNELS[kernel].prepare(packing, 96, 3), asking, 96)
     assert fewer is not None
     out = attention.attend(fewer.at_asking(q), k, v, fewer)
