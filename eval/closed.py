@@ -258,12 +258,24 @@ def full_tasks(record: Record) -> Outcome:
         if init == "pretrained" and (task.get("subset") or other_sizes(record, init, entry, task))
     ]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
+    problems += _trained_on_what_is_scored(record)
     contents = _contents(record)
     problems += [f"{OTHER}: {', '.join(names)}" for name, names in contents.items() if name == OTHER]
     shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data; {shown}" if shown else "every task, on all of its data")
 
 
+def _trained_on_what_is_scored(record: Record) -> list[str]:
+    """GLUE's entries whose scored examples are largely training examples; records of before version 5 do not say."""
+    problems = []
+    for init, name, task in tasks_of(record):
+        seen, scored = number(task, "seen_in_training"), number(task, "eval_examples")
+        if init == "pretrained" and name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
+            problems.append(f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too")
+    return problems
+
+
+MAX_SEEN_IN_TRAINING = 0.05  # of GLUE's own sets 1.5 % at most are
 OTHER = "as many examples as the official data, but not those (by SHA-256)"
 
 

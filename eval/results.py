@@ -25,7 +25,7 @@ from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
 from eval import superglue
-from eval.datasets import Split, TaskData, examples_sha256
+from eval.datasets import Split, TaskData, examples_sha256, seen_in_training
 from eval.finetune import Predictions, Selection
 from eval.metrics import score
 from eval.reading import DAMAGED_ARRAYS
@@ -143,6 +143,7 @@ def summarise(
                 **_entry(task_data.task, split.source, of_task, seeds),
                 **_sizes(suite, task_data, split),
                 "data_sha256": examples_sha256(task_data.train, split),
+                "seen_in_training": seen_in_training(task_data.train, split),
                 "hyperparameters": dict(hyper),
             }
     missing = dict(absent) | {name: why for task_data in data for name, why in task_data.absent.items()}

@@ -4,10 +4,11 @@ import shutil
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import examples_sha256, read_hub_task, read_task, tasks_in_folder
+from eval.datasets import Split, examples_sha256, read_hub_task, read_task, seen_in_training, tasks_in_folder
 from eval.tasks import TASKS
 
 MNLI_TEXT = [
@@ -290,3 +291,9 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
     assert data.train.texts[0][2] == f"{task.hub_text[0]} {task.train.hub_config} train 2"
     assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 1]
     assert data.blind[-1].labels is None and data.blind[-1].ids == [0, 1, 2]
+
+
+def test_scored_examples_that_are_trained_on_are_counted_whatever_their_labels() -> None:
+    source = TASKS["mrpc"].train
+    train = Split(source, (["a  b", "c", "e"], ["d", "d", "f"]), np.array([0, 1, 0]))
+    assert seen_in_training(train, Split(source, (["a b", "c", "x"], ["d", "e", "f"]), np.array([1, 1, 0]))) == 1
