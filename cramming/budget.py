@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from cramming import IMPORTED_AT
 from cramming.config import file_sha256
@@ -23,13 +23,13 @@ from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
     EndReason,
     Journal,
+    Unit,
     ended_after,
+    limits_of,
     processes_of,
     read_journal,
     spent_seconds,
 )
-
-Unit = Literal["hours", "exaflops", "tokens", "steps"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BudgetConfig:
     heartbeat_seconds: float
 
     def __post_init__(self) -> None:
-        given = {u: getattr(self, u) for u in get_args(Unit) if getattr(self, u) is not None}
+        given = limits_of(vars(self))
         if len(given) != 1:
             found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
@@ -58,8 +58,7 @@ class BudgetConfig:
     @property
     def unit(self) -> Unit:
         """The unit that is set."""
-        units: tuple[Unit, ...] = get_args(Unit)
-        return next(u for u in units if getattr(self, u) is not None)
+        return next(iter(limits_of(vars(self))))
 
     @property
     def limit(self) -> float:
@@ -129,10 +128,12 @@ class Pace:
     """Predicts how long the next step and the next validation take: the slowest of the last eight, and a tenth more.
 
     A process's first step, and each that compiled, is left out: what it took beyond the work itself will not be
-    repeated. Lengths are per micro-batch, which alone is the same in all steps.
+    repeated. Lengths are per micro-batch, which alone is the same in all steps. `slowest_update_seconds` is that of the
+    run's earlier processes, 0 if there were none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slowest_update_seconds: float) -> None:
+        self._earlier_update = slowest_update_seconds
         self._steps: deque[float] = deque(maxlen=8)
         self._updates: deque[float] = deque(maxlen=8)
         self._validations: deque[float] = deque(maxlen=8)
@@ -158,10 +159,11 @@ class Pace:
     def update_seconds(self) -> float:
         """For the part after the backward pass: twice the slowest and at least 0.1 s, as no step may end too late.
 
-        The second step has only the first to go by, which took longer than any that follows.
+        The second step has only the first to go by, which took longer than any that follows; the first has only those
+        of earlier processes.
         """
         first = self._first[1] if self._first else 0.0
-        return max(0.1, 2.0 * max(self._updates) if self._updates else first)
+        return max(0.1, 2.0 * max(self._updates, default=0.0) or max(first, self._earlier_update))
 
     def validation_seconds(self, micro_batches: int) -> float:
         """For a whole validation: as long as training on as many micro-batches before there is one to go by."""
@@ -183,6 +185,7 @@ class BudgetClock:
         self.process = len(processes_of(events))
         self.earlier_seconds = spent_seconds(events)
         self.journaled_flops = max((float(e.get("charged_flops", 0.0)) for e in events), default=0.0)
+        self.slowest_update_seconds = max((float(e.get("slowest_update_seconds", 0.0)) for e in events), default=0.0)
         self.lost_flops = 0.0
         self.work = Work()
         self.has_ended = ended_after(events) is not None
@@ -207,10 +210,11 @@ class BudgetClock:
         """Note that the present state is saved, in a file with this SHA-256."""
         self._write("checkpoint", sha256=sha256)
 
-    def step_synchronised(self) -> None:
-        """Note that the last counted step has ended now, on the device too."""
+    def step_synchronised(self, update_seconds: float) -> None:
+        """Note that the last counted step has ended now, on the device too, and how long its update took."""
         if self._failure:  # without heartbeats a crash would be free: no training then
             raise self._failure
+        self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = self.elapsed_seconds()
         if time.monotonic() - self._synced > MAX_HEARTBEAT_SECONDS:  # the thread waits for the disk: so does training
             self._write("heartbeat")
@@ -287,6 +291,7 @@ class BudgetClock:
                 "wall": round(time.time(), 3),
                 **asdict(self.work),
                 "charged_flops": self.charged_flops(),
+                "slowest_update_seconds": self.slowest_update_seconds,
                 **more,
             }
             self._file.write(row)

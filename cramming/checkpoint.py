@@ -6,9 +6,11 @@ position is `sequences` of the counters. It deliberately says nothing about time
 between leaves an entry without a file, and goes on from the checkpoint before it; a file without an entry is not ours.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -62,25 +64,34 @@ def save(
     }
     path = path_of(folder, work.steps)
 
-    def write(temporary: Path) -> None:
-        _write(state, temporary)
-        enter(file_sha256(temporary))
-
-    overwrite_atomically(path, write)
+    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
     for old in _files(folder)[KEEP:]:
         old.unlink()
     return path
 
 
-def _write(state: dict[str, Any], path: Path) -> None:
-    """Through a file of Python's, whose errors say what the system said; torch makes its own of most of them."""
+class _Hashed(BufferedWriter):
+    """A file whose SHA-256 is known once it is written: training waits, so nothing is read again."""
+
+    def __init__(self, path: Path):
+        super().__init__(FileIO(path, "wb"))
+        self.sha256 = hashlib.sha256()
+
+    def write(self, buffer: Any, /) -> int:
+        self.sha256.update(buffer)
+        return super().write(buffer)
+
+
+def _write(state: dict[str, Any], path: Path) -> str:
+    """The file's SHA-256. It is a file of Python's, whose errors are the system's; torch makes its own of most."""
     try:
-        with path.open("wb") as handle:
+        with _Hashed(path) as handle:
             torch.save(state, handle)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+    return handle.sha256.hexdigest()
 
 
 def newest_steps(folder: Path) -> int | None:

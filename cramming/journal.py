@@ -9,7 +9,8 @@ Each line is one JSON object:
     {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
 `elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
 of the last elapsed time each one wrote. `previous` is the SHA-256 of the line before, so that a line cannot be changed,
-added or taken out of the middle without writing all that follow anew. Journals of before rules version 5 have no
+added or taken out of the middle without writing all that follow anew. `slowest_update_seconds` is how long an update
+took at most so far: a resume must not begin one that ends too late. Journals of before rules version 5 have no
 `previous`, no limit and no checkpoints.
 """
 
@@ -29,7 +30,11 @@ from cramming.files import UNSUPPORTED
 JOURNAL = "budget.jsonl"
 MAX_HEARTBEAT_SECONDS = 5.0  # so much of a killed process's time may be on record nowhere
 EndReason = Literal["finished", "stopped", "failed"]
+Unit = Literal["hours", "exaflops", "tokens", "steps"]
 Event = dict[str, Any]
+
+
+_MEASURED = ("charged_flops", "slowest_update_seconds")  # not in the journals of every version
 
 
 class Saved(NamedTuple):
@@ -37,6 +42,12 @@ class Saved(NamedTuple):
 
     steps: int
     sha256: str
+
+
+def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
+    """The limits that a section `budget` sets; one that is in order has exactly one."""
+    units: tuple[Unit, ...] = get_args(Unit)
+    return {unit: budget[unit] for unit in units if budget[unit] is not None}
 
 
 def read_journal(path: Path) -> list[Event]:
@@ -151,7 +162,7 @@ def _synced(path: Path) -> FileIO:
 def _check(event: Any, before: Event | None) -> None:
     """ValueError, KeyError or TypeError for what cannot follow `before` in any journal."""
     process, elapsed = event["process"], event["elapsed"]
-    amounts = [elapsed, process, event["steps"], event.get("charged_flops", 0.0)]
+    amounts = [elapsed, process, event["steps"], *(event.get(name, 0.0) for name in _MEASURED)]
     if not all(map(_is_amount, amounts)) or not isinstance(process, int) or not isinstance(event["steps"], int):
         raise ValueError
     if event["event"] == "end" and event["reason"] not in get_args(EndReason):

@@ -25,7 +25,7 @@ def _implied_budget(overrides: Sequence[str]) -> list[str]:
     defaults stays beside it. Two limits that are both typed stay, to be refused."""
     from omegaconf import OmegaConf
 
-    from cramming.budget import Unit
+    from cramming.journal import Unit
 
     found = (re.fullmatch(r"\+{0,2}budget(?:\.(\w+))?=(.*)", override) for override in overrides)
     typed: dict[str | None, str] = {match[1]: match[2] for match in found if match}

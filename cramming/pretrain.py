@@ -147,7 +147,8 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
     """The experiment. Returns why it ended."""
     work, config, mesh, clock, engine = parts.work, parts.train, parts.mesh, parts.clock, parts.engine
     batches = micro_batch_stream(parts)
-    pace, recent = Pace(), deque[StepStats](maxlen=config.log_every)
+    pace = Pace(clock.slowest_update_seconds if clock else 0.0)
+    recent = deque[StepStats](maxlen=config.log_every)
     began = last_save = time.monotonic()
     tokens_at_start = work.tokens
     reason: EndReason = "finished"
@@ -184,7 +185,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 partly_skipped=stats.partly_skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
             )  # fmt: skip
             if clock:
-                clock.step_synchronised()
+                clock.step_synchronised(engine.update_seconds)
             seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
             pace.note(count, seconds, engine.update_seconds, compiled)
             recent.append(stats)

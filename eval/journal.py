@@ -2,12 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from cramming.config import UserError, file_sha256
-from cramming.journal import Event, Saved, first_line_sha256, is_chained, processes_of, read_journal, spent_seconds
+from cramming.journal import (
+    Event,
+    Saved,
+    first_line_sha256,
+    is_chained,
+    limits_of,
+    processes_of,
+    read_journal,
+    spent_seconds,
+)
 
 
 def summarise_journal(journal: Path) -> dict[str, Any]:
@@ -74,11 +83,10 @@ def _budgets(events: Sequence[Event]) -> list[list[Any]]:
 def _config_budget(path: Path) -> list[Any] | None:
     """Unit and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
     try:
-        section = cast(Any, OmegaConf.load(path))["budget"]
-        given = [[unit, float(section[unit])] for unit in ("hours", "exaflops", "tokens", "steps") if section[unit]]
-    except Exception:  # whatever an edited file holds: missing, no YAML, no such section, no number
+        ((unit, limit),) = limits_of(yaml.safe_load(path.read_text(encoding="utf-8"))["budget"]).items()
+        return [unit, float(limit)]
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
         return None
-    return given[0] if len(given) == 1 else None
 
 
 def last_logged_seconds(metrics: Sequence[Mapping[str, Any]]) -> float | None:

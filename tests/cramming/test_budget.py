@@ -70,12 +70,12 @@ class TestHeartbeat:
         self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = BudgetClock(config(0.01, hours=1), tmp_path / "budget.jsonl")
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         with monkeypatch.context() as patch:
             patch.setattr(journals.os, "fsync", _no_space)
             clock._thread.join(5)
         with pytest.raises(OSError, match="No space"):
-            clock.step_synchronised()
+            clock.step_synchronised(0.1)
         clock.close("failed")
 
     @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
@@ -94,10 +94,10 @@ class TestHeartbeat:
         """Were the disk slow, a crash would else give back more than five seconds."""
         journal = tmp_path / "budget.jsonl"
         clock = BudgetClock(config(5, hours=1), journal)
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         assert len(read_journal(journal)) == 1
         clock._synced -= 6
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         assert [event["event"] for event in read_journal(journal)] == ["start", "heartbeat"]
         clock.close("finished")
 
@@ -168,7 +168,7 @@ class TestClock:
         clock = BudgetClock(config(hours=1 / 3600), tmp_path / "budget.jsonl")
         clock.attach(Work())
         clock._began -= 0.5
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         clock._began -= 100  # export, final validation
         clock.close("finished")
         summary = clock.summary()
@@ -180,7 +180,7 @@ class TestClock:
         clock = BudgetClock(config(hours=1 / 3600), tmp_path / "budget.jsonl")
         clock.attach(Work())
         clock._began -= 3.0
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         clock.close("finished")
         assert clock.summary()["overrun_seconds"] == pytest.approx(2.0, abs=0.2)
 
@@ -188,7 +188,7 @@ class TestClock:
 class TestPace:
     def test_the_step_that_compiles_is_no_measure(self) -> None:
         """A budget of 300 s, 40 s of start-up, a first step of 130 s, then steps of 1.5 s each."""
-        pace, left = Pace(), 300.0 - 40.0
+        pace, left = Pace(0.0), 300.0 - 40.0
         pace.note(1, 130.0, 0.2, compiled=True)
         left -= 130.0
         assert pace.step_seconds(1) <= left
@@ -200,13 +200,31 @@ class TestPace:
 
     def test_the_second_update_is_not_foretold_shorter_than_the_first_was(self) -> None:
         """Else it might end after the deadline, and the whole run would be void."""
-        pace = Pace()
+        pace = Pace(0.0)
         assert pace.update_seconds() > 0.0
         pace.note(1, 9.0, 3.0, compiled=False)
         assert pace.update_seconds() == 3.0
 
+    def test_a_resumed_runs_first_update_is_foretold_by_the_processes_before(self, tmp_path: Path, young: None) -> None:
+        """The slowest counts, even if it came after the last checkpoint: like the time, it is the journal's."""
+        for seconds in (3.0, 2.0):
+            clock = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl")
+            clock.attach(Work())
+            clock.step_synchronised(seconds)
+            clock.step_synchronised(0.5)
+            clock.close("stopped")
+        clock = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl")
+        pace = Pace(clock.slowest_update_seconds)
+        clock.close("stopped")
+        assert pace.update_seconds() == 3.0
+        pace.note(1, 9.0, 0.0, compiled=False)  # skipped: it says nothing
+        pace.note(1, 9.0, 0.0, compiled=False)
+        assert pace.update_seconds() == 3.0
+        pace.note(1, 9.0, 0.5, compiled=False)
+        assert pace.update_seconds() == 1.0
+
     def test_a_prediction_is_on_the_safe_side(self) -> None:
-        pace = Pace()
+        pace = Pace(0.0)
         assert pace.step_seconds(4) == 0.0  # the first step is simply tried
         for seconds in (100.0, 1.0, 3.0, 2.0):
             pace.note(2, seconds, seconds / 10, compiled=False)
@@ -218,7 +236,7 @@ class TestPace:
 
     def test_validations_are_foretold_like_steps(self) -> None:
         """As training on as much at first; then by their own, without those that compiled."""
-        pace = Pace()
+        pace = Pace(0.0)
         pace.note(2, 4.0, 0.1, compiled=False)
         assert pace.validation_seconds(10) == pytest.approx(22.0)
         pace.note(2, 2.0, 0.1, compiled=False)
@@ -234,7 +252,7 @@ class TestEnded:
         journal = tmp_path / "budget.jsonl"
         clock = BudgetClock(config(hours=1), journal)
         clock.attach(Work())
-        clock.step_synchronised()
+        clock.step_synchronised(0.1)
         clock.close("finished")
         content, summary = journal.read_bytes(), clock.summary()
         again = BudgetClock(config(hours=1), journal)

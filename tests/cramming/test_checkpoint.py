@@ -183,6 +183,16 @@ def test_a_checkpoint_is_an_entry_before_it_has_its_name(tmp_path: Path, make_mo
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_save_reads_nothing_again(
+    tmp_path: Path, make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training waits for it, on the clock: the SHA-256 is made of what is written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "file_sha256", lambda path: pytest.fail(f"{path} is read"))
+        path = State(make_model(), 1).save(tmp_path, 1)
+    assert KNOWN[-1] == Saved(1, file_sha256(path))
+
+
 def test_a_checkpoint_that_is_no_entry_is_not_taken(tmp_path: Path, make_model: Callable[..., Any]) -> None:
     """Another run's, whole, under the name of one of ours; and one of ours under another number."""
     ours, theirs = State(make_model(0), 1), State(make_model(1), 2)

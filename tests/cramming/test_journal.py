@@ -90,7 +90,8 @@ def test_a_line_that_was_changed_or_taken_out_is_found(journal: Path, row: int) 
     "damage", ["", "{}", "null", "7", '{"process": 0}', "\0\0\0", '{"event": "x", "process": 0, "elapsed": -5}',
                '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}',
                '{"event": "x", "process": "0", "elapsed": 1}', '{"event": "x", "process": 0, "elapsed": Infinity}',
-               '{"event": "end", "process": 0, "elapsed": 1}'],
+               '{"event": "end", "process": 0, "elapsed": 1}',
+               '{"event": "x", "process": 0, "elapsed": 1, "steps": 1, "slowest_update_seconds": "1"}'],
 )  # fmt: skip
 def test_damage_ends_the_run(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "budget.jsonl"

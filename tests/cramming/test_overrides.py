@@ -6,8 +6,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cramming.budget import BudgetConfig, Unit
+from cramming.budget import BudgetConfig
 from cramming.config import UserError, build, config_folder
+from cramming.journal import Unit
 from cramming.overrides import sweep_of, with_implied
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from cramming import probe
-from cramming.budget import processes_of, read_journal
+from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
 from cramming.engine import Engine
+from cramming.journal import processes_of, read_journal
 from cramming.model.heads import MaskedLM
+from cramming.optim.in_backward import Update
 from cramming.record import load_metrics, load_record
 
 Start = Callable[..., Path]
@@ -153,6 +155,28 @@ def test_a_time_budget_is_used_and_never_passed(start: Start, unbroken: Path, mo
     assert all(row["seconds"] <= limit for row in rows)
     assert [row["progress"] for row in rows] == sorted(row["progress"] for row in rows)
     assert load_metrics(run)[-1]["step"] == section["steps"]
+
+
+def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less time left than one update takes, it would end after the deadline and the whole run be void."""
+
+    def slow(self: Engine) -> Update:
+        time.sleep(0.3)
+        return update(self)
+
+    update, room, foretold = Engine._update, BudgetClock.has_room_for, list[float]()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Engine, "_update", slow)
+        break_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a")
+    monkeypatch.setattr(
+        BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
+    )
+    start("name=a", "resume=true")
+    step, update_of_step = foretold[:2]
+    assert (step, update_of_step >= 0.3) == (0.0, True)
 
 
 def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
