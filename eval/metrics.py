@@ -104,6 +104,13 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "spearmanr": spearmanr,
 }
 
+CORRELATIONS = ("matthews_correlation", "pearson", "spearmanr")
+
+
+def lowest(name: str) -> float:
+    """The least value that a metric can have; the most is 1."""
+    return -1.0 if name in CORRELATIONS else 0.0
+
 
 def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
     """The named metrics of `predictions` [N] against `labels` [N]: class numbers, or real numbers for regression."""

@@ -71,6 +71,8 @@ def load_run(folder: Path) -> Run:
         return Run(folder, folder.name, problem=str(error))
     except OSError as error:
         return Run(folder, folder.name, problem=f"{folder / 'record.json'}: {error.strerror}")
+    # These two are read from their files; what a record has in their place is nobody's evidence.
+    record = {key: value for key, value in record.items() if key not in ("scorings", "journal")}
     if (past := history_file(folder)).exists():
         record = {**record, "scorings": read_history(past, record.get("history"))}
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.record import FORMAT_VERSION
 from eval.history import SET
+from eval.metrics import lowest
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, ENTRIES
 
@@ -24,6 +25,8 @@ SCORE_TOLERANCE = 0.006
 VALUE_TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 JOURNAL_ROUNDING_SECONDS = 0.01
 NO_PRETRAINING = "no pretraining in this record"
+# What pretraining writes since version 5. A run cannot go on under another version of the rules than it began with.
+SINCE_5 = ("pretrain.journal_start", "pretrain.final_files", "pretrain.compiled")
 
 
 def before(record: Record, version: str) -> bool:
@@ -33,11 +36,16 @@ def before(record: Record, version: str) -> bool:
 
 def format_and_versions(record: Record) -> Outcome:
     """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
-    3, 4 or 5).
+    3, 4 or 5), not an older one than wrote it.
     """
     found = [at(record, key) for key in ("format", "suite_version", "rules_version")]
     ok = found[0] == FORMAT_VERSION and bool(found[1]) and str(found[2]) in COMPARABLE
-    return ok, f"format {found[0]}, suite {found[1]}, rules {found[2]}"
+    said = f"format {found[0]}, suite {found[1]}, rules {found[2]}"
+    later = [path for path in SINCE_5 if at(record, path) is not None]
+    later += ["a linked journal"] if at(record, "journal.chained") is True else []
+    if later and before(record, "5"):
+        return False, f"{said}, but {', '.join(later)} as only version 5 writes it"
+    return ok, said
 
 
 def finite_numbers(record: Record) -> Outcome:
@@ -159,8 +167,8 @@ def scores_stated(record: Record) -> Outcome:
 
 
 def scores_are_medians(record: Record) -> Outcome:
-    """A score is 100 times the median of the task's main metric over all stated seeds, whose values the history of
-    fine-tunings has too; a missing score is null and says why.
+    """A score is 100 times the median of the task's main metric over all stated seeds, whose values are within the
+    metric's range and in the history of fine-tunings; a missing score is null and says why.
     """
     seeds = {init: len(entries(section.get("seeds"))) for init, section in sections(record).items()}
     problems = []
@@ -169,6 +177,7 @@ def scores_are_medians(record: Record) -> Outcome:
         main = ENTRIES[entry][0].main_metric if entry in ENTRIES else task.get("main_metric")
         if task.get("main_metric") != main:
             problems.append(f"{name}: the main metric is {main}, not {task.get('main_metric')}")
+        problems += [f"{name}: {value:g} is no value of {metric}" for metric, value in _out_of_range(task)]
         values = [number(v) for v in entries(at(task, f"metrics.{main}.per_seed"))]
         measured = [v for v in values if v is not None]
         score = number(task, "score")
@@ -185,9 +194,17 @@ def scores_are_medians(record: Record) -> Outcome:
     return all_or(problems, f"every score is the median over its seeds; {told}")
 
 
+def _out_of_range(task: Record) -> Iterator[tuple[str, float]]:
+    metrics = task.get("metrics")
+    for name, found in metrics.items() if isinstance(metrics, Mapping) else ():
+        for value in map(number, entries(at(found, "per_seed"))):
+            if value is not None and not lowest(name) - VALUE_TOLERANCE <= value <= 1 + VALUE_TOLERANCE:
+                yield str(name), value
+
+
 def _against_history(record: Record) -> Iterator[str]:
-    """Where glue/history.jsonl is not the recorded one, or lacks a value. What was scored before there was a history
-    need not be in it."""
+    """Where glue/history.jsonl is not the recorded one, or has another value, or none: what was scored before there was
+    a history need not be in it."""
     past, older = at(record, "scorings"), before(record, "5")
     if past is None:
         if sections(record) and not (older and at(record, "history") is None):
@@ -197,16 +214,20 @@ def _against_history(record: Record) -> Iterator[str]:
         yield str(problem)
     elif at(past, "sha256") is None or at(past, "sha256") != at(record, "history.sha256"):
         yield "the SHA-256 of glue/history.jsonl is not the recorded one"
-    elif not older:
+    else:
         for init, section in sections(record).items():
-            lacking = sorted(set(_not_in_history(record, init, section)))
+            lacking = sorted(set(_not_in_history(record, init, section, older)))
             yield from [f"not in the history as recorded: {init}/{', '.join(lacking)}"] if lacking else []
 
 
-def _not_in_history(record: Record, init: str, section: Record) -> Iterator[str]:
-    """The entries of a section with a value that the history does not have for the same seed and settings."""
+def _not_in_history(record: Record, init: str, section: Record, older: bool) -> Iterator[str]:
+    """The entries of a section with a value that the history does not have for the same seed and settings.
+
+    Witnesses are the lines that the record names, and of several of the same run the last: it is what the scoring kept.
+    A sweep keeps the best point, which may have been done again since.
+    """
     told: dict[tuple[str, str], list[float | None]] = {}
-    for run in fine_tuned(record, init):
+    for run in fine_tuned(record, init, named=True):
         scores = run.get("scores")
         if made_with(run) == made_with(section) and isinstance(scores, Mapping):
             for entry, value in scores.items():
@@ -215,15 +236,21 @@ def _not_in_history(record: Record, init: str, section: Record) -> Iterator[str]
         seeds = entries(section.get("seeds"))
         values = entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed"))
         for seed, value in zip(seeds, map(number, values)):
-            known = [v for v in told.get((entry, str(seed)), []) if v is not None]
-            if value is not None and all(abs(value - v) > VALUE_TOLERANCE for v in known):
+            known = told.get((entry, str(seed)), [])
+            witnesses = known if section.get("sweep") is not None else known[-1:]
+            if value is None or (older and not known):
+                continue
+            if all(v is None or abs(value - v) > VALUE_TOLERANCE for v in witnesses):
                 yield entry
 
 
-def fine_tuned(record: Record, init: str) -> list[Record]:
-    """What the history has of an initialisation, on the suite that the record holds."""
+def fine_tuned(record: Record, init: str, named: bool = False) -> list[Record]:
+    """What the history has of an initialisation, on the suite that the record holds; in full, with what a scoring that
+    was interrupted has added, or the lines that the record has `named`."""
     suite = at(sections(record).get(init), "suite")
-    runs = [run for run in entries(at(record, "scorings.entries")) if isinstance(run, Mapping)]
+    lines = entries(at(record, "scorings.entries"))
+    known = lines[: int(number(record, "history.entries") or 0)] if named else lines
+    runs = [run for run in known if isinstance(run, Mapping)]
     return [run for run in runs if run.get("init") == init and run.get("suite") == suite]
 
 

@@ -1,5 +1,6 @@
 """Every rule can be broken, a good record breaks none, and docs/rules.md says what the code checks."""
 
+import copy
 import json
 import math
 import random
@@ -12,6 +13,7 @@ import pytest
 
 from cramming.config import file_sha256
 from cramming.record import RULES_VERSION
+from eval.history import history_file
 from eval.reading import load_run
 from eval.rules import COMPARABLE, RULES, foreseen, judge
 from eval.tasks import ENTRIES
@@ -48,14 +50,47 @@ def test_what_is_broken_before_the_first_step_is_foreseen(good: Record) -> None:
     assert foreseen(begun)[2] == "R15: source 'a.txt' has no license"
 
 
+def _of(record: Record, version: str) -> Record:
+    """The record as `version` of the rules would have left it: older ones wrote less."""
+    if version == "5":
+        return {**record, "rules_version": version}
+    pretrain = {k: v for k, v in record["pretrain"].items() if k not in ("journal_start", "final_files", "compiled")}
+    journal = {**record["journal"], "chained": False}
+    return {**record, "rules_version": version, "pretrain": pretrain, "journal": journal}
+
+
 @pytest.mark.parametrize("version", COMPARABLE)
 def test_records_of_every_comparable_version_are_ranked(good: Record, version: str) -> None:
-    assert judge({**good, "rules_version": version}).division == "closed"
+    assert judge(_of(good, version)).division == "closed"
+
+
+@pytest.mark.parametrize("version", COMPARABLE[:-1])
+def test_a_record_cannot_claim_to_be_older_than_it_is(good: Record, version: str) -> None:
+    """Older rules ask for less evidence; one thing that only version 5 writes is enough."""
+    for key, value in {**good["pretrain"], "compiled": False}.items():
+        claimed = _of(good, version)
+        new = key not in claimed["pretrain"]
+        claimed["pretrain"][key] = value
+        assert judge(claimed).division == ("invalid" if new else "closed"), key
+    assert judge({**_of(good, version), "journal": good["journal"]}).division == "invalid"
+
+
+def test_what_stands_in_the_record_is_no_file_beside_it(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+    """Neither a journal nor a history: both are read from their files alone."""
+    folder = write_run(tmp_path / "first", make_record())
+    whole = load_run(folder).record
+    (folder / "record.json").write_text(json.dumps(whole))
+    (folder / "budget.jsonl").unlink()
+    history_file(folder).unlink()
+    found = load_run(folder).record
+    assert "journal" in whole and "scorings" in whole and "journal" not in found and "scorings" not in found
+    assert [f.rule for f in judge(found).broken] == ["R5", "R7"]
 
 
 @pytest.mark.parametrize(("version", "division"), [("1", "closed"), *((v, "open") for v in COMPARABLE[1:])])
 def test_only_the_first_rules_knew_no_other_start_than_chance(good: Record, version: str, division: str) -> None:
-    good = {**good, "rules_version": version, "pretrain": {**good["pretrain"], "init": "scratch"}}
+    good = _of(good, version)
+    good["pretrain"]["init"] = "scratch"
     assert judge(good).division == "closed"  # the older records have both
     del good["pretrain"]["start"]
     assert judge(good).division == division
@@ -82,7 +117,7 @@ def test_scored_epochs_are_demanded_since_they_are_recorded(good: Record, versio
     for section in good["glue"].values():
         for task in section["tasks"].values():
             del task["scored_epochs"]
-    verdict = judge({**good, "rules_version": version})
+    verdict = judge(_of(good, version))
     evidence = next(f.evidence for f in verdict.findings if f.rule == "R20")
     assert verdict.division == division and evidence.startswith("pretrained: last epoch, scored epochs not on record;")
 
@@ -100,7 +135,7 @@ def test_counts_are_shown_as_whole_numbers(make_record: Any) -> None:
 def test_a_sweep_is_in_the_open_division_whichever_version_wrote_it(good: Record) -> None:
     good["glue"]["random"]["sweep"] = {"points": [{}] * 6}
     for version in COMPARABLE:
-        verdict = judge({**good, "rules_version": version})
+        verdict = judge(_of(good, version))
         assert verdict.division == "open" and [f.rule for f in verdict.broken] == ["R20"]
         assert "pretrained: last epoch; random: last epoch, best of 6 sets of hyp" in verdict.broken[0].evidence
 
@@ -153,12 +188,32 @@ def _scored_before(record: Record, **change: Any) -> None:
     runs.append({**next(run for run in runs if run["init"] == "pretrained"), **change})
 
 
+def _value(record: Record, task: str, value: float) -> None:
+    """The same value for every seed, in the section and in all of the history."""
+    found = _tasks(record)[task]
+    found.update(score=100 * value)
+    found["metrics"][found["main_metric"]].update(per_seed=[value] * 3)
+    for run in record["scorings"]["entries"]:
+        if run["init"] == "pretrained" and run["task"] == task:
+            run["scores"] = {task: value}
+
+
+def _two_values(record: Record, named: int) -> None:
+    """The better value is in lines that the record does not name (1), or in those of an earlier scoring (2)."""
+    lines = record["scorings"]["entries"]
+    before = copy.deepcopy(lines)
+    _value(record, "rte", 0.9)
+    record["scorings"]["entries"] = [*before, *lines] if named == 1 else [*lines, *before]
+    record["history"].update(entries=named * len(lines))
+
+
 BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R1": [
         lambda r: r.update(rules_version="0"),
         lambda r: r.update(rules_version="6"),
         lambda r: r.pop("rules_version"),
         lambda r: r.pop("suite_version"),
+        lambda r: r.update(rules_version="4"),
     ],
     "R2": [lambda r: r["pretrain"].update(train_loss=math.inf), lambda r: r["corpus"].update(counts=[1, math.nan])],
     "R3": [lambda r: r["pretrain"].update(status="interrupted"), lambda r: r["pretrain"].update(tokens=None)],
@@ -204,6 +259,13 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["history"].update(sha256="0" * 64),
         lambda r: r.update(scorings={"problem": "damaged"}),
         lambda r: r["scorings"]["entries"].clear(),
+        lambda r: r["history"].update(entries=0),
+        lambda r: _two_values(r, named=1),
+        lambda r: _two_values(r, named=2),
+        lambda r: _value(r, "rte", 1.7),
+        lambda r: _value(r, "rte", -0.5),
+        lambda r: _value(r, "cola", -1.5),
+        lambda r: _tasks(r)["cola"]["metrics"].update(accuracy={"per_seed": [0.5, 2.0, 0.5]}),
         lambda r: (r.pop("scorings"), r.update(rules_version="4")),
         lambda r: _tasks(r)["rte"].update(score=95.0, metrics={"accuracy": {"per_seed": [0.95, 0.95, 0.95]}}),
         lambda r: r["glue"]["random"]["hyperparameters"].update(epochs=4),
@@ -335,8 +397,8 @@ def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(
     del good["corpus"]["decontamination"]
     asked = "no overlap search on record; prepare with data.decontaminate.tasks=<GLUE folder>"
     assert rule(good) == ("R16", False, asked)
-    assert "no overlap search on record" in rule({**good, "rules_version": "4"}).evidence
-    assert judge({**good, "rules_version": "4"}).division == "closed"
+    assert "no overlap search on record" in rule(_of(good, "4")).evidence
+    assert judge(_of(good, "4")).division == "closed"
     good["corpus"]["sources"] = [{"name": "embedded", "kind": "embedded", "license": "MIT"}]
     assert judge(good).division == "closed"
     good["corpus"]["sources"].append({"name": "a.txt", "kind": "text", "license": "MIT"})
@@ -361,8 +423,8 @@ def test_rows_that_do_not_compete_may_have_fewer_seeds(
 def test_a_record_of_before_there_was_a_history_is_not_asked_for_it(good: Record) -> None:
     """Nor for the other files of the model."""
     del good["scorings"], good["history"]
-    del good["pretrain"]["final_files"], good["glue"]["pretrained"]["model_files"]
-    verdict = judge({**good, "rules_version": "4"})
+    del good["glue"]["pretrained"]["model_files"]
+    verdict = judge(_of(good, "4"))
     said = {f.rule: f.evidence for f in verdict.findings}
     assert verdict.division == "closed"
     assert "no history" in said["R7"] and "not on record" in said["R14"]
@@ -371,7 +433,7 @@ def test_a_record_of_before_there_was_a_history_is_not_asked_for_it(good: Record
 
 def test_what_was_scored_before_there_was_a_history_need_not_be_in_it(good: Record) -> None:
     """But what is in it counts."""
-    older = {**good, "rules_version": "4"}
+    older = _of(good, "4")
     older["scorings"] = {**good["scorings"], "entries": good["scorings"]["entries"][:1]}
     assert judge(older).division == "closed"
     older["scorings"]["entries"][0]["hyperparameters"] = {"epochs": 1}
