@@ -19,7 +19,7 @@ import numpy as np
 
 from data_prep import files
 from data_prep.neardup import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
-from data_prep.words import hash_words_and_breaks, ngrams
+from data_prep.words import hash_words_and_lengths, ngrams
 from data_prep.workers import Workers
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -80,7 +80,7 @@ def rensa(texts: list[str], threshold: float) -> Dropped:
 
 def runs_of(text: str) -> np.ndarray:
     """The text's runs of 3 words as 32-bit numbers."""
-    return np.unique(ngrams(hash_words_and_breaks(text)[0], 3) >> np.uint64(32))
+    return np.unique(ngrams(hash_words_and_lengths(text)[0], 3) >> np.uint64(32))
 
 
 def longest_first(texts: list[str]) -> Iterator[tuple[int, np.ndarray]]:

@@ -150,7 +150,9 @@ def _decontamination(manifest: Manifest) -> list[str]:
     if not found:
         return ["## Decontamination", "", "Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
     sets = "training, dev and test" if found["train_text"] else "dev and test"
-    how = f"runs of {found['ngram']} words, and shorter sentences that say enough"
+    how = (
+        f"runs of {found['ngram']} words; sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
+    )
     lines = ["## Decontamination", "", f"Compared with the {sets} texts in {found['tasks']}: {how}.", ""]
     columns = {"texts": "examples", "searchable": "searchable", "found": "found", "documents dropped": "removed"}
     lines += [f"| task | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]

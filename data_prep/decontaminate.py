@@ -4,20 +4,21 @@ The rule is GPT-3's (Brown et al. 2020, appendix C): a document is contaminated 
 example, in lower case and without regard to punctuation. Both sides are read alike, so a corpus or a task in the Penn
 Treebank's spelling ("do n't", "-lrb-") is found from the other. A text or sentence of fewer words, which has no such
 run, counts by how much it says: with 6 words of 28 letters and digits wherever it stands, with 4 words of 20 where it
-stands from one sentence boundary to another. What says less is no evidence: language produces it again and again
-without any copying. In 6 million words of old novels, which hold no example, sentences of GLUE with fewer letters occur
-144 times as whole sentences and 4,101 times inside longer ones; with as many, never (docs/log.md). Examples are cut
-into sentences for that purpose only; runs of 13 words go across them.
+stands alone: between signs or numbers, as sentences, quotations and cells of tables do, and rows of a task's own file.
+What says less is no evidence: language produces it again and again without any copying. In 6 million words of old
+novels, which hold no example, sentences of GLUE with fewer letters occur 144 times as whole sentences and 4,101 times
+inside longer ones; with as many, never (docs/log.md). Examples are cut into sentences for that purpose only; runs of 13
+words go across them.
 
 The dev and test sets are always looked for; `train_text` adds the training sets. Labels are never read. The table takes
-13 bytes for each run of words of each text and a bit table of 2 to 4 bytes each, which answers for nearly all words of
-a clean text. Short sentences are looked for where the first 6 words of one stand in a bit table of their own.
+13 bytes for each run of words of each text and two bit tables of 2 to 4 bytes each. One has the first 6 words of all
+that is looked for, and answers for nearly all words of a clean text.
 
-Suffixes: W words, E entries of the table, S sentences.
+Suffixes: W words, E entries of the table, S sentences, K candidates for a match, D texts.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ import numpy as np
 
 from cramming.config import UserError, file_sha256
 from data_prep.passages import passage
-from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, mix, word_places
+from data_prep.words import BASE, Words, combine, find_words, mix, word_places
 
 SHORTEST_NGRAM = 9
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
 SENTENCE_BYTES = 20  # the same, of its words
-FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for inside longer sentences too; by its first words
-BATCH_TEXTS = 1 << 14
+FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for beside other words too
+BATCH_TEXTS = 1 << 14  # of the tasks
+BATCH_CHARACTERS = 1 << 17  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
 # Columns with text in the official files. CoLA's training and dev files have no header: their fourth column.
@@ -48,11 +50,11 @@ TASKS: dict[str, tuple[str, ...]] = {
     "WNLI": ("sentence1", "sentence2"),
 }
 HEADERLESS = {"CoLA": 3}
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not in "U.S. Food and Drug Administration"
 # The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
-_DETACHED = re.compile(r"\s+(n['’]t\b)|-[lr][rsc]b-", re.IGNORECASE)
-_DETACHED_SIGNS = (" n't", " n’t", " N'T", *(f"-{side}{kind}B-" for side in "LR" for kind in "RSC"))
-_DETACHED_SIGNS += tuple(sign.lower() for sign in _DETACHED_SIGNS[3:])
+_DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
+_DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
+_DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Decontaminator:
     """Which tasks' examples a text holds.
 
     `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
-    the same files), `examples` how many texts each task has, `searchable` how many of these say enough to be found.
+    the same files), `examples` how many texts each task has, `searchable` how many of these can be found.
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
@@ -120,56 +122,104 @@ class Decontaminator:
         found.files = sources
         return found
 
-    def texts_in(self, text: str) -> np.ndarray:
-        """The numbers of the tasks' texts that share a run of words or a short sentence with this text."""
-        found = [texts for _, _, texts in self._matches(text)]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.uint32)
+    def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it."""
+        found: list[list[int]] = [[] for _ in texts]
+        for batch in _batches(texts):
+            words = _read([texts[number] for number in batch])
+            for _, first_K, task_text_K in self._matches(words):
+                number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch.start
+                for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
+                    found[number].append(task_text)
+        return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
 
-    def tasks_in(self, text: str) -> tuple[str, ...]:
-        """The tasks that have such texts, in the order of the table."""
-        found = self.texts_in(text)
-        return tuple(task for task, count in self.by_task(found).items() if count) if len(found) else ()
+    def tasks_in(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
+        """For each text the tasks that have such texts, in the order of the table."""
+        return [self._tasks_of(found) for found in self.texts_in(texts)]
+
+    def _tasks_of(self, texts: np.ndarray) -> tuple[str, ...]:
+        return tuple(task for task, count in self.by_task(texts).items() if count) if len(texts) else ()
 
     def shown(self, text: str) -> str:
         """For a report on a text with a match: how many words the first one has, whose they are, and the passage."""
         text = _attached(text)
-        first, n = min((int(places[0]), n) for n, places, _ in self._matches(text))
+        words = find_words([text])
+        matches = (
+            (int(first_K[0]), n, task_texts[first_K == first_K[0]]) for n, first_K, task_texts in self._matches(words)
+        )
+        first, n, task_texts = min(matches, key=lambda match: match[:2])
         starts_W, ends_W = word_places(text)
-        start, end = int(starts_W[first]), int(ends_W[first + n - 1])
-        return f"{n} words of {', '.join(self.tasks_in(text[start:end]))}: {passage(text, [(start, end)])}"
+        span = int(starts_W[first]), int(ends_W[first + n - 1])
+        return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {passage(text, [span])}"
 
-    def _matches(self, text: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each length n with matches: n, the first words' places, and the numbers of the tasks' texts."""
-        hashes_W, sentence_W = hash_words_and_breaks(_attached(text))
-        begins_W = np.ones(len(hashes_W) + 1, dtype=bool)  # whether a sentence begins at this word, or the text ends
-        np.not_equal(sentence_W[1:], sentence_W[:-1], out=begins_W[1:-1])
-        for n, runs in enumerate(combine(hashes_W, self._ngram), 1):
-            if n < SENTENCE_WORDS or not len(runs):
-                continue
-            wanted_W = whole_W = begins_W[:-n] & begins_W[n:]
-            if n == FIRST_WORDS:
-                first_W = _in_bit_table(self._first_bits, runs >> self._first_shift)
-            if n >= FIRST_WORDS:
-                wanted_W = whole_W | first_W[: len(runs)]
-            places = np.arange(len(runs)) if n == self._ngram else np.flatnonzero(wanted_W)
-            runs = mix(runs[places])
-            likely = np.flatnonzero(_in_bit_table(self._bits, runs >> self._shift))
+    def _matches(self, words: Words) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
+        apart_W = _apart(words)
+        for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
+            runs_K = mix(runs_K)
+            likely = np.flatnonzero(_in_bit_table(self._bits, runs_K >> self._shift))
             if not len(likely):
                 continue
-            places, runs = places[likely], runs[likely]
-            start, end = (np.searchsorted(self._entries_E, runs, side=side) for side in ("left", "right"))
-            hit = end > start
-            hit[hit] = self._anywhere_E[start[hit]] | whole_W[places[hit]]
-            if hit.any():
-                spans = zip(start[hit].tolist(), end[hit].tolist())
-                yield n, places[hit], np.concatenate([self._texts_E[low:high] for low, high in spans])
+            first_K, runs_K = first_K[likely], runs_K[likely]
+            start_K, end_K = (np.searchsorted(self._entries_E, runs_K, side=side) for side in ("left", "right"))
+            text_K, last_K = (
+                np.searchsorted(words.firsts_D, place, side="right") for place in (first_K, first_K + n - 1)
+            )
+            hit_K = (end_K > start_K) & (text_K == last_K)
+            hit_K[hit_K] = self._anywhere_E[start_K[hit_K]] | (apart_W[first_K] & apart_W[first_K + n])[hit_K]
+            if hit_K.any():
+                start_K, end_K = start_K[hit_K], end_K[hit_K]
+                numbers = [self._texts_E[start:end] for start, end in zip(start_K.tolist(), end_K.tolist())]
+                yield n, np.repeat(first_K[hit_K], end_K - start_K), np.concatenate(numbers)
+
+    def _candidates(self, hashes_W: np.ndarray, apart_W: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each length n the places [K] where something of n words may begin, and the n-grams' numbers [K]."""
+        for n, runs in enumerate(combine(hashes_W, FIRST_WORDS), 1):
+            if SENTENCE_WORDS <= n < FIRST_WORDS:
+                first_K = np.flatnonzero(apart_W[:-n] & apart_W[n:])
+                yield n, first_K, runs[first_K]
+        first_K = np.flatnonzero(_in_bit_table(self._first_bits, runs >> self._first_shift))
+        runs_K = runs[first_K]
+        yield FIRST_WORDS, first_K, runs_K
+        for n in range(FIRST_WORDS + 1, self._ngram + 1):
+            kept = np.searchsorted(first_K, len(hashes_W) - n, side="right")
+            first_K, runs_K = first_K[:kept], runs_K[:kept] * np.uint64(BASE)
+            runs_K += hashes_W[first_K + (n - 1)]
+            yield n, first_K, runs_K
+
+
+def _batches(texts: Sequence[str]) -> Iterator[range]:
+    """Which texts are searched at once."""
+    start = size = 0
+    for number, text in enumerate(texts):
+        size += len(text)
+        if size >= BATCH_CHARACTERS or number == len(texts) - 1:
+            yield range(start, number + 1)
+            start, size = number + 1, 0
+
+
+def _read(texts: Sequence[str]) -> Words:
+    """The words of these texts, with what the Penn Treebank detaches written as usual."""
+    found = find_words(texts)
+    if any(sign in found.data for sign in _DETACHED_SIGNS):
+        return find_words([_attached(text) for text in texts])
+    return found
 
 
 def _attached(text: str) -> str:
-    """The text with what the Penn Treebank detaches written as usual."""
-    if any(sign in text for sign in _DETACHED_SIGNS):
-        return _DETACHED.sub(r"\1 ", text)
-    return text
+    return _DETACHED.sub(r"\1 ", text)
+
+
+def _apart(words: Words) -> np.ndarray:
+    """[W + 1]: whether more than " " or ", " lies in front of this word, or a number on either side; or the end."""
+    apart_W = np.ones(len(words.hashes_W) + 1, dtype=bool)
+    data_B = np.frombuffer(words.data, np.uint8)
+    end_W, start_W = words.ends_W[:-1], words.starts_W[1:]
+    together_W = (start_W - end_W == 1) | ((start_W - end_W == 2) & (data_B[end_W] == ord(",")))
+    together_W &= data_B[start_W - 1] == ord(" ")
+    together_W &= ~(_DIGIT[data_B[end_W - 1]] | _DIGIT[data_B[start_W]])
+    np.logical_not(together_W | (start_W == end_W), out=apart_W[1:-1])  # characters of Han touch
+    return apart_W
 
 
 def _files(folder: Path, train: bool) -> list[Path]:
@@ -203,30 +253,26 @@ def _texts(file: Path, task: str) -> list[str]:
 
 def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Table entries of these texts, whose numbers begin with `number`: all runs of `ngram` words, and all shorter
-    sentences that say enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
-    words of the sentences that do."""
-    texts = [_attached(text).replace("\0", " ") for text in texts]
-    hashes_W, number_W = hash_words_and_breaks("\0 ".join(texts), b"\0")
-    *_, runs = combine(hashes_W, ngram)
-    inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
-    columns = [(mix(runs[inside]), number_W[: len(runs)][inside], np.ones(int(inside.sum()), dtype=bool))]
+    sentences long enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
+    words of the entries that have more."""
+    words = _read(texts)
+    grams, text_W = list(combine(words.hashes_W, ngram)), words.numbers()
+    inside = np.flatnonzero(text_W[: len(grams[-1])] == text_W[len(text_W) - len(grams[-1]) :])
+    columns = [(mix(grams[-1][inside]), text_W[inside], np.ones(len(inside), dtype=bool))]
+    firsts = [grams[FIRST_WORDS - 1][inside]]
     parts = [dict.fromkeys((text, *_SENTENCE_END.split(text))) for text in texts]
     text_S = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
-    joined = "\0 ".join(sentence for part in parts for sentence in part)
-    hashes_W, number_W = hash_words_and_breaks(joined, b"\0")
-    start_S = np.searchsorted(number_W, np.arange(len(text_S) + 1))
-    bytes_S = np.diff(np.concatenate([[0], np.cumsum(hash_words_and_lengths(joined)[1])])[start_S])
-    start_S, words_S = start_S[:-1], np.diff(start_S)
-    firsts = np.empty(0, dtype=np.uint64)
-    for n, runs in enumerate(combine(hashes_W, ngram - 1), 1):
-        if n == FIRST_WORDS:
-            firsts = runs[start_S[(words_S >= n) & (words_S < ngram) & (bytes_S >= ANYWHERE_BYTES)]]
-        if n >= SENTENCE_WORDS:
-            these = (words_S == n) & (bytes_S >= SENTENCE_BYTES)
-            anywhere = (bytes_S[these] >= ANYWHERE_BYTES) & (n >= FIRST_WORDS)
-            columns.append((mix(runs[start_S[these]]), text_S[these], anywhere))
+    words = _read([sentence for part in parts for sentence in part])
+    grams = list(combine(words.hashes_W, ngram - 1))
+    start_S, words_S = words.firsts_D[:-1], np.diff(words.firsts_D)
+    bytes_S = np.diff(np.concatenate([[0], np.cumsum(words.ends_W - words.starts_W)])[words.firsts_D])
+    for n in range(SENTENCE_WORDS, ngram):
+        these = (words_S == n) & (bytes_S >= SENTENCE_BYTES)
+        anywhere = (bytes_S[these] >= ANYWHERE_BYTES) & (n >= FIRST_WORDS)
+        columns.append((mix(grams[n - 1][start_S[these]]), text_S[these], anywhere))
+        firsts += [grams[FIRST_WORDS - 1][start_S[these]]] if n >= FIRST_WORDS else []
     entries_E, texts_E, anywhere_E = (np.concatenate(column) for column in zip(*columns))
-    return entries_E, (texts_E + number).astype(np.uint32), anywhere_E, firsts
+    return entries_E, (texts_E + number).astype(np.uint32), anywhere_E, np.concatenate(firsts)
 
 
 def _bit_table(entries: np.ndarray) -> tuple[np.uint64, np.ndarray]:

@@ -32,7 +32,7 @@ import numpy as np
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
 from data_prep.representatives import estimate, representatives
-from data_prep.words import hash_words_and_breaks, ngrams
+from data_prep.words import find_words, ngrams
 from data_prep.workers import Workers
 
 SIGN = "signatures"  # the workers' function: Signer
@@ -164,8 +164,9 @@ class Signer:
         return signatures_DP, runs_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        hashes_W, number_W = hash_words_and_breaks("\0 ".join(text.replace("\0", " ") for text in texts), b"\0")
-        runs = (ngrams(hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
+        found = find_words(texts)
+        number_W = found.numbers()
+        runs = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
         inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
         ends_D = np.searchsorted(number_W[: len(runs)][inside], np.arange(len(texts)), side="right").tolist()
         runs = runs[inside]

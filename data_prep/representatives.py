@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-NEIGHBOURS = 16  # in a band with more members of one kind, each is compared with so many next ones, and the first
+NEIGHBOURS = 16  # in a band with more members of one bucket, each is compared with so many next ones, and the first
 PAIRS_AT_ONCE = 1 << 14
 
 
@@ -32,9 +32,9 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
     while open_D.any():
         similar_D[open_D] = itself_D[open_D]
         for start in range(0, signatures_DP.shape[1] - rows + 1, rows):
-            kind_D = _kinds(signatures_DP[:, start : start + rows], order_D)
-            members = np.flatnonzero(_may_match(kind_D, open_D) & ~dropped_D)
-            for one, other in _candidates(kind_D[members], members):
+            bucket_D = _buckets(signatures_DP[:, start : start + rows], order_D)
+            members = np.flatnonzero(_may_match(bucket_D, open_D) & ~dropped_D)
+            for one, other in _candidates(bucket_D[members], members):
                 wanted = open_D[other] & (similar_D[other] == other)
                 one, other = one[wanted], other[wanted]
                 alike = estimate(signatures_DP, order_D[one], order_D[other]) >= threshold
@@ -46,28 +46,28 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
     return similar_D
 
 
-def _kinds(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
+def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
     """The bytes of a band as one number a document [D]."""
-    kind_D: np.ndarray = np.zeros(len(columns), dtype=np.uint32 if columns.shape[1] <= 4 else np.uint64)
+    bucket_D: np.ndarray = np.zeros(len(columns), dtype=np.uint32 if columns.shape[1] <= 4 else np.uint64)
     for column in columns.T:
-        kind_D = (kind_D << 8) | column
-    return kind_D[order_D]
+        bucket_D = (bucket_D << 8) | column
+    return bucket_D[order_D]
 
 
-def _may_match(kind_D: np.ndarray, open_D: np.ndarray) -> np.ndarray:
-    """Which documents are of a kind that an undecided one has [D]."""
-    return open_D if open_D.all() else np.isin(kind_D, kind_D[open_D])
+def _may_match(bucket_D: np.ndarray, open_D: np.ndarray) -> np.ndarray:
+    """Which documents share a bucket with an undecided one [D]."""
+    return open_D if open_D.all() else np.isin(bucket_D, bucket_D[open_D])
 
 
-def _candidates(kind_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of documents of one kind, the preferred one first, as two arrays of equal length."""
-    by_kind_M = np.argsort(kind_M, kind="stable")
-    kind_M, members = kind_M[by_kind_M], members[by_kind_M]
-    same = np.flatnonzero(kind_M[1:] == kind_M[:-1]) + 1
-    yield members[np.searchsorted(kind_M, kind_M[same])], members[same]  # the first of its kind is the likeliest kept
+def _candidates(bucket_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
+    by_bucket_M = np.argsort(bucket_M, kind="stable")
+    bucket_M, members = bucket_M[by_bucket_M], members[by_bucket_M]
+    same = np.flatnonzero(bucket_M[1:] == bucket_M[:-1]) + 1
+    yield members[np.searchsorted(bucket_M, bucket_M[same])], members[same]  # the first is the likeliest kept
     for distance in range(1, NEIGHBOURS + 1):
         same = same[same >= distance]
-        same = same[kind_M[same] == kind_M[same - distance]]
+        same = same[bucket_M[same] == bucket_M[same - distance]]
         if not len(same):
             return
         yield members[same - distance], members[same]

@@ -59,7 +59,7 @@ def _filter_verdicts(config: FilterConfig, texts: list[str]) -> list[str]:
 
 
 def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
-    return [BETWEEN_TASKS.join(decontaminator.tasks_in(text)) for text in texts]
+    return [BETWEEN_TASKS.join(tasks) for tasks in decontaminator.tasks_in(texts)]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Selection:
                 yield candidate
             else:
                 tasks.update(found.split(BETWEEN_TASKS))
-                texts.update(search.texts_in(candidate.document.text).tolist() if search else ())
+                texts.update(search.texts_in([candidate.document.text])[0].tolist() if search else ())
                 candidate.is_dropped_by(stage, "contaminated", show)
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
         if search:

@@ -5,16 +5,15 @@ A word is a run of letters and digits, A-Z taken as a-z; what stands between two
 work is done by numpy on the UTF-8 bytes: a word's number is a polynomial in its bytes, taken as the difference of two
 prefix sums (Karp and Rabin 1987), then mixed. Two different words have the same number with a chance of 2**-64.
 
-Suffixes: B bytes, W words.
+Suffixes: B bytes, W words, D texts.
 """
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 BLOCK_BYTES = 1 << 16  # what the tables of powers cover, and what stays in a core's cache
-SENTENCE_ENDS = b".!?\n"
 BASE = 0x9E3779B97F4A7C15
 
 
@@ -46,39 +45,42 @@ def mix(hashes: np.ndarray) -> np.ndarray:
     return hashes ^ (hashes >> np.uint64(33))
 
 
+class Words(NamedTuple):
+    """The words of some texts, in one row."""
+
+    data: bytes  # the texts in lower case (ASCII only), one behind the other with a line end between them
+    hashes_W: np.ndarray  # uint64
+    starts_W: np.ndarray  # places in `data`
+    ends_W: np.ndarray
+    firsts_D: np.ndarray  # [D + 1]: each text's first word, and how many words there are
+
+    def numbers(self) -> np.ndarray:
+        """[W]: which text each word belongs to."""
+        return np.repeat(np.arange(len(self.firsts_D) - 1), np.diff(self.firsts_D))
+
+
+def find_words(texts: Sequence[str]) -> Words:
+    """The words of these texts; to read short texts together saves nearly all of numpy's calls."""
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    data = b"\n".join(encoded).lower()
+    blocks = list(_blocks(data))
+    hashes_W, starts_W, ends_W = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks))
+    edges_D = np.cumsum([0, *(len(part) + 1 for part in encoded)])
+    return Words(data, hashes_W, starts_W, ends_W, np.searchsorted(starts_W, edges_D))
+
+
 def hash_words_and_lengths(text: str) -> tuple[np.ndarray, np.ndarray]:
     """The words' numbers [W], uint64, and their lengths [W] in bytes."""
-    blocks = [(words_W, ends_W - starts_W) for _, words_W, starts_W, ends_W in _blocks(text)]
-    return _joined([words_W for words_W, _ in blocks]), _joined([lengths_W for _, lengths_W in blocks])
+    found = find_words([text])
+    return found.hashes_W, found.ends_W - found.starts_W
 
 
 def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Where the words start and end [W], in characters of the text."""
-    starts, ends, before = [], [], 0
-    for data, _, starts_W, ends_W in _blocks(text):
-        starts.append(before + starts_W)
-        ends.append(before + ends_W)
-        before += len(data)
-    data_B = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+    found = find_words([text])
+    data_B = np.frombuffer(found.data, np.uint8)
     characters_B = np.concatenate([[0], np.cumsum((data_B & 0xC0) != 0x80)])  # that begin before this byte
-    return characters_B[_joined(starts)], characters_B[_joined(ends)]
-
-
-def hash_words_and_breaks(text: str, breaks: bytes = SENTENCE_ENDS) -> tuple[np.ndarray, np.ndarray]:
-    """The words' numbers [W], and [W] how many of these ASCII characters stand in front of each word."""
-    words, counts, before = [], [], 0
-    for data, words_W, starts_W, _ in _blocks(text):
-        # Few bytes are breaks: look for their places instead of counting along all bytes.
-        places = np.flatnonzero(np.frombuffer(data.translate(_break_table(breaks)), np.uint8))
-        words.append(words_W)
-        counts.append(before + np.searchsorted(places, starts_W))
-        before += len(places)
-    return _joined(words), _joined(counts)
-
-
-@functools.cache
-def _break_table(breaks: bytes) -> bytes:
-    return bytes(byte in breaks for byte in range(256))
+    return characters_B[found.starts_W], characters_B[found.ends_W]
 
 
 def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
@@ -96,28 +98,32 @@ def ngrams(hashes_W: np.ndarray, n: int) -> np.ndarray:
     return mix(last)
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _blocks(text: str) -> Iterator[tuple[bytes, np.ndarray, np.ndarray, np.ndarray]]:
-    """Blocks cut at white space: the bytes, the words' numbers [W], where they start and where they end [W]."""
-    whole, ascii_only = text.encode("utf-8", "replace").lower(), text.isascii()
-    for data in _cut(whole):
-        data_B = np.frombuffer(data, np.uint8)
-        starts_W, ends_W = _bounds(data, data_B, ascii_only)
-        sums_B = np.empty(len(data_B) + 1, dtype=np.uint64)
+def _blocks(data: bytes) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Block by block the words' numbers [W], where they start and where they end in the data [W]."""
+    ascii_only, offset = data.isascii(), 0
+    for block in _cut(data):
+        block_B = np.frombuffer(block, np.uint8)
+        starts_W, ends_W = _bounds(block, block_B, ascii_only)
+        sums_B = np.empty(len(block_B) + 1, dtype=np.uint64)
         sums_B[0] = 0
-        np.cumsum(data_B * _POWERS[: len(data_B)], out=sums_B[1:])
-        yield data, mix((sums_B[ends_W] - sums_B[starts_W]) * _INVERSE_POWERS[starts_W]), starts_W, ends_W
+        np.cumsum(block_B * _POWERS[: len(block_B)], out=sums_B[1:])
+        hashes_W = mix((sums_B[ends_W] - sums_B[starts_W]) * _INVERSE_POWERS[starts_W])
+        yield hashes_W, starts_W + offset, ends_W + offset
+        offset += len(block)
 
 
 def _cut(data: bytes) -> Iterator[bytes]:
+    """Blocks cut at white space; without any between words, and only a word that fills a block is cut itself."""
     start = 0
     while len(data) - start > BLOCK_BYTES:
         end = start + BLOCK_BYTES
         cut = max(data.rfind(b" ", start, end), data.rfind(b"\n", start, end)) + 1
-        cut = cut if cut > start else end
+        if cut <= start:
+            cut = start + data[start:end].translate(_WORD_TABLE).rfind(b"\0") + 1
+        if cut <= start:
+            cut = end
+            while 0x80 <= data[cut] < 0xC0:  # inside a character
+                cut -= 1
         yield data[start:cut]
         start = cut
     yield data[start:] if start else data

@@ -146,8 +146,12 @@ def overlap_search(record: Record) -> str:
     counts = {key: at(record, f"corpus.decontamination.{key}") for key in ("found", "searchable", "examples")}
     if not all(isinstance(count, Mapping) for count in counts.values()):
         return how
-    rows = (f"{task} {' of '.join(str(count.get(task)) for count in counts.values())}" for task in removed)
-    return f"{how}; texts found of searchable ones of all: {', '.join(rows)}"
+    rows = (
+        f"{task} {counts['found'].get(task)} texts found, {counts['searchable'].get(task)} of"
+        f" {counts['examples'].get(task)} searchable"
+        for task in removed
+    )
+    return f"{how}; {'; '.join(rows)}"
 
 
 def tokenizer_origin(record: Record) -> Outcome:

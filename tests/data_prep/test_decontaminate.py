@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
+from data_prep import decontaminate
+from data_prep.clean import CleanConfig, normalize
 from data_prep.decontaminate import TASKS, DecontaminationConfig, Decontaminator
 
 CONFIG = DecontaminationConfig()
@@ -15,6 +17,10 @@ SHORT = "The sailors rode the breeze clear of the rocks."  # 9 words
 TINY = "What is the capital of France?"  # 6 words
 PARSED = "it does n't take a sailor to see that this film 's boats -lrb- and its sea -rrb- are made of card ."
 FILLER = "Nobody knew the way to the lake, and nobody asked. It rained all day. "
+
+
+def tasks_in(search: Decontaminator, text: str) -> tuple[str, ...]:
+    return search.tasks_in([text])[0]
 
 
 def write(folder: Path, task: str, name: str, *rows: str) -> None:
@@ -43,17 +49,17 @@ def found(glue: Path) -> Decontaminator:
 
 
 def test_a_run_of_thirteen_words_is_found_for_every_task_that_has_it(found: Decontaminator) -> None:
-    assert found.tasks_in(FILLER + LONG + FILLER) == ("QNLI", "MNLI")
+    assert tasks_in(found, FILLER + LONG + FILLER) == ("QNLI", "MNLI")
     words = LONG.split()
-    assert found.tasks_in(FILLER + " ".join(words[3:16]) + " and more") == ("QNLI", "MNLI")
-    assert found.tasks_in(FILLER + " ".join(words[3:15]) + " and more") == ()
-    assert found.tasks_in("") == found.tasks_in(FILLER) == ()
+    assert tasks_in(found, FILLER + " ".join(words[3:16]) + " and more") == ("QNLI", "MNLI")
+    assert tasks_in(found, FILLER + " ".join(words[3:15]) + " and more") == ()
+    assert tasks_in(found, "") == tasks_in(found, FILLER) == ()
 
 
 def test_case_punctuation_and_the_treebanks_spelling_do_not_matter(found: Decontaminator) -> None:
-    assert found.tasks_in(LONG.upper().replace(",", " —")) == ("QNLI", "MNLI")
+    assert tasks_in(found, LONG.upper().replace(",", " —")) == ("QNLI", "MNLI")
     natural = "It doesn't take a sailor to see that this film’s boats (and its sea) are made of card."
-    assert found.tasks_in(natural) == ("SST-2",)
+    assert tasks_in(found, natural) == ("SST-2",)
 
 
 def test_a_treebank_corpus_is_read_as_the_tasks_are() -> None:
@@ -61,37 +67,78 @@ def test_a_treebank_corpus_is_read_as_the_tasks_are() -> None:
     for task, corpus in permutations(
         ["He doesn't want to leave (yet).", "he does n't want to leave -lrb- yet -rrb- ."]
     ):
-        assert Decontaminator({"SST-2": [task]}, CONFIG).tasks_in(f"{FILLER}{corpus} {FILLER}") == ("SST-2",)
+        assert tasks_in(Decontaminator({"SST-2": [task]}, CONFIG), f"{FILLER}{corpus} {FILLER}") == ("SST-2",)
 
 
 def test_a_short_sentence_is_found_anywhere_if_it_says_enough(found: Decontaminator) -> None:
-    assert found.tasks_in(f"{FILLER}{SHORT} {FILLER}") == ("CoLA", "MNLI")
-    assert found.tasks_in(f"{FILLER}\n{SHORT[:-1]}\n{FILLER}") == ("CoLA", "MNLI")
-    assert found.tasks_in(f"{FILLER}As we know, {SHORT[:-1]} in the bay. {FILLER}") == ("CoLA", "MNLI")
+    assert tasks_in(found, f"{FILLER}{SHORT} {FILLER}") == ("CoLA", "MNLI")
+    assert tasks_in(found, f"{FILLER}\n{SHORT[:-1]}\n{FILLER}") == ("CoLA", "MNLI")
+    assert tasks_in(found, f"{FILLER}As we know, {SHORT[:-1]} in the bay. {FILLER}") == ("CoLA", "MNLI")
 
 
 def test_one_that_says_less_must_be_a_whole_sentence(found: Decontaminator) -> None:
-    assert found.tasks_in(f"{FILLER}{TINY} {FILLER}") == ("CoLA", "QNLI")
-    assert found.tasks_in(f"{FILLER}He asked what is the capital of France? {FILLER}") == ()
+    assert tasks_in(found, f"{FILLER}{TINY} {FILLER}") == ("CoLA", "QNLI")
+    assert tasks_in(found, f"{FILLER}He asked what is the capital of France? {FILLER}") == ()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"gj04\t1\t*\t{TINY}",
+        f"0\t{TINY[:-1]}\t3.5",
+        f'{{"sentence": "{TINY}", "label": 1}}',
+        f"12,{TINY[:-1]},entailment",
+        f"year | {TINY[:-1]} | of",
+        f"(12) {TINY}",
+        f"He asked: “{TINY}” of us",
+        f"asked ({TINY[:-1]}) of us",
+        f"the question — {TINY[:-1]} — of us",
+    ],
+)
+def test_rows_cells_and_quotations_stand_alone(found: Decontaminator, row: str) -> None:
+    assert tasks_in(found, normalize(f"{FILLER}{row}", CleanConfig())) == ("CoLA", "QNLI")
+
+
+@pytest.mark.parametrize(
+    "inside", ["They know what is the capital of France, now", "It, what is the capital of France"]
+)
+def test_a_comma_does_not_end_a_sentence(found: Decontaminator, inside: str) -> None:
+    assert tasks_in(found, inside) == ()
+
+
+def test_no_sentence_begins_behind_an_initial() -> None:
+    text = "It was made known by the U.S. Food and Drug Administration."
+    assert tasks_in(Decontaminator({"MRPC": [text]}, CONFIG), "He asked the U.S. Food and Drug Administration.") == ()
+    assert tasks_in(Decontaminator({"MRPC": [text]}, CONFIG), text) == ("MRPC",)
+
+
+def test_texts_are_searched_together_as_alone(found: Decontaminator, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = LONG.split()
+    texts = [FILLER, LONG, "", TINY, " ".join(words[:9]), " ".join(words[9:]), f"{FILLER}{SHORT}", PARSED, "What is"]
+    alone = [tasks_in(found, text) for text in texts]
+    assert [len(tasks) for tasks in alone] == [0, 2, 0, 2, 0, 0, 2, 1, 0]
+    assert found.tasks_in(texts) == alone and found.tasks_in([]) == []
+    monkeypatch.setattr(decontaminate, "BATCH_CHARACTERS", 100)
+    assert found.tasks_in(texts) == alone
 
 
 def test_what_anybody_says_is_no_evidence() -> None:
     search = Decontaminator(
         {"MNLI": ["I don't know.", "Where are you going?", "Unmistakably incomprehensible!"]}, CONFIG
     )
-    assert search.searchable == {"MNLI": 0} and search.tasks_in("I don't know. Where are you going?") == ()
+    assert search.searchable == {"MNLI": 0} and tasks_in(search, "I don't know. Where are you going?") == ()
 
 
 def test_texts_searched_and_found_are_counted_by_task(found: Decontaminator) -> None:
     assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
-    assert found.by_task(found.texts_in(f"{LONG} {TINY} {SHORT}")) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
+    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
 
 
 def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) -> None:
     text = "Only the training file speaks of a very small blue whale."
-    assert found.tasks_in(text) == ()
+    assert tasks_in(found, text) == ()
     config = DecontaminationConfig(train_text=True)
-    assert Decontaminator.from_folder(glue, config).tasks_in(text) == ("CoLA",)
+    assert tasks_in(Decontaminator.from_folder(glue, config), text) == ("CoLA",)
 
 
 def test_what_was_read_is_named(found: Decontaminator) -> None:
@@ -108,13 +155,22 @@ def test_the_match_is_shown(found: Decontaminator) -> None:
     assert found.shown(SHORT) == f"9 words of CoLA, MNLI: {SHORT}"
 
 
+@pytest.mark.parametrize("odd", ["do n't n't", "do\nn't", "do  n't -L-LRB-RB-"])
+def test_a_match_in_odd_spelling_is_shown(odd: str) -> None:
+    """As it was found, though joining what is detached twice would make another text."""
+    text = f"we {odd} believe that the committee meant anything by it"
+    search = Decontaminator({"SST-2": [text]}, CONFIG)
+    assert tasks_in(search, text) == ("SST-2",)
+    assert "believe that the committee" in search.shown(text)
+
+
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(f"w{word}" for word in rng.integers(0, 300, rng.integers(8, 40))) for _ in range(3000)]
     found = Decontaminator({"RTE": texts[:1000], "WNLI": texts[1000:2000]}, CONFIG)
     for number in range(0, 3000, 7):
         expected = (("RTE",), ("WNLI",), ())[number // 1000]
-        assert found.tasks_in(f"{FILLER}{texts[number]}. {FILLER}") == expected
+        assert tasks_in(found, f"{FILLER}{texts[number]}. {FILLER}") == expected
 
 
 def test_the_table_knows_the_nine_tasks_of_the_official_layouts() -> None:

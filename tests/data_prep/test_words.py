@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep import words
-from data_prep.words import combine, hash_words_and_breaks, hash_words_and_lengths, ngrams
+from data_prep.words import combine, find_words, hash_words_and_lengths, ngrams
 
 TEXTS = ["It's the END. Of it?", "", "  ", "naïve “quotes” — and dashes…", "漢字 is 日本語。OK", "a"]
 
@@ -45,7 +45,24 @@ def test_a_word_has_one_number_at_every_place_and_in_every_block(monkeypatch: py
     assert len(set(whole.tolist())) == 5 and len(whole) == 2400
     monkeypatch.setattr(words, "BLOCK_BYTES", 100)
     assert np.array_equal(hash_words(text), whole)
-    assert hash_words_and_breaks(text)[1].tolist() == [i // 6 for i in range(2400)]
+
+
+def test_texts_that_are_read_together_have_their_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "BLOCK_BYTES", 20)
+    texts = [*TEXTS, "a\0b", " ".join(TEXTS)]
+    found, alone = find_words(texts), [hash_words(text).tolist() for text in texts]
+    assert found.hashes_W.tolist() == [number for text in alone for number in text]
+    assert np.diff(found.firsts_D).tolist() == list(map(len, alone))
+    assert found.numbers().tolist() == [number for number, text in enumerate(alone) for _ in text]
+
+
+@pytest.mark.parametrize("unspaced", ["漢字カナ。", "漢é", "a,b;c-", "é,漢b"])
+def test_text_without_a_space_is_cut_between_its_words(monkeypatch: pytest.MonkeyPatch, unspaced: str) -> None:
+    text = unspaced * 40
+    whole = hash_words(text)
+    for size in (99, 100, 101):
+        monkeypatch.setattr(words, "BLOCK_BYTES", size)
+        assert np.array_equal(hash_words(text), whole)
 
 
 def test_what_stands_between_words_does_not_matter() -> None:

@@ -388,7 +388,7 @@ def test_what_the_search_for_downstream_text_removed_is_shown(good: Record) -> N
     assert rule(good).ok and "documents removed: CoLA 3, QNLI 1700" in rule(good).evidence
     counts = {"found": {"CoLA": 2, "QNLI": 900}, "searchable": {"CoLA": 5, "QNLI": 1000}}
     good["corpus"]["decontamination"] |= {**counts, "examples": {"CoLA": 9, "QNLI": 1001}}
-    assert "CoLA 2 of 5 of 9, QNLI 900 of 1000 of 1001" in rule(good).evidence
+    assert "CoLA 2 texts found, 5 of 9 searchable; QNLI 900 texts found, 1000 of 1001 searchable" in rule(good).evidence
 
 
 def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(good: Record) -> None:
