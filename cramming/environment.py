@@ -8,8 +8,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+PACKAGES = ("cramming", "eval", "data_prep")
+CODE = (".py", ".pyd", ".so", ".yaml")
 
 
 def environment(device: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,24 +43,49 @@ def git_state() -> dict[str, Any]:
     if commit is None:
         return {"commit": None, "dirty": None, "changed": None, "diff_sha256": None}
     diff = git("diff-index", "-p", "HEAD") or ""
-    changes = git("status", "--porcelain")
+    changes = _changes()
     return {
         "commit": commit,
         "dirty": None if changes is None else bool(changes),  # null: git did not tell
-        "changed": None if changes is None else [line.split(maxsplit=1)[-1] for line in changes.splitlines()[:5]],
+        "changed": None if changes is None else changes[:5],
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
     }
 
 
+def _changes() -> list[str] | None:
+    """What differs from the commit, whatever git was told to overlook; None where git did not tell."""
+    status = git("status", "--porcelain", "--untracked-files=all")
+    tracked, others = git("ls-files", "-v"), git("ls-files", "--others", "--", *PACKAGES, "conf")
+    if status is None or tracked is None or others is None:
+        return None
+    found = [line.split(maxsplit=1)[-1] for line in status.splitlines()]
+    flagged = (line[2:] for line in tracked.splitlines() if line[0] == "S" or line[0].islower())
+    found += [f"{name} (git was told not to look at it)" for name in flagged]
+    found += [name for name in others.splitlines() if Path(name).suffix in CODE and name not in found]  # ignored code
+    return found + [f"{name}/ (runs from another folder)" for name in PACKAGES if not _is_here(name)]
+
+
+def _is_here(package: str) -> bool:
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent.parent == _source()
+
+
+def _source() -> Path:
+    return Path(__file__).resolve().parent.parent
+
+
 def git(*arguments: str) -> str | None:
     """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
-    source = Path(__file__).resolve().parent.parent
+    source = _source()
     if not (source / ".git").exists():
         return None
-    # Without optional locks (and `diff-index`, not `diff`): else git writes to the index, maybe beside a commit.
-    command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+    # Without optional locks (and `diff-index`, not `diff`): else git writes to the index, maybe beside a commit. This
+    # folder's repository and files, not those that the caller's variables name (a git hook sets them).
+    place = [f"--git-dir={source / '.git'}", f"--work-tree={source}", "-c", "core.fsmonitor=false"]
+    command = ["git", "--no-optional-locks", *place, *arguments]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=source, env=own, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
