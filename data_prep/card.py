@@ -167,4 +167,6 @@ def _sources(manifest: Manifest) -> list[str]:
     total = max(1, sum(part["bytes"] for part in manifest.statistics["by_source"].values()))
     for name, part in manifest.statistics["by_source"].items():
         lines.append(f"| {name} | {part['documents']:,} | {part['bytes']:,} | {100 * part['bytes'] / total:.2f} % |")
+    if remark := manifest.statistics.get("remark"):
+        lines += ["", f"{remark[0].upper()}{remark[1:]}."]
     return [*lines, ""]

@@ -54,6 +54,7 @@ class MixSource(Source):
         self.costly = any(source.costly for source in self.sources)
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
+        self._ended_with: str | None = None
         self.unit = "%"
         self.total = 100.0
 
@@ -92,6 +93,17 @@ class MixSource(Source):
             if self.costly and characters <= 0:
                 return
 
+    def remark(self) -> str | None:
+        if self._ended_with is None:
+            return None
+        read = [
+            f"{name} {source.position / source.total:.0%}"
+            for name, source in zip(self.parts(), self.sources)
+            if source.total and name != self._ended_with
+        ]
+        others = f"; read of the others: {', '.join(read)}" if read else ""
+        return f"the mix ended with {self._ended_with}, which has no more{others}; weights decide how far each lasts"
+
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
         streams = [limited(stream, source.config) for stream, source in zip(documents, self.sources)]  # type: ignore[attr-defined]
@@ -99,12 +111,12 @@ class MixSource(Source):
         phase = random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
-        self.position = 0.0
+        self.position, self._ended_with = 0.0, None
         while True:
             turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
             document = next(streams[turn], None)
             if document is None:
-                self.position = 100.0
+                self.position, self._ended_with = 100.0, names[turn]
                 return
             given[turn] += (document.damage.bytes if document.damage else text_bytes(document.text)) if by_bytes else 1
             self.position = max(

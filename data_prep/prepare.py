@@ -233,6 +233,12 @@ def _require_documents(job: Job, ledger: Ledger, finished: Mapping[Split, list[S
     removed = ", ".join(f"{count} {reason}" for reason, count in ledger.removed().items()) or "none"
     hint = "; data.documents says how plain text is cut into documents" if job.data.source == "text" else ""
     kept, read = ledger["tokens"].documents_out, ledger["source"].documents_in
+    if kept >= 2:
+        raise UserError(
+            f"{kept} of {read} documents remain (removed: {removed}), but none of those for"
+            f" {next(split for split in BOTH if not finished[split])}; hold out another share by"
+            " data.validation_fraction, others by data.seed, or raise data.filters.max_tokens_per_character"
+        )
     raise UserError(
         f"too little text: {kept} of {read} documents remain (removed: {removed}), at least 2 are needed, one of them"
         f" for validation{hint}"
@@ -260,5 +266,5 @@ def _report(job: Job, manifest: Manifest) -> None:
         f"{job.folder}: {train:,} training tokens, {validation:,} for validation, from {manifest.counts['documents']:,}"
         f" documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed: {manifest.removed or 'nothing'}"
     )
-    for line in advice(manifest, job.data):
+    for line in [*filter(None, [manifest.statistics.get("remark")]), *advice(manifest, job.data)]:
         say(line)

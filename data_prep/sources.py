@@ -142,6 +142,10 @@ class Source(abc.ABC):
     def documents(self) -> Iterator[Document]:
         """All documents from the beginning, in the same order at every call."""
 
+    def remark(self) -> str | None:
+        """What a user should know of how the documents ended, once `documents` was read."""
+        return None
+
     def sample_documents(self, characters: float) -> Iterator[Document]:
         """The documents to draw a sample of so many characters from: all of them, unless the source is `costly`."""
         return self.documents()

@@ -29,6 +29,7 @@ def complete(
     }
     order_files = orders.write(documents["train"], job.data.orders)
     found = _statistics(job.folder, list(documents.values()), order_files, packing)
+    found |= {"remark": remark} if (remark := job.source.remark()) else {}
     _late_stages(job, selection, found, order_files, info)
     ledger = selection.ledger
     manifest = Manifest(

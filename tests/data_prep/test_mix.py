@@ -65,7 +65,9 @@ def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> 
     assert abs(rows["part 0: file0"]["documents"] - 150) <= 2
     assert sum(row["documents"] for row in rows.values()) == corpus.manifest.counts["documents"]
     assert [entry["weight"] for entry in corpus.manifest.sources] == [1, 2, 1]
-    assert "| part 1: file1 | 300 |" in (corpus.folder / "corpus_card.md").read_text()
+    card = (corpus.folder / "corpus_card.md").read_text()
+    assert "| part 1: file1 | 300 |" in card
+    assert "The mix ended with part 1: file1, which has no more; read of the others: part 0: file0 " in card
     main(config)  # a no-op: the inventory compares equal
 
 

@@ -234,6 +234,22 @@ def test_tokenizer_of_another_language_is_refused(
     assert not corpus_folder(config).exists()
 
 
+def test_held_out_documents_that_a_later_filter_took_are_named_as_the_reason(
+    tmp_path: Path, text_config: Config, made_up: Any
+) -> None:
+    """About half of the documents are all single letters, and one is held out: with some seed, one of those."""
+    letters = [" ".join(f"qzxwvk{number:05}") for number in range(20)]
+    (tmp_path / "a.txt").write_text("\n\n".join([*made_up(20), *(text * 6 for text in letters)]))
+    messages = []
+    for seed in range(12):
+        config = text_config(tmp_path / "a.txt", seed=seed, filters={"max_tokens_per_character": 0.45})
+        try:
+            main(config)
+        except UserError as error:
+            messages.append(str(error))
+    assert messages and all("but none of those for validation; hold out another share" in text for text in messages)
+
+
 FAILURES: dict[str, tuple[bytes, str]] = {
     "one document": (b"One single document that is long enough to train on. " * 50, "at least 2 are needed"),
     "all filtered": (
