@@ -8,6 +8,7 @@ from data_prep.sources import DataConfig
 
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a document, on average
+MUCH_UNKNOWN = 0.005  # of the tokens
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
@@ -17,7 +18,8 @@ _SETTINGS = {
 
 
 def advice(manifest: Manifest, config: DataConfig) -> Iterator[str]:
-    """At most two lines: text that filters took or documents that are tiny, and a hold-out of many times its share."""
+    """At most three lines: text that filters took or documents that are tiny, unknown tokens, and a hold-out of many
+    times its share."""
     documents = getattr(config, "documents", None)
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     found = manifest.statistics
@@ -34,6 +36,11 @@ def advice(manifest: Manifest, config: DataConfig) -> Iterator[str]:
         )
     elif tiny:
         yield tiny
+    if found["unknown_rate"] > MUCH_UNKNOWN:
+        yield (
+            f"{found['unknown_rate']:.1%} of the tokens are unknown; with WordPiece each is a whole word, in scripts"
+            " without spaces a whole line; tokenizer=bpe knows every character"
+        )
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation"))
     held_out = validation / (train + validation)
     if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):

@@ -143,7 +143,7 @@ class Packing:
         if share > LARGEST_UNKNOWN_SHARE:
             raise UserError(
                 f"the tokenizer does not fit this text: {100 * share:.0f} % of the tokens are unknown; train one"
-                " (tokenizer.path=null) or name another"
+                " (tokenizer.path=null), for scripts without spaces with tokenizer=bpe, or name another"
             )
 
 

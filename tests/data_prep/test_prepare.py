@@ -135,6 +135,16 @@ def test_what_may_not_be_meant_is_said_at_the_end(
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
 
 
+def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
+    tmp_path: Path, text_config: Config, made_up: Any, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """WordPiece makes one unknown token of a run of over 100 characters without a space."""
+    thai = ["".join(chr(0x0E01 + (7 * line + i * i) % 46) for i in range(150)) for line in range(60)]
+    (tmp_path / "a.txt").write_text("\n\n".join([*made_up(60), *thai]), encoding="utf-8")
+    run(text_config(tmp_path / "a.txt"))
+    assert re.search(r"[\d.]+% of the tokens are unknown; .* tokenizer=bpe", capsys.readouterr().out)
+
+
 def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
     text_file: Path, text_config: Config, run: Run
 ) -> None:
