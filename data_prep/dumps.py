@@ -22,7 +22,10 @@ _TAIL_SECTION = re.compile(
     r".*?(?=^==[^=]|\Z)",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
-_NO_TEXT = re.compile(r"<!--.*?-->|<ref\b[^>/]*/>|<ref\b[^>]*>.*?</ref>", re.IGNORECASE | re.DOTALL)
+# A footnote that is never closed ends at the next one at the latest: it must not swallow the text up to there.
+_NO_TEXT = re.compile(
+    r"<!--.*?-->|<ref\b[^>]*/>|<ref\b[^>]*>[^<]*(?:<(?!/?ref\b)[^<]*)*</ref\s*>", re.IGNORECASE | re.DOTALL
+)
 _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cramming.config import UserError
+from data_prep.dumps import plain_text
 from data_prep.sources import TextConfig, TextSource
 
 QUAY = """{{Infobox building|name=Quay|length={{convert|310|m}}}}
@@ -73,6 +74,19 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
         "It burned in 1312.",
     ]
     assert boat == "A boat is a small  ship < 20 m."
+
+
+def test_a_footnote_takes_no_text_with_it() -> None:
+    pytest.importorskip("mwparserfromhell")
+    for note in (
+        '<ref name="BBC/2005" />',
+        "<ref name=a/b/>",
+        "<ref>b</ref >",
+        "<ref name='x'>See <i>a</i> / b.</ref>",
+    ):
+        text = f"A river.{note}\n== History ==\nOld.<ref name='y'>Smith</ref> Very."
+        assert plain_text(text) == "A river.\nHistory\nOld. Very.", note
+    assert "Old." in plain_text("A river.<ref>open\n== History ==\nOld.<ref>Smith</ref> Very.")
 
 
 def test_a_dump_is_streamed(wikipedia: Path, tmp_path: Path) -> None:
