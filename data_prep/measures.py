@@ -32,7 +32,8 @@ _INSIDE_WORD = bytes(byte not in _SPACES for byte in range(256))
 _IS_LETTER = bytes(byte in _LETTERS or byte >= 0x80 for byte in range(256))
 _WORD = re.compile(r"[^ \n\t\r\v\f]+")
 NO_LETTER_WORD = re.compile(r"(?<!\S)[!-@\[-`{-~]+(?!\S)")
-_SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'”’)\]]*(?:\s|$)")
+# Only from the first sign of a run: tried from each, a run of n that no space follows would take n * n steps.
+_SENTENCE_END = re.compile(r"[.!?…。！？](?<![.!?…。！？].)[.!?…。！？]*[\"'”’)\]]*(?:\s|$)")
 _BROKEN = re.compile("[\ufffd\ue000-\uf8ff]|Ã[\u0080-\u00bf]|Â[\u00a0-\u00bf]|â€")
 BROKEN = re.compile(f"{_BROKEN.pattern}|[{re.escape(_CONTROLS.decode())}]")
 _BROKEN_SIGNS = (b"\xef", b"\xee", b"\xc3\x83", b"\xc3\x82", b"\xc3\xa2\xe2")  # what _BROKEN begins with, in UTF-8
