@@ -95,7 +95,7 @@ def read(paths: list[Path], words: int, most: int) -> list[str]:
     """Blocks of about so many words, cut at line ends, or with 0 words whole documents."""
     texts: list[str] = []
     for path in paths:
-        for document in files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 1 << 22):
+        for document, _ in files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 1 << 22):
             block: list[str] = []
             for line in document.split("\n") if words else [document]:
                 block.append(line)

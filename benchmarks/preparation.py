@@ -116,7 +116,8 @@ def unpacked(texts: list[Path], target: Path) -> Path:
 def documents_of(texts: list[Path]) -> Iterator[str]:
     """The blocks between blank lines."""
     for path in texts:
-        yield from files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 4_000_000)
+        blocks = files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 4_000_000)
+        yield from (text for text, _ in blocks)
 
 
 def train_tokenizer(texts: list[Path], arguments: argparse.Namespace) -> Path:

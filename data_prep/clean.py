@@ -77,6 +77,21 @@ def shown(text: str, reason: str, config: CleanConfig) -> str:
     return breach.shown(text, limit_of)
 
 
+def split_evenly(text: str, limit: int) -> list[str]:
+    """Cut a normalised text of more than `limit` characters into parts of at most that many, of similar length.
+
+    At line ends where there are any in the second half of a part, else between words. Joined, they are the text again.
+    """
+    parts, start = [], 0
+    while (left := len(text) - start) > limit:
+        aim = -(-left // -(-left // limit))
+        low, high = start + aim // 2, start + aim
+        cut = text.rfind("\n", low, high) + 1 or text.rfind(" ", low, high) + 1 or high
+        parts.append(text[start:cut])
+        start = cut
+    return [*parts, text[start:]]
+
+
 def split_by_words(text: str, limit: int | None) -> list[str]:
     """Cut a normalised text of more than `limit` words at its line ends, into parts of about equal length.
 

@@ -4,16 +4,12 @@ Every reader is a generator that holds about one block in memory, whatever the f
 the file and the place in it: a byte offset and line for text that is not UTF-8, a line for a bad record.
 """
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
@@ -21,70 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cramming.config import UserError
+from data_prep import compressed
+from data_prep.compressed import COMPRESSIONS
 
 BLOCK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 12  # unpacked at a time: 4 KB unpack to 128 MB at the very most
 LONGEST_TEXT_LINE = 1 << 24  # a longer line of plain text is handed on in parts
 LONGEST_RECORD = 1 << 29  # bytes; a longer line of a record file cannot be meant
 LONGEST_FIELD = 1 << 26  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
 
 
-class _Frames(io.RawIOBase):
-    """The content of a compressed file, frame after frame (xz and bzip2 say stream). `begin` makes a decompressor.
-
-    The libraries' own readers take a file that was cut off (zstandard), or what follows the first frame and is none
-    (lzma, bz2), for the end of the file. Here the one is an EOFError, the other the decompressor's error. Zeros between
-    frames, as xz may have them, are no content.
-    """
-
-    def __init__(self, handle: BinaryIO, begin: Callable[[], Any]) -> None:
-        self._handle, self._begin = handle, begin
-        self._frame: Any = None
-        self._packed, self._content = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._content:
-            packed = self._packed or self._handle.read(PACKED_BYTES)
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError("it ends in the middle of the compressed data")
-                return 0
-            self._unpack(packed)
-        size = min(len(buffer), len(self._content))
-        buffer[:size], self._content = self._content[:size], self._content[size:]
-        return size
-
-    def _unpack(self, packed: bytes) -> None:
-        self._packed = b""
-        if self._frame is None:
-            packed = packed.lstrip(b"\0")
-            if not packed:
-                return
-            self._frame = self._begin()
-        self._content = memoryview(self._frame.decompress(packed))
-        if self._frame.eof:
-            self._packed, self._frame = self._frame.unused_data, None
-
-
-def _zstandard_frame() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor().decompressobj()
-
-
-def _in_frames(begin: Callable[[], Any]) -> Callable[[BinaryIO], BinaryIO]:
-    return lambda handle: io.BufferedReader(_Frames(handle, begin), BLOCK_BYTES)
-
-
-COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
-    ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": _in_frames(lzma.LZMADecompressor),
-    ".bz2": _in_frames(bz2.BZ2Decompressor),
-    ".zst": _in_frames(_zstandard_frame),
-}
 SUFFIXES = {
     ".txt": "txt",
     ".text": "txt",
@@ -118,8 +59,11 @@ def format_of(path: Path) -> str:
     return SUFFIXES[suffix]
 
 
+Part = tuple[str, int]  # a text, and which part of its document it is, from 0
+
+
 class UnreadableError(UserError):
-    """A file that is not text at all: found before anything of it was read."""
+    """A file that is not text at all: found before anything of it was handed on."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -129,8 +73,8 @@ class UnreadableError(UserError):
 class OpenFile:
     """A file being read: `position` counts the bytes of the file itself, before decompression, for the progress bar.
 
-    `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, and
-    `escaped` tells that there were any.
+    `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
+    behind the first block stay, and `escaped` tells that there were any of either.
     """
 
     def __init__(self, path: Path, lenient: bool = False) -> None:
@@ -151,19 +95,14 @@ class OpenFile:
 
         What the system says (an unreachable disk, no room for unpacking) is no damage, and stays an OSError.
         """
-        opener = COMPRESSIONS.get(self.path.suffix.lower(), lambda handle: handle)
-        errors: tuple[type[BaseException], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
-        if self.path.suffix.lower() == ".zst":
-            import zstandard
-
-            errors = (*errors, zstandard.ZstdError)
+        kind = self.path.suffix.lower()
         try:
-            yield opener(self.raw)
-        except errors as error:
+            yield COMPRESSIONS.get(kind, lambda handle: handle)(self.raw)
+        except compressed.errors(kind) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            kind = self.path.suffix or "a file"
-            raise UserError(f"{self.path}: cannot be read as {kind}: {error}; is it whole? get it anew") from None
+            advice = compressed.advice(error, self.path)
+            raise UserError(f"{self.path}: cannot be read as {kind or 'a file'}: {error}; {advice}") from None
         finally:
             self.raw.close()
 
@@ -171,14 +110,14 @@ class OpenFile:
 def read_lines(file: OpenFile, longest: int = LONGEST_TEXT_LINE, records: bool = False) -> Iterator[str]:
     """Lines without their ends. A line above `longest` bytes comes in parts, cut at a space where there is one.
 
-    UserError: an empty file, a NUL byte in its first block (binary data or UTF-16), bytes that are not UTF-8; where
-    lines are `records`, one above `longest`.
+    Line ends are those of Unix, Windows and the old Mac (CR alone). UserError: an empty file, a NUL byte (binary data
+    or UTF-16), bytes that are not UTF-8; where lines are `records`, one above `longest`.
     """
     offset, line = 0, 1
     for block in _whole_lines(file, longest, records):
         yield from _decode(file, block, offset, line)
         offset += len(block)
-        line += block.count(b"\n")
+        line += _count_lines(block)
     if offset == 0:
         raise UnreadableError("empty_file", f"{file.path}: empty file{_OR_DROP}")
 
@@ -190,10 +129,11 @@ def _whole_lines(file: OpenFile, longest: int, records: bool) -> Iterator[bytes]
     with file.decompressed() as handle:
         while block := handle.read(BLOCK_BYTES):
             read = len(block)
+            _look_for_binary(file, block, total)
             if total == 0:
-                _refuse_binary(file.path, block)
                 block = block.removeprefix(b"\xef\xbb\xbf")
-            end = block.rfind(b"\n") + 1
+            # A CR that is the last byte may be half of a CR LF.
+            end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
             if end or size + len(block) > longest:
                 if records and not end:
                     raise UserError(
@@ -214,11 +154,20 @@ def _whole_lines(file: OpenFile, longest: int, records: bool) -> Iterator[bytes]
 _OR_DROP = "; data.damaged=drop leaves such things out and counts them"
 
 
-def _refuse_binary(path: Path, block: bytes) -> None:
+def _look_for_binary(file: OpenFile, block: bytes, offset: int) -> None:
     place = block.find(b"\0")
-    if place >= 0:
-        message = f"{path}: binary file (a NUL byte at offset {place}); text must be UTF-8{_OR_DROP}"
-        raise UnreadableError("binary_file", message)
+    if place < 0:
+        return
+    if file.lenient and offset:  # documents were handed on: only those with such bytes are left out
+        file.escaped = True
+        return
+    message = f"{file.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8{_OR_DROP}"
+    raise UnreadableError("binary_file", message)
+
+
+def _count_lines(data: bytes) -> int:
+    lines = data.count(b"\n")
+    return lines + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else lines
 
 
 def _cut(block: bytes) -> int:
@@ -237,16 +186,18 @@ def _decode(file: OpenFile, block: bytes, offset: int, line: int) -> Iterator[st
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
         if not file.lenient:
-            line += block.count(b"\n", 0, error.start)
+            line += _count_lines(block[: error.start])
             raise UserError(
                 f"{file.path}: not UTF-8 at byte {offset + error.start} (line {line}); convert it, for example"
                 f" `iconv -f latin1 -t utf-8 {file.path.name}`{_OR_DROP}"
             ) from None
         text, file.escaped = block.decode("utf-8", "surrogateescape"), True
+    if "\r" in text:  # CR CR LF is what a program makes that takes CR LF for LF
+        text = text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
-    return (item.removesuffix("\r") for item in lines)
+    return iter(lines)
 
 
 def _read_jsonl(file: OpenFile, field: str) -> Iterator[str]:
@@ -286,8 +237,7 @@ def _read_delimited(delimiter: str, quoting: Any) -> Callable[[OpenFile, str], I
         try:
             header = next(rows)
             begin = rows.line_num + 1
-            if field not in header:
-                raise missing_field(str(file.path), field, header)
+            _require_one(file.path, field, header)
             column = header.index(field)
             for row in rows:
                 if len(row) != len(header) and row:
@@ -314,9 +264,8 @@ def _read_parquet(file: OpenFile, field: str) -> Iterator[str]:
             shutil.copyfileobj(handle, spool)
             seekable = spool
         try:
-            table = parquet.ParquetFile(seekable)
-            if field not in table.schema_arrow.names:
-                raise missing_field(str(file.path), field, table.schema_arrow.names)
+            table = parquet.ParquetFile(seekable, page_checksum_verification=True)
+            _require_one(file.path, field, table.schema_arrow.names)
             row = 0
             for batch in table.iter_batches(batch_size=256, columns=[field]):
                 for value in _column_values(file, batch.column(0), field, row):
@@ -349,6 +298,13 @@ def _decoded_value(file: OpenFile, value: bytes, field: str, row: int) -> str:
         return value.decode("utf-8", "surrogateescape")
 
 
+def _require_one(path: Path, field: str, columns: list[str]) -> None:
+    if field not in columns:
+        raise missing_field(str(path), field, columns)
+    if (count := columns.count(field)) > 1:
+        raise UserError(f"{path}: {count} columns are named {field!r}; rename all but the one with the text")
+
+
 def missing_field(place: str, field: str, present: Any) -> UserError:
     """The complaint about a record without `field`, naming the fields it has."""
     return UserError(f"{place}: no field {field!r}; there are: {', '.join(map(str, present))} (set data.text_field)")
@@ -371,40 +327,38 @@ RECORD_READERS: dict[str, Callable[[OpenFile, str], Iterator[str]]] = {
 }
 
 
-def _by_line(lines: Iterator[str], longest: int) -> Iterator[str]:
-    return (line for line in lines if line.strip())
+def _by_line(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    return ((line, 0) for line in lines if line.strip())
 
 
-def _by_block(lines: Iterator[str], longest: int) -> Iterator[str]:
-    block, size = io.StringIO(), 0
+def _by_block(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    return _in_parts(lines, longest, blank_lines_end=True)
+
+
+def _by_file(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    return _in_parts(lines, longest, blank_lines_end=False)
+
+
+def _in_parts(lines: Iterator[str], longest: int, blank_lines_end: bool) -> Iterator[Part]:
+    """A part ends before the line that would take it above `longest`, unless it is not yet half as long."""
+    text, size, part = io.StringIO(), 0, 0
     for line in lines:
-        if line.strip() and size < longest:
-            size += block.write(line) + block.write("\n")
-            continue
-        if size:
-            yield block.getvalue()
-        block, size = io.StringIO(), 0
-        if line.strip():
-            size = block.write(line) + block.write("\n")
+        ends = blank_lines_end and not line.strip()
+        if size and (ends or (size + len(line) >= longest and 2 * size >= longest)):
+            yield text.getvalue(), part
+            text, size, part = io.StringIO(), 0, part + 1
+        if ends:
+            part = 0
+        else:
+            size += text.write(line) + text.write("\n")
     if size:
-        yield block.getvalue()
-
-
-def _by_file(lines: Iterator[str], longest: int) -> Iterator[str]:
-    block, size = io.StringIO(), 0
-    for line in lines:
-        size += block.write(line) + block.write("\n")
-        if size >= longest:
-            yield block.getvalue()
-            block, size = io.StringIO(), 0
-    if size:
-        yield block.getvalue()
+        yield text.getvalue(), part
 
 
 _EXTRACTED = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
 
 
-def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[str]:
+def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part]:
     """The documents of plain text: by `TEXT_DOCUMENTS`, or, in files of WikiExtractor's, the articles, whatever `kind`.
 
     Each at most about `longest` characters; a longer one comes in parts.
@@ -415,14 +369,14 @@ def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[str]
     return TEXT_DOCUMENTS[kind](chain(first, lines), longest)
 
 
-def _by_article(lines: Iterator[str], longest: int) -> Iterator[str]:
+def _by_article(lines: Iterator[str], longest: int) -> Iterator[Part]:
     for inside, article in groupby(lines, lambda line: line != "</doc>" and not _EXTRACTED.match(line)):
         if inside:
-            yield from (text for text in _by_file(article, longest) if text.strip())
+            yield from (part for part in _by_file(article, longest) if part[0].strip())
 
 
 # How a plain text file is cut into documents. Each yields parts of at most about `longest` characters.
-TEXT_DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[str]]] = {
+TEXT_DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {
     "line": _by_line,
     "block": _by_block,
     "file": _by_file,

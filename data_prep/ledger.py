@@ -64,14 +64,14 @@ class Stage:
     notes: dict[str, Any] = field(default_factory=dict)
     bins: dict[str, _Bin] = field(default_factory=dict)
 
-    def take(self, size: int) -> None:
-        """A document of `size` bytes came in."""
-        self.documents_in += 1
+    def take(self, size: int, counts: bool = True) -> None:
+        """A document of `size` bytes came in, or, where it no longer `counts`, a further part of the one before."""
+        self.documents_in += counts
         self.bytes_in += size
 
-    def give(self, size: int) -> None:
-        """A document of `size` bytes went out."""
-        self.documents_out += 1
+    def give(self, size: int, counts: bool = True) -> None:
+        """A document of `size` bytes went out, or, where it no longer `counts`, a further part of the one before."""
+        self.documents_out += counts
         self.bytes_out += size
 
     def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = passage) -> None:

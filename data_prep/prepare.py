@@ -35,7 +35,7 @@ from data_prep.ledger import Ledger
 from data_prep.meter import Meter
 from data_prep.neardup import SIGN, NearDuplicates, Signer, find_near_duplicates
 from data_prep.selection import Selection, judges
-from data_prep.sources import limited
+from data_prep.sources import TextSource, limited
 from data_prep.texts import TextMeasures
 from data_prep.tokenizer import TokenizerConfig
 from data_prep.workers import Workers
@@ -231,7 +231,8 @@ def _require_documents(job: Job, ledger: Ledger, finished: Mapping[Split, list[S
     if all(finished.values()):
         return
     removed = ", ".join(f"{count} {reason}" for reason, count in ledger.removed().items()) or "none"
-    hint = "; data.documents says how plain text is cut into documents" if job.data.source == "text" else ""
+    plain = isinstance(job.source, TextSource) and "txt" in job.source.formats
+    hint = "; data.documents says how plain text is cut into documents" if plain else ""
     kept, read = ledger["tokens"].documents_out, ledger["source"].documents_in
     if kept >= 2:
         raise UserError(

@@ -86,11 +86,12 @@ class Selection:
         stage = self.ledger["source"]
         for document in documents:
             size = document.damage.bytes if document.damage else text_bytes(document.text)
-            stage.take(size)
+            counts = document.part == 0 or document.damage is not None
+            stage.take(size, counts)
             if document.damage:
                 stage.drop(document.damage.reason, size, document.id, document.text, _broken_bytes)
                 continue
-            stage.give(size)
+            stage.give(size, counts)
             yield document
 
     def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
@@ -98,17 +99,21 @@ class Selection:
         are."""
         config, stage, place = self.config, self.ledger["normalise"], 0
         stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
+        made = Counter[str]()  # parts of each source's last document, which its next one may go on with
         for document in documents:
-            stage.take(text_bytes(document.text))
+            stage.take(text_bytes(document.text), document.part == 0)
             if document.ids is not None:
                 stage.give(0)
                 yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
                 place += 1
                 continue
-            whole = clean.split_at_whitespace(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            whole = clean.split_evenly(clean.normalize(document.text, config.clean), config.clean.max_characters)
             parts = [part for piece in whole for part in clean.split_by_words(piece, config.filters.max_words)]
-            stage.notes["long_documents_cut"] += len(parts) > 1
-            stage.notes["their_parts"] += len(parts) if len(parts) > 1 else 0
+            before = made[document.source] if document.part else 0
+            made[document.source] = before + len(parts)
+            if before + len(parts) > 1:
+                stage.notes["long_documents_cut"] += before <= 1
+                stage.notes["their_parts"] += len(parts) if before > 1 else before + len(parts)
             for number, part in enumerate(parts, 1):
                 data = part.encode()
                 stage.give(len(data))

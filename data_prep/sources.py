@@ -41,7 +41,8 @@ class Damage(NamedTuple):
 class Document(NamedTuple):
     """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then.
 
-    With `damage` it is none: it stands for what had to be left out, so that the ledger can count it.
+    A long one may come in parts, numbered from 0, with nothing of the same `source` between them. With `damage` it is
+    none: it stands for what had to be left out, so that the ledger can count it.
     """
 
     text: str
@@ -49,6 +50,7 @@ class Document(NamedTuple):
     source: str
     ids: np.ndarray | None = None
     damage: Damage | None = None
+    part: int = 0
 
     @property
     def length(self) -> int:
@@ -207,10 +209,12 @@ class TextSource(Source):
             file = files.OpenFile(path, lenient=self.config.damaged == "drop")
             number = -1
             try:
-                for number, text in enumerate(self._texts(file, kind)):
+                for text, part in self._texts(file, kind):
+                    number += part == 0
                     self.position = before + file.position
                     damage = _damage_of(text) if file.escaped else None
-                    yield Document(text, f"{path}:{number}", str(path), damage=damage)
+                    name = f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
+                    yield Document(text, name, str(path), damage=damage, part=part)
             except files.UnreadableError as error:
                 if not file.lenient:
                     raise
@@ -221,14 +225,15 @@ class TextSource(Source):
             before += size
         self.position = before
 
-    def _texts(self, file: files.OpenFile, kind: str) -> Iterator[str]:
+    def _texts(self, file: files.OpenFile, kind: str) -> Iterator[files.Part]:
         if reader := (files.RECORD_READERS | dumps.READERS).get(kind):
-            return reader(file, self.config.text_field)
+            return ((text, 0) for text in reader(file, self.config.text_field))
         return files.documents_of(files.read_lines(file), self.config.documents, self.config.clean.max_characters)
 
 
 def _damage_of(text: str) -> Damage | None:
-    return Damage("not_utf8", len(text.encode(errors="surrogateescape"))) if ESCAPED_BYTE.search(text) else None
+    reason = "not_utf8" if ESCAPED_BYTE.search(text) else "binary" if "\0" in text else None
+    return Damage(reason, len(text.encode(errors="surrogateescape"))) if reason else None
 
 
 def _matches(pattern: str) -> list[Path]:

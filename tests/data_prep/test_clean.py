@@ -6,7 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from data_prep.clean import FILTERS, CleanConfig, normalize, reason_to_remove, split_at_whitespace, split_by_words
+from data_prep.clean import (
+    FILTERS,
+    CleanConfig,
+    normalize,
+    reason_to_remove,
+    split_at_whitespace,
+    split_by_words,
+    split_evenly,
+)
 
 CONFIG = CleanConfig()
 ALPHABET = "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\ufeff\ud800\u3000.😀ﬁ"
@@ -44,6 +52,18 @@ def test_cut_parts_join_to_the_text_and_begin_at_whitespace() -> None:
         assert all(
             part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in pairwise(parts)
         )
+
+
+def test_a_long_text_is_cut_evenly_at_line_ends_else_between_words() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choices("abcdefgh \n", k=rng.randint(0, 500)))
+        parts = split_evenly(text, 40)
+        assert "".join(parts) == text and all(len(part) <= 40 for part in parts)
+        assert len(parts) == 1 or min(map(len, parts)) >= 10  # no crumbs
+    lines = ["word " * 28, "more " * 30]
+    assert split_evenly("\n".join(lines), 200) == [lines[0] + "\n", lines[1]]
+    assert [len(part) for part in split_evenly("x" * 101, 100)] == [51, 50]
 
 
 def test_text_without_whitespace_is_cut_all_the_same() -> None:

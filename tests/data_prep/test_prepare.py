@@ -102,6 +102,29 @@ def test_documents_of_too_many_words_are_cut_not_dropped(
     assert f"long_documents_cut 3; their_parts {len(documents)}" in (corpus.folder / "corpus_card.md").read_text()
 
 
+def test_a_long_document_is_counted_once(
+    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
+) -> None:
+    """It is read in parts, so that memory stays bounded."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("\n".join("\n".join(made_up(20, number)).split(". ")))
+    corpus = run(text_config(tmp_path / "*.txt", documents="file", clean={"max_characters": 2000}))
+    source, normalise = corpus.manifest.stages[:2]
+    assert (source.documents_in, source.documents_out, normalise.documents_in) == (3, 3, 3)
+    assert normalise.notes == {"long_documents_cut": 3, "their_parts": normalise.documents_out}
+    assert normalise.documents_out > 6 and corpus.manifest.removed == {}
+
+
+def test_no_advice_on_plain_text_where_there_is_none(
+    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
+) -> None:
+    row = "1," + " ".join(made_up(40)).replace(",", "") + "\n"
+    (tmp_path / "a.csv").write_text("id,text\n" + row * 3)
+    with pytest.raises(UserError, match=r"too little text: 1 of 3 documents remain") as error:
+        run(text_config(tmp_path / "a.csv"))
+    assert "data.documents" not in str(error.value)
+
+
 ADVICE: dict[str, tuple[dict[str, Any], str]] = {
     "filters": (
         {"documents": "block", "filters": {"min_words": 60}},
