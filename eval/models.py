@@ -193,24 +193,7 @@ def build_classifier(
     trained = pretrained_pooler(source.folder) if init == "pretrained" and pooling == "cls" else {}
     if trained and model.pooler is not None:
         model.pooler.load_state_dict(trained)
-    if init == "pretrained":
-        # Own weights are read once per process, others for each model. The files are hashed behind that: what was put
-        # there since the folder was described, and scored, would stand under the hashes of what was there before.
-        (_refuse_change_once if source.own else _refuse_change)(source.folder, tuple(source.files.items()))
     return model
-
-
-def _refuse_change(folder: Path, files: tuple[tuple[str, str], ...]) -> None:
-    """UserError where a file of the model is not as it was when the folder was described."""
-    for name, sha256 in files:
-        if not (folder / name).is_file() or file_sha256(folder / name) != sha256:
-            raise UserError(
-                f"{folder / name}: was changed while the model was scored; leave the folder as it is until the end, and"
-                " run the same command again (finished runs are kept)"
-            )
-
-
-_refuse_change_once = lru_cache(maxsize=1)(_refuse_change)
 
 
 @lru_cache(maxsize=1)

@@ -251,20 +251,3 @@ def test_without_a_network_the_hub_fails_at_once(
         main({**config, "model_path": "someone/model-x"})
     with pytest.raises(UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"):
         main(with_eval(config, source="hub", data_dir=None))
-
-
-def test_weights_that_are_put_there_after_the_folder_was_described_are_not_scored(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Put back afterwards, they would stand under the hashes of the first."""
-    weights = Path(config["model_path"]) / "model.safetensors"
-    first = glue.score_without_encoder
-
-    def swapped(*arguments: Any) -> Any:
-        state = load_file(weights)
-        save_file({name: tensor + 0.01 for name, tensor in state.items()}, weights, {"format": "pt"})
-        return first(*arguments)
-
-    monkeypatch.setattr(glue, "score_without_encoder", swapped)
-    with pytest.raises(UserError, match=r"model\.safetensors: was changed while the model was scored"):
-        main({**config, "eval": {**config["eval"], "floor": True, "tasks": ["cola"]}})
