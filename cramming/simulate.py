@@ -192,6 +192,8 @@ class Simulation:
             kernel = "varlen" if _uses_flash(self.recipe) else "sdpa"
         if stands_in and kernel in ("varlen", "flex"):
             kernel = STAND_IN
+        elif kernel == "flex":  # it exists compiled only; what it saves is what the others do
+            kernel = "varlen" if _uses_flash(self.recipe) else "sdpa"
         return replace(
             execution,
             attention=replace(execution.attention, kernel=kernel),

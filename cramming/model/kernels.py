@@ -118,7 +118,7 @@ def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layou
     assert layout.gather_P is not None
     rows = torch.tensor([rows for rows, _ in layout.groups], device=asking_M.device)
     lengths = torch.tensor([length for _, length in layout.groups], device=asking_M.device)
-    steps_R = lengths.repeat_interleave(rows)
+    steps_R = lengths.repeat_interleave(rows, output_size=sum(rows for rows, _ in layout.groups))  # else the host waits
     begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
     bounds_S = layout.packing.bounds_S.long()
     sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, asking_M))

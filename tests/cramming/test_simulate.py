@@ -246,3 +246,13 @@ def test_the_largest_peak_below_a_limit_is_found(sizes: list[int]) -> None:
         fitting = [s for s in sizes if true_peak(s) <= limit]
         assert found == (max(fitting) if sizes[0] in fitting else None)
         assert len(asked) == len(set(asked)) <= 6
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("bf16", "varlen"), ("fp32", "sdpa")])
+def test_flex_is_planned_on_a_gpu_as_what_runs_uncompiled(
+    make_recipe: Callable[..., Recipe], mode: Mode, expected: str
+) -> None:
+    """FlexAttention exists compiled only, and a simulation runs eagerly."""
+    simulation = Simulation.__new__(Simulation)
+    simulation.recipe = make_recipe("attention.kernel=flex", mode=mode, device_type="cuda")
+    assert simulation._executed(stands_in=False).attention.kernel == expected

@@ -1,0 +1,253 @@
+"""A training step through torch.compile for a card that is not there: its kernels, their bytes, registers and time.
+
+Inductor makes its kernels as for the card and Triton's ptxas makes cubins of them; where they would be launched, the
+graph that they were made from runs on fake tensors instead, so that the backward graph is compiled as well. Bytes are
+inductor's own count of what a kernel must read and write; operations are torch's formulas.
+"""
+
+import copy
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor
+from fake_card import Card
+from steps import VOCABULARY, recipe
+from torch._dynamo.utils import counters
+from torch._inductor import graph as lowering
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.runtime import triton_heuristics
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+
+from cramming.execution import build_model
+from cramming.model import heads
+from cramming.model.attention import Packing
+from cramming.model.config import flops_per_token
+from cramming.parallel.apply import apply
+from cramming.precision import Precision
+
+
+@dataclass
+class Kernel:
+    """One kernel of a pass. `launches` in one micro-batch; bytes and operations of one launch; registers and bytes of
+    spilled registers per thread where Triton made it."""
+
+    name: str
+    kind: str  # triton | product | attention | other
+    backward: bool
+    launches: int
+    bytes: float
+    flops: float
+    registers: int = 0
+    spilled: int = 0
+
+
+class Compiler:
+    """A backend of torch.compile that notes the kernels of each graph. `pretend` must have been called."""
+
+    def __init__(self, card: Card) -> None:
+        self.kernels: list[Kernel] = []
+        self.found: dict[str, tuple[int, int]] = {}  # registers and spilled bytes by a Triton kernel's name
+        self.seconds: list[float] = []
+        self.graph: Any = None
+        inductor.compile_threads = 1
+        inductor.joint_graph_constant_folding = False  # would compute with real tensors
+        inductor.fx_graph_cache = inductor.use_static_triton_launcher = False
+        inductor.benchmark_kernel = True  # notes each kernel's bytes
+        torch._functorch.config.enable_autograd_cache = False  # type: ignore[attr-defined]
+        _believe(card)
+        self._follow()
+
+    def __call__(self, module: Any, inputs: Any) -> Any:
+        return compile_fx(module, inputs, inner_compile=self._compile)
+
+    def _compile(self, module: Any, inputs: Any, **options: Any) -> Any:
+        plain, began = copy.deepcopy(module), time.perf_counter()
+        compile_fx_inner(module, inputs, **options)
+        self.seconds.append(time.perf_counter() - began)
+        self._note(bool(options.get("is_backward")))
+
+        def run(arguments: list[Any]) -> Any:
+            results = plain(*arguments)
+            arguments.clear()
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _follow(self) -> None:
+        codegen = lowering.GraphLowering.codegen
+
+        def noted(graph: Any) -> Any:
+            self.graph, self.code = graph, codegen(graph)
+            return self.code
+
+        lowering.GraphLowering.codegen = noted  # type: ignore[method-assign]
+        found = self.found
+
+        autotuner: Any = triton_heuristics.CachingAutotuner
+        precompile = autotuner._precompile_worker
+
+        def only_first(self: Any) -> None:
+            self.configs = self.configs and self.configs[:1]  # which is fastest only a card can tell
+            precompile(self)
+
+        def no_launcher(self: Any) -> None:
+            self.launchers = [lambda *_, **__: None]
+            (result,) = self.compile_results
+            found[self.inductor_meta["kernel_name"]] = _resources(result.kernel.asm["cubin"])
+
+        autotuner._precompile_worker, autotuner._make_launchers = only_first, no_launcher
+
+    def _note(self, backward: bool) -> None:
+        source = self.code[0].value if hasattr(self.code[0], "value") else self.code[0]
+        for name in dict.fromkeys(re.findall(r"^ *(triton_\w+)\.run\(", source, re.M)):
+            gigabytes = re.search(rf"'kernel_name': '{name}'.*?'kernel_num_gb': ([\d.e-]+)", source, re.S)
+            assert gigabytes, name
+            launches = len(re.findall(rf"^ *{name}\.run\((?!\*args)", source, re.M))  # not in its benchmark
+            size = float(gigabytes[1]) * 1e9
+            self.kernels.append(Kernel(name, "triton", backward, launches, size, 0, *self.found[name]))
+        with V.set_graph_handler(self.graph):
+            for node in self.graph.scheduler.nodes:
+                if node.is_extern() and type(node.node).__name__ != "MultiOutput":
+                    self.kernels.append(_extern(node, backward))
+
+
+def _extern(node: Any, backward: bool) -> Kernel:
+    ir = node.node
+    name = str(getattr(ir, "op_overload", None) or ir.get_kernel_name() or type(ir).__name__).removesuffix(".default")
+    flops, kind = float(node.estimate_flops() or 0), "product"
+    if "attention" in name or "varlen" in name:
+        flops, kind = _attention_flops(ir, "backward" in name), "attention"
+    elif not flops:
+        kind = "other"
+    return Kernel(name, kind, backward, 1, float(node.get_read_write_buffers_sizes()), flops)
+
+
+def _attention_flops(ir: Any, backward: bool) -> float:
+    """Two products forward and five backward, over all pairs of a row (of a window where there is one)."""
+    sizes = [[int(n) for n in part.get_size()] for part in ir.inputs[backward : backward + 2]]
+    query, key = sizes
+    if len(query) == 4:
+        pairs = query[0] * query[1] * query[2] * key[2]
+    else:  # varlen: [T, H, K]; the longest sequence and the window stand in the call
+        call = [*ir.origin_node.args, *ir.origin_node.kwargs.values()]
+        windows = [tuple(arg) for arg in call if isinstance(arg, list | tuple) and len(arg) == 2]
+        reach = max(arg for arg in call if type(arg) is int)
+        if windows and windows[0][0] >= 0:
+            reach = min(reach, sum(windows[0]) + 1)
+        pairs = query[0] * query[1] * reach
+    return pairs * query[-1] * (10.0 if backward else 4.0)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers, and bytes of stack (spilled registers), per thread."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])
+
+
+def _believe(card: Card) -> None:
+    """What inductor and Triton ask beside torch.cuda."""
+    import torch._dynamo.device_interface as interface
+    import torch._inductor.runtime.triton_helpers as helpers
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    major, minor = card.capability
+    number = major * 10 + minor
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", number, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int = 0) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cuda", 0)
+
+        def get_benchmarker(self) -> Any:
+            return lambda *_, **__: 1.0
+
+    cuda: Any = interface.CudaInterface
+    for part in (cuda, cuda.Worker):
+        part.get_device_properties = staticmethod(lambda *_: torch.cuda.get_device_properties())
+    cuda.is_available = staticmethod(lambda: True)
+    cuda.get_compute_capability = staticmethod(lambda *_: number)
+    driver.set_active(Driver())
+    helpers.set_driver_to_gpu = lambda: None
+
+
+def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
+    """Forward and backward pass of one micro-batch, compiled whole: what they consist of.
+
+    `job`: overrides, sequence length, rows, targets per row, packing and, where it is to be another, the number of
+    logits in a chunk.
+    """
+    compiler = Compiler(card)
+    made, rows, length = recipe(job["overrides"], job["length"], job["packing"]), job["rows"], job["length"]
+    if "chunk" in job:
+        heads.CHUNK_ELEMENTS["cuda"] = heads.CHUNK_ELEMENTS["large cuda"] = job["chunk"]
+    began = time.perf_counter()
+    with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
+        with torch.device("cuda"):
+            model = build_model(made.execution, made.model)
+        precision = Precision(made.execution.precision, torch.device("cuda"))
+        precision.convert(model.encoder.blocks)
+        apply(model, made.execution.memory, made.execution.runtime)
+        step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
+        for _ in range(2):  # the second finds everything compiled
+            with precision.autocast():
+                loss, _ = step(*_batch(job))
+            loss.backward()
+    return {
+        **job,
+        "architecture": card.architecture,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "flops_per_token": flops_per_token(
+            made.model, length, job["targets"] / length, made.execution.attention.last_layer
+        ),
+        "tokens": rows * length,
+        "vocabulary": VOCABULARY,
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "compile_seconds": compiler.seconds,
+        "seconds": time.perf_counter() - began,
+        "kernels": [asdict(kernel) for kernel in _merged(compiler.kernels)],
+    }
+
+
+def _merged(kernels: list[Kernel]) -> list[Kernel]:
+    """Launches that are alike counted together."""
+    found = dict[tuple[Any, ...], Kernel]()
+    for kernel in kernels:
+        key = (kernel.name, kernel.backward, kernel.bytes, kernel.flops)
+        known = found.setdefault(key, replace(kernel, launches=0))
+        known.launches += kernel.launches
+    return list(found.values())
+
+
+def _batch(job: dict[str, Any]) -> list[Any]:
+    rows, length = job["rows"], job["length"]
+    tokens, targets, whole = rows * length, rows * job["targets"], job["packing"] == "rows"
+    numbers = [torch.zeros(n, dtype=torch.int64, device="cuda") for n in (tokens, tokens, targets, targets)]
+    bounds = torch.zeros(rows * (1 if whole else 8) + 1, dtype=torch.int32, device="cuda")
+    packing = Packing(bounds, length if whole else None, length, length)
+    return [numbers[0], numbers[1], packing, numbers[2], numbers[3]]

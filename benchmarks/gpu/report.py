@@ -1,0 +1,267 @@
+"""The dry run's tables: what passed, where a compiled step's time would go, and what each lever could take away.
+
+Times are a roofline's: operations at a stated share of the card's peak, bytes at a stated share of its bandwidth, a
+kernel after the other. What a kernel really reaches is not known here.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from fake_card import CARDS
+
+from cramming.device import PEAK_TFLOPS
+from cramming.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION, SHEETS
+
+ATTENTION_SHARE = 0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
+FASTER_ATTENTION_SHARE = 0.6  # FlashAttention 3's paper, head size 64, long rows
+SMALLEST_SECONDS = 2e-6  # of a kernel on the device, started without a wait
+STEP_TOKENS = 2**20  # of an optimizer step: train=day
+LEVERS_OF = (("bert-base", 128), ("modern", 512))
+SECTION = "## A GPU, reckoned: the dry run"
+GROUPS = (  # the first that a Triton kernel's name has is where it is counted
+    ("loss", "softmax|gather|amax|argmax"),
+    ("embedding", "embedding"),
+    ("norm and residual", "layer_norm|rms|mean_|rsqrt"),
+    ("activation function", "gelu|silu|relu"),
+    ("bias gradients", "red_fused.*sum|per_fused_sum"),
+    ("rest", ""),
+)
+UNTRIED = """What remains untried until there is a card:
+
+- whether any number is right, and how fast any kernel is: rooflines know no caches, no occupancy, no shapes;
+- launching: what cubins need of the driver, memory (fragmentation, what really fits), streams that
+  overlap, pinned memory;
+- which configuration of a Triton kernel the autotuner takes: registers and spills are the first one's;
+- autograd's threads beside each other: fake tensors allow one, so offloading ran in one;
+- lengths that differ in `padded` (the host's reads are answered as if all were equal), and `PackedSplit` on the device;
+- FlexAttention in eager execution; CUDA graphs; max-autotune; FlashAttention 3; several GPUs (NCCL);
+- the optimizer's own compiled kernels (torchao's 8-bit and 4-bit AdamW ran uncompiled)."""
+
+
+def group_of(kernel: dict[str, Any]) -> str:
+    """Where a kernel's time is counted."""
+    if kernel["kind"] in ("product", "attention"):
+        return {"product": "matrix products", "attention": "attention"}[kernel["kind"]]
+    return next(name for name, pattern in GROUPS if re.search(pattern, kernel["name"]))
+
+
+class Reckoning:
+    """Seconds of a compiled micro-batch on a card, by group."""
+
+    def __init__(self, row: dict[str, Any], sheet: str, attention_share: float = ATTENTION_SHARE) -> None:
+        self.row, self.sheet = row, sheet
+        self.peak = PEAK_TFLOPS[sheet] * 1e12
+        self.bandwidth = SHEETS[sheet].bandwidth * 1e9 * BANDWIDTH_UTILISATION
+        self.shares = {"product": MATMUL_UTILISATION, "attention": attention_share}
+        self.seconds, self.bytes = Counter[str](), Counter[str]()
+        for kernel in row["kernels"]:
+            self.seconds[group_of(kernel)] += kernel["launches"] * self.kernel_seconds(kernel)
+            self.bytes[group_of(kernel)] += kernel["launches"] * kernel["bytes"]
+        # Adding a micro-batch's gradients to the others: two reads and a write. Once a step norm and AdamW: 32 bytes.
+        size = row["parameters"] * (12 + 32 * row["tokens"] / STEP_TOKENS)
+        self.bytes["gradients, update"], self.seconds["gradients, update"] = size, size / self.bandwidth
+
+    def kernel_seconds(self, kernel: dict[str, Any]) -> float:
+        """One launch."""
+        products = kernel["flops"] / (self.peak * self.shares.get(kernel["kind"], 1))
+        return max(products, kernel["bytes"] / self.bandwidth, SMALLEST_SECONDS)
+
+    @property
+    def launches(self) -> int:
+        return sum(kernel["launches"] for kernel in self.row["kernels"])
+
+    @property
+    def total(self) -> float:
+        """The device's time, or the host's if it needs longer to start the kernels."""
+        return max(sum(self.seconds.values()), self.launches * KERNEL_SECONDS["cuda"])
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.row["tokens"] / self.total
+
+
+def read(raw: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows by part; of two that are the same piece the later."""
+    parts: dict[str, dict[str, Any]] = defaultdict(dict)
+    for line in raw.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        names = ("model", "mode", "memory", "optimizer", "architecture", "length", "name", "sheet")
+        parts[row["part"]][str([row.get(name) for name in names])] = row
+    return {part: list(rows.values()) for part, rows in parts.items()}
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
+
+
+def on_cards(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Each step on its own card; one for sm_90 on an A100 as well, where there is none for sm_80: bytes are alike."""
+    own = {(row["model"], row["length"], row["name"]) for row in rows if row["architecture"] == "sm_80"}
+    pairs = []
+    for row in rows:
+        pairs.append((row, CARDS[row["architecture"]].sheet))
+        if row["architecture"] == "sm_90" and not row["name"] and (row["model"], row["length"], "") not in own:
+            pairs.append((row, "A100"))
+    return pairs
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return f"{row['measured_tokens_per_second']:,.0f}" if "measured_tokens_per_second" in row else "–"
+
+
+def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
+    """Predicted tokens/s of each compiled step on a card of the data sheets."""
+    groups = ["matrix products", "attention", *(name for name, _ in GROUPS), "gradients, update"]
+    lines = []
+    for row, sheet in rows:
+        found = Reckoning(row, sheet)
+        spilled = [k for k in row["kernels"] if k["spilled"]]
+        spills = f"{len(spilled)} (up to {max(k['spilled'] for k in spilled)} B)" if spilled else "0"
+        lines.append([
+            f"{row['model']} {row['length']}{', ' + row['name'] if row['name'] else ''}",
+            f"{sheet} ({row['architecture']})",
+            f"{found.launches} ({sum(k['kind'] == 'triton' for k in row['kernels'])})", spills,
+            f"{sum(found.bytes.values()) / row['tokens'] / 1e6:.2f}",
+            *(f"{found.seconds[group] / found.total:.0%}" for group in groups),
+            f"{found.tokens_per_second:,.0f}",
+            f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}", _measured(row),
+        ])  # fmt: skip
+    headers = ["model, length", "card (kernels for)", "launches (Triton kernels)", "with a stack (spills)", "MB a token", *groups,
+               "predicted tokens/s", "MFU", "measured"]  # fmt: skip
+    return _table(headers, lines)
+
+
+def levers(row: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
+    """What each lever of part B could take away from one compiled step, at most."""
+    sheet = CARDS[row["architecture"]].sheet
+    found, tokens = Reckoning(row, sheet), row["tokens"]
+    device, share = sum(found.seconds.values()), lambda seconds: f"{seconds / found.total:.1%}"
+    norms, active = found.seconds["norm and residual"], found.seconds["activation function"]
+    small = next((o for o in others if "micro-batches of" in o["name"]), None)
+    eight = next((o for o in others if o["name"] == "fp8"), None)
+    attention = found.seconds["attention"] - Reckoning(row, sheet, FASTER_ATTENTION_SHARE).seconds["attention"]
+    step = found.total * STEP_TOKENS / tokens
+    lines = [
+        ["(a) bf16 residual stream, norm outputs", share(norms / 2),
+         "bytes of norm and residual halved; fp32 gradients of the stream are the largest of them"],
+        ["(c) max-autotune", share(active + found.seconds["matrix products"] * (1 - MATMUL_UTILISATION / 0.8)),
+         "products at 80 % of the peak in place of 70 %, activation functions within them"],
+        ["(d) larger chunks or a fused cross entropy", share(found.seconds["loss"]),
+         "all of the loss's own kernels; its products stay"],
+        ["(f) CUDA graphs", share(max(0.0, found.total - device)),
+         f"the host starts {found.launches} kernels in {found.launches * KERNEL_SECONDS['cuda'] * 1e3:.1f} ms, the"
+         f" device needs {device * 1e3:.1f} ms"],
+        ["(g) FlashAttention 3", share(attention),
+         f"{FASTER_ATTENTION_SHARE:.0%} of the peak in place of {ATTENTION_SHARE:.0%}, where bytes are not the limit"],
+        ["(h) the host's waits", f"{4e-5 / step:.2%}", "two a step, 20 us each, beside a step of 2^20 tokens"],
+        ["(i) 8-bit saved activations", "0%", "memory, not time: quantising adds a read and a write"],
+    ]  # fmt: skip
+    if small and "error" not in small:
+        less = Reckoning(small, sheet)
+        ratio = found.tokens_per_second / less.tokens_per_second
+        lines.insert(1, [f"(b) micro-batches of {tokens:,} tokens, beside {small['tokens']:,}", f"{ratio:.2f}x", (
+            f"{sum(less.bytes.values()) / small['tokens'] / 1e6:.2f} MB a token there, and the host needs"
+            f" {less.launches * KERNEL_SECONDS['cuda'] * 1e3:.1f} ms where the device needs"
+            f" {sum(less.seconds.values()) * 1e3:.1f} ms")])  # fmt: skip
+    basis = "products at twice the rate; what scaling each tensor reads is not counted"
+    if eight and "error" not in eight:
+        moved, before = (sum(r.bytes.values()) / tokens / 1e6 for r in (Reckoning(eight, sheet), found))
+        basis = f"products at twice the rate; compiled it moves {moved:.2f} MB a token in place of {before:.2f}"
+    if sheet != "A100":
+        lines.insert(3, ["(e) fp8", share(found.seconds["matrix products"] / 2), basis])
+    return _table(["lever", "of the time, at most", "why"], lines)
+
+
+def kernels(row: dict[str, Any], number: int) -> list[str]:
+    """The kernels that take longest."""
+    found = Reckoning(row, CARDS[row["architecture"]].sheet)
+    ordered = sorted(row["kernels"], key=lambda k: -k["launches"] * found.kernel_seconds(k))[:number]
+    headers = ["kernel", "pass", "launches", "kB a token", "MFLOP a token", "registers", "stack, B", "of the time"]
+    lines = []
+    for k in ordered:
+        count, per_token = k["launches"], k["launches"] / row["tokens"]
+        lines.append([
+            k["name"][:90], "backward" if k["backward"] else "forward", str(count),
+            f"{per_token * k['bytes'] / 1e3:.1f}", f"{per_token * k['flops'] / 1e6:.1f}", str(k["registers"] or ""),
+            str(k["spilled"]) if k["registers"] else "", f"{count * found.kernel_seconds(k) / found.total:.1%}",
+        ])  # fmt: skip
+    return _table(headers, lines)
+
+
+def outcomes(rows: list[dict[str, Any]]) -> list[str]:
+    """One line per engine (or fine-tuning, or plan): how each combination ended."""
+    lines = []
+    for row in rows:
+        found: dict[str, list[str]] = defaultdict(list)
+        for case, outcome in (row.get("outcomes") or {"all": row.get("error", "?")}).items():
+            found[outcome].append(case)
+        text = "; ".join(f"{'all' if len(found) == 1 else ', '.join(v)}: {k}" for k, v in found.items())
+        what = [row.get(key, "") for key in ("part", "model", "mode", "memory")]
+        lines.append([*what, row.get("optimizer", ""), text.replace("|", "/")])
+    return _table(["part", "model", "number format", "memory", "optimizer", "packing and kernel: outcome"], lines)
+
+
+def count(rows: list[dict[str, Any]]) -> Counter[str]:
+    """How many combinations ended how."""
+    results = Counter[str]()
+    for row in rows:
+        for outcome in (row.get("outcomes") or {"all": "FAILED"}).values():
+            passed = "passed" if "reads" not in outcome else "passed with reads by the host"
+            results[passed if outcome.startswith("ok") else outcome.split(":")[0]] += 1
+    return results
+
+
+def write(raw: Path, out: Path | None, docs: Path | None) -> None:
+    """The result file, and the section of the documentation."""
+    parts = read(raw)
+    compiled = [row for row in parts.get("compiled", []) if "error" not in row]
+    compiled.sort(key=lambda r: (r["name"], r["architecture"] != "sm_90", r["length"], r["model"]))
+    failed = [row for row in parts.get("compiled", []) if "error" in row]
+    plain = [row for row in compiled if not row["name"]]
+    steps = [row for part in ("training", "finetuning", "plan") for row in parts.get(part, [])]
+    found = count(steps)
+    about = (
+        f"`benchmarks/gpu/dry_run.py`, torch 2.11.0+cu130, Triton 3.6, no GPU: {sum(found.values())} combinations of a"
+        f" whole step on fake `cuda` tensors ({', '.join(f'{n} {name}' for name, n in sorted(found.items()))}), and"
+        f" {len(compiled)} steps compiled whole (`fullgraph=True`, one graph, no break"
+        f"{'' if all(row['graphs'] == 1 and row['breaks'] == 0 for row in compiled) else ' BUT SEE THE RAW FILE'})."
+    )
+    about += (
+        " Refused are `products`, which is for CPUs, and FlashAttention in fp32. Within a pass the host reads only with"
+        " `padded`, which makes its groups there; after it, four numbers a step. Step by step:"
+        " `benchmarks/results/dry_run_sm90_2026-11-22.md`."
+    )
+    reckoning = (
+        f"Reckoned, not measured: products at {MATMUL_UTILISATION:.0%} and attention at {ATTENTION_SHARE:.0%} of the"
+        f" peak, bytes at {BANDWIDTH_UTILISATION:.0%} of the bandwidth, the host"
+        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us a launch; bf16, AdamW, no checkpointing,"
+        " micro-batches of 65,536 tokens, a quarter of them targets, vocabulary 32768."
+        " MFU is of the data sheet's peak."
+    )
+    section = [SECTION, "", about, "", reckoning, "", *speeds(on_cards(plain)), ""]
+    for row in plain:
+        if row["architecture"] == "sm_90" and (row["model"], row["length"]) in LEVERS_OF:
+            section += [f"What each lever could take away at most, {row['model']} at {row['length']} on an H200:", ""]
+            section += [*levers(row, compiled if row["model"] == "bert-base" else []), ""]
+    section += [UNTRIED, ""]
+    if out:
+        text = ["# Dry run of the GPU's code", "", about, "", reckoning, "", *speeds(on_cards(compiled)), ""]
+        text += [f"Not compiled: {row['model']} {row['length']} {row['architecture']} {row['name']}: {row['error']}\n"
+                 for row in failed]  # fmt: skip
+        for row in compiled:
+            text += [
+                f"## {row['model']} {row['length']} {row['architecture']} {row['name']}".rstrip(),
+                "",
+                *kernels(row, 20),
+                "",
+            ]
+        text += ["## Steps", "", *outcomes(steps), "", f"Raw: `{out.with_suffix('.jsonl').name}`.", ""]
+        out.write_text("\n".join(text), encoding="utf-8")
+    if docs:
+        old = docs.read_text(encoding="utf-8")
+        before, _, after = old.partition(SECTION)
+        rest = after[after.index("\n## ") + 1 :] if "\n## " in after else ""
+        docs.write_text(before.rstrip() + "\n\n" + "\n".join(section) + ("\n" + rest if rest else ""), encoding="utf-8")

@@ -1,0 +1,210 @@
+"""Whole steps on fake `cuda` tensors: forward, backward, clipping and update, as the engine and fine-tuning run them.
+
+A device mistake (a CPU tensor that meets one on the GPU), a wrong signature and a data-dependent shape end such a step.
+A number that the host reads from the device in the middle of a pass, for which it would wait there, is counted: fake
+tensors have none, so such a read is answered. Lengths are answered by the row's, so `padded` sees equal sequences.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cramming import options
+from cramming.config import UserError, build, config_folder
+from cramming.execution import EngineConfig
+from cramming.model.attention import KERNELS, Packing
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
+from cramming.model.heads import SequenceClassifier
+from cramming.optim import parameter_groups
+from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming.simulate import Recipe, Simulation
+
+VOCABULARY = 32768
+LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
+LENGTH, ROWS = 128, 8
+MODELS = ("bert-base", "crammed-bert", "modern")
+MODES = ("bf16", "fp16", "fp8", "fp32")
+MEMORY = ("plain", "checkpoint", "selective", "offload", "offload-weights", "offload-optimizer", "offload-all",
+          "in-backward")  # fmt: skip
+OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad")
+aten = torch.ops.aten
+
+
+def settings(*overrides: str) -> dict[str, Any]:
+    """The root configuration with these overrides."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        composed = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    assert isinstance(composed, dict)
+    return {str(key): value for key, value in composed.items()}
+
+
+def recipe(overrides: list[str], length: int, packing: Any) -> Recipe:
+    """What a step of this configuration is, on a GPU."""
+    found = settings(*overrides)
+    execution = EngineConfig.of(found)
+    model = replace(build(ModelConfig, found["model"], "model"), vocab_size=VOCABULARY)
+    mode = resolve(execution.precision.mode, torch.device("cuda"))
+    return Recipe(model, execution, mode, "cuda", length, length // 4, packing)
+
+
+class Reads(TorchDispatchMode):
+    """Answers and counts what the host reads from the device: in a pass, which should be nothing, and outside it."""
+
+    supports_higher_order_operators = True  # FlexAttention is one
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_forward, self.truth, self.count = False, True, Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten._local_scalar_dense.default:
+            in_pass = self.in_forward or torch._C._current_graph_task_id() != -1
+            self.count["pass" if in_pass else "step"] += args[0].device.type == "cuda"
+            kind = args[0].dtype
+            return self.truth if kind == torch.bool else 0.0 if kind.is_floating_point else LENGTH
+        if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
+            self.count["pass"] += 1  # how many are true: all
+            mask = args[1][0]
+            return args[0].new_empty((mask.numel(), *args[0].shape[mask.dim() :]))
+        if func is aten.equal.default:
+            self.count["pass"] += 1
+            return True
+        if func is aten.nonzero.default:
+            self.count["pass"] += 1
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+        return func(*args, **(kwargs or {}))
+
+
+class Step(Simulation):
+    """The simulation that `plan` runs, but in the number format and with the kernel that the configuration names."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.reads = Reads()
+        self.reads.truth = False  # no random number is outside its bounds
+        super().__init__(recipe)
+        self.reads.truth = True  # gradients are finite
+        model: Any = self.engine.model
+        model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
+        model.register_forward_hook(lambda *_: setattr(self.reads, "in_forward", False))
+
+    def _executed(self, stands_in: bool) -> EngineConfig:
+        assert not stands_in
+        runtime = replace(self.recipe.execution.runtime, compile="off", side_by_side=False)
+        return replace(self.recipe.execution, runtime=runtime)
+
+    @contextmanager
+    def _running(self, category: str) -> Iterator[None]:
+        with super()._running(category), self.reads:
+            yield
+
+    def outcome(self, kernel: str, packing: Any) -> str:
+        """`ok`, with what the host read inside the pass if anything; why it was refused; or what failed."""
+        self.recipe = replace(self.recipe, packing=packing)
+        model: Any = self.engine.model
+        model.encoder.kernel, self.reads.in_forward = kernel, False
+        self.reads.count.clear()
+        try:
+            self.step(ROWS)
+        except Exception as error:
+            self.engine.optimizer.zero_grad(set_to_none=True)
+            return _failed(error)
+        return _passed(self.reads.count)
+
+
+def _passed(count: Counter[str]) -> str:
+    return f"ok, {count['pass']} reads" if count["pass"] else "ok"
+
+
+def _failed(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"refused: {text}" if isinstance(error, UserError) else f"FAILED: {type(error).__name__}: {text}"
+
+
+def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> dict[str, Any]:
+    """Steps of one engine in both packings, by every kernel."""
+    overrides = [f"model={model}", f"precision={mode}", f"memory={memory}", f"optim={optimizer}",
+                 f"model.num_layers={LAYERS}"]  # fmt: skip
+    overrides += ["optim.clip=null"] if memory == "in-backward" else []
+    began = time.perf_counter()
+    row: dict[str, Any] = {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": optimizer}
+    try:
+        step = Step(recipe(overrides, LENGTH, "rows"))
+    except Exception as error:
+        return row | {"outcomes": {"all": _failed(error)}, "seconds": time.perf_counter() - began}
+    # FlexAttention runs compiled only (compiled.py). What a memory trick does to a block differs by how it is computed:
+    # in rows, or by FlashAttention on bounds.
+    kernels = ["auto", *(k for k in KERNELS if k != "flex")] if memory == "plain" else ["sdpa", "varlen"]
+    kernels = kernels if optimizer == "adamw" else ["auto"]
+    with torch.autograd.set_multithreading_enabled(False):  # one fake tensor mode cannot serve two threads
+        outcomes = {f"{p} {k}": step.outcome(k, p) for p in ("rows", "documents") for k in kernels}
+    return row | {"outcomes": outcomes, "reads": step.reads.count["step"], "seconds": time.perf_counter() - began}
+
+
+def finetuning(model: str, mode: str) -> dict[str, Any]:
+    """A fine-tuning step and a prediction, by pooling and dropout of attention."""
+    from eval.finetune import Hyperparameters, _step
+    from eval.packed import Batch
+
+    outcomes, began = {}, time.perf_counter()
+    config = build(ModelConfig, settings(f"model={model}", f"model.num_layers={LAYERS}")["model"], "model")
+    for pooling in ("mean", "cls"):
+        for dropout in (0.0, 0.1):
+            reads = Reads()
+            device = torch.device("cuda")
+            try:
+                with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False), reads:
+                    reads.truth = False
+                    with device:
+                        encoder = Encoder(
+                            replace(config, vocab_size=VOCABULARY, attention_dropout=dropout, dropout=0.1)
+                        )
+                        classifier = SequenceClassifier(encoder, 3, cast(Any, pooling), config.hidden_size, 0.1)
+                    reads.truth = True
+                    reads.count.clear()
+                    ids, types, positions = (torch.zeros(ROWS * 64, dtype=torch.int64, device=device) for _ in range(3))
+                    bounds = torch.zeros(ROWS + 1, dtype=torch.int32, device=device)
+                    labels = torch.zeros(ROWS, dtype=torch.int64, device=device)
+                    batch = Batch(ids, positions, types, Packing(bounds, None, 64), labels)
+                    number_format = Precision(PrecisionConfig(cast(Any, mode), tf32=mode != "fp32"), device)
+                    optimizer = torch.optim.AdamW(parameter_groups(classifier, 0.01), lr=1e-4, fused=True)
+                    hyper = cast(Hyperparameters, SimpleNamespace(max_grad_norm=1.0))
+                    reads.in_forward = True
+                    _step(
+                        classifier, cast(Any, SimpleNamespace(regression=False)), batch, optimizer, hyper, number_format
+                    )
+                    classifier.eval()
+                    with torch.no_grad(), number_format.autocast():
+                        classifier(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+                outcomes[f"{pooling}, attention dropout {dropout:g}"] = _passed(reads.count)
+            except Exception as error:
+                outcomes[f"{pooling}, attention dropout {dropout:g}"] = _failed(error)
+    row = {"part": "finetuning", "model": model, "mode": mode, "outcomes": outcomes}
+    return row | {"seconds": time.perf_counter() - began}
+
+
+def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
+    """The verb `plan` on this machine's "GPU", by the card's data sheet."""
+    began = time.perf_counter()
+    found = settings(f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
+                     f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}")  # fmt: skip
+    try:
+        job = options.Job.of(found)
+        target = options.find_target(build(options.PlanConfig, found["plan"], "plan"), "auto", job)
+        tried = list(options.explore(job, target))
+        best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
+        outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
+    except Exception as error:
+        outcome = _failed(error)
+    row = {"part": "plan", "model": model, "mode": mode, "outcomes": {sheet: outcome}}
+    return row | {"seconds": time.perf_counter() - began}
