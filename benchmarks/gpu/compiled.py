@@ -137,7 +137,8 @@ def _attention_flops(ir: Any, backward: bool) -> float:
     if len(query) == 4:
         pairs = query[0] * query[1] * query[2] * key[2]
     else:  # varlen: [T, H, K]; the longest sequence and the window stand in the call
-        call = [*ir.origin_node.args, *ir.origin_node.kwargs.values()]
+        origin = next(node for node in ir.origins if "varlen" in str(node.target))
+        call = [*origin.args, *origin.kwargs.values()]
         windows = [tuple(arg) for arg in call if isinstance(arg, list | tuple) and len(arg) == 2]
         reach = max(arg for arg in call if type(arg) is int)
         if windows and windows[0][0] >= 0:
