@@ -2,8 +2,9 @@
 
 Each filter is a limit (a field of `FilterConfig`; null switches it off) and a pure function from a text's measures to a
 verdict: a `Breach`, or None. All work on normalised text (data_prep/clean.py) and remove whole documents, counted by
-the filter's name. Those on lines judge texts of three lines or more: of one line, each share is all or nothing. By
-default all are off; `data/filters=strict` sets the published limits.
+the filter's name; `broken_characters` also judges the text as it came. Those on lines judge texts of three lines or
+more: of one line, each share is all or nothing. By default all are off; `data/filters=strict` sets the published
+limits.
 
 Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
 and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
@@ -246,6 +247,11 @@ def reason_to_remove(text: str, config: FilterConfig) -> str | None:
         if limit is not None and judge(measures, limit):
             return name
     return None
+
+
+def is_broken(text: str, config: FilterConfig) -> bool:
+    """Whether a text goes as `broken_characters` before it is normalised, which takes control characters away."""
+    return config.max_broken is not None and broken_characters(Measures(text), config.max_broken) is not None
 
 
 def shown(text: str, reason: str, config: FilterConfig) -> str:

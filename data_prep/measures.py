@@ -34,9 +34,13 @@ _WORD = re.compile(r"[^ \n\t\r\v\f]+")
 NO_LETTER_WORD = re.compile(r"(?<!\S)[!-@\[-`{-~]+(?!\S)")
 # Only from the first sign of a run: tried from each, a run of n that no space follows would take n * n steps.
 _SENTENCE_END = re.compile(r"[.!?…。！？](?<![.!?…。！？].)[.!?…。！？]*[\"'”’)\]]*(?:\s|$)")
-_BROKEN = re.compile("[\ufffd\ue000-\uf8ff]|Ã[\u0080-\u00bf]|Â[\u00a0-\u00bf]|â€")
+# "Â" or "Ã" behind a capital may end a word; otherwise a non-breaking space, or its like, stood behind it.
+_BROKEN = re.compile(
+    "[\ufffd\ue000-\uf8ff]|[ÂÃ][\u0080-\u00bf]|â€|[\u0080-\u0084\u0086-\u009f]|(?<![A-ZÀ-Þ])[ÂÃ](?=[ \n]|$)"
+)
 BROKEN = re.compile(f"{_BROKEN.pattern}|[{re.escape(_CONTROLS.decode())}]")
 _BROKEN_SIGNS = (b"\xef", b"\xee", b"\xc3\x83", b"\xc3\x82", b"\xc3\xa2\xe2")  # what _BROKEN begins with, in UTF-8
+_LATIN_CONTROLS = re.compile(rb"\xc2[\x80-\x84\x86-\x9f]")  # the same; their first byte alone is frequent
 MARKUP = re.compile(r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}")
 _MARKUP_SIGNS = ("<", "&", "{{", "{|", "[[", "''", "==")
 _LONGEST_MARKUP = {"<": 304, "&": 10, "=": 1, "'": 1} | dict.fromkeys(("{{", "{|", "|}", "}}", "[[", "]]"), 2)
@@ -120,7 +124,7 @@ class Measures:
         """Share of the characters that are replacement, private-use or control characters, or part of UTF-8 that was
         once decoded as Latin-1 or Windows-1252 (`Ã©`, `â€™`)."""
         broken = len(self._data.translate(None, _NOT_CONTROLS))
-        if any(sign in self._data for sign in _BROKEN_SIGNS):
+        if any(sign in self._data for sign in _BROKEN_SIGNS) or _LATIN_CONTROLS.search(self._data):
             broken += sum(len(found) for found in _BROKEN.findall(self.text))
         return broken / max(1, len(self.text))
 

@@ -28,6 +28,7 @@ from data_prep.workers import Function, Workers
 GROUP_DOCUMENTS = 512
 GROUP_CHARACTERS = 1 << 20
 BETWEEN_TASKS = "+"
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))}  # control characters
 
 
 class Candidate(NamedTuple):
@@ -38,6 +39,7 @@ class Candidate(NamedTuple):
     size: int  # UTF-8 bytes
     key: int  # for finding duplicates
     number: int  # for the split
+    broken: str = ""  # the text before it was normalised, if that was broken
 
     def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = passage) -> None:
         """Into the ledger; `show` makes of the text what an example shows, None if this document shall not be one."""
@@ -108,6 +110,7 @@ class Selection:
                 place += 1
                 continue
             whole = clean.split_evenly(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            broken = document.text if filters.is_broken(document.text, config.filters) else ""
             parts = [part for piece in whole for part in clean.split_by_words(piece, config.filters.max_words)]
             before = made[document.source] if document.part else 0
             made[document.source] = before + len(parts)
@@ -119,22 +122,28 @@ class Selection:
                 stage.give(len(data))
                 name = document.id if len(parts) == 1 else f"{document.id} part {number} of {len(parts)}"
                 piece = document._replace(text=part.strip(), id=name)
-                yield Candidate(piece, place, len(data), *content_hash(data, config.seed))
+                yield Candidate(piece, place, len(data), *content_hash(data, config.seed), broken)
                 place += 1
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""
-        stage, surely_no_text = self.ledger["filters"], partial(clean.reason_to_remove, config=self.config.clean)
-        for candidate, reason in self._judged(candidates, stage, surely_no_text):
+        stage = self.ledger["filters"]
+
+        def at_once(candidate: Candidate) -> str | None:
+            reason = clean.reason_to_remove(candidate.document.text, self.config.clean)
+            return reason or ("broken_characters" if candidate.broken else None)
+
+        for candidate, reason in self._judged(candidates, stage, at_once):
             if reason == PASSED:
                 yield candidate
             else:
-                candidate.is_dropped_by(stage, reason, partial(self._breach, reason))
+                candidate.is_dropped_by(stage, reason, partial(self._breach, reason, candidate.broken))
 
-    def _breach(self, reason: str, text: str) -> str:
+    def _breach(self, reason: str, broken: str, text: str) -> str:
         if reason in clean.FILTERS:
             return clean.shown(text, reason, self.config.clean)
-        return filters.shown(text, reason, self.config.filters)
+        text = broken if broken and reason == "broken_characters" else text
+        return filters.shown(text, reason, self.config.filters).translate(_VISIBLE)
 
     def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """The first of equal documents."""
@@ -181,7 +190,7 @@ class Selection:
         stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
         show = search.shown if search else passage
-        for candidate, found in self._judged(candidates, stage, lambda text: None):
+        for candidate, found in self._judged(candidates, stage, lambda candidate: None):
             if found == PASSED:
                 yield candidate
             else:
@@ -193,7 +202,7 @@ class Selection:
             stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
     def _judged(
-        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[str], str | None]
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
     ) -> Iterator[tuple[Candidate, str]]:
         """Each candidate with the verdict on it: an earlier one, `reason_at_once`, or what a worker says of its text.
 
@@ -211,7 +220,7 @@ class Selection:
                 yield candidate, verdict
 
     def _asked(
-        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[str], str | None]
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
     ) -> Iterator[tuple[list[tuple[Candidate, str | None]], list[str]]]:
         """Groups of candidates, each with its verdict where that is known without a worker; the texts of the others."""
         default = None if stage.name in self.workers.functions else PASSED
@@ -220,7 +229,7 @@ class Selection:
             verdict = self.fates.get(candidate.place, stage.name)
             if verdict is not None or candidate.document.ids is not None:
                 return verdict or PASSED
-            return reason_at_once(candidate.document.text) or default
+            return reason_at_once(candidate) or default
 
         for group in _groups(candidates):
             verdicts = [(candidate, known(candidate)) for candidate in group]

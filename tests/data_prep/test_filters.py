@@ -12,7 +12,7 @@ import pytest
 from cramming.config import UserError, build
 from data_prep import language
 from data_prep.clean import CleanConfig, normalize
-from data_prep.filters import FILTERS, FilterConfig, reason_to_remove, too_many_tokens
+from data_prep.filters import FILTERS, FilterConfig, is_broken, reason_to_remove, too_many_tokens
 from data_prep.measures import Measures
 
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
@@ -127,6 +127,27 @@ def test_text_that_compresses_badly_goes() -> None:
     config = FilterConfig(max_tokens_per_character=0.3)
     assert too_many_tokens(100, 31, config) and not too_many_tokens(100, 30, config)
     assert not too_many_tokens(100, 99, FilterConfig())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        ARTICLE.replace(", ", ",\u00a0").encode().decode("latin-1"),
+        ARTICLE.replace("the ", "“the” ").encode().decode("latin-1"),
+        "".join(c + "\x07" * (i % 9 == 0) for i, c in enumerate(ARTICLE)),
+    ],
+)
+def test_what_normalisation_takes_away_is_broken_before_it(raw: str) -> None:
+    config = FilterConfig(max_broken=0.002)
+    assert is_broken(raw, config) and not is_broken(raw, FilterConfig())
+    assert not is_broken(ARTICLE.replace(". ", ".\r\n\x0c\u00a0\u0085"), config)
+
+
+def test_a_non_breaking_space_that_was_read_as_latin_1_is_broken() -> None:
+    limit = 0.002
+    assert reason_to_remove(ARTICLE.replace(", ", ",Â "), FilterConfig(max_broken=limit)) == "broken_characters"
+    assert reason_to_remove(ARTICLE.replace("the ", "theÂ "), FilterConfig(max_broken=limit)) == "broken_characters"
+    assert reason_to_remove("A NOVA ESTAÇÃO DA MANHÃ E DA IRMÃ NÃO SÃ ", FilterConfig(max_broken=limit)) is None
 
 
 def test_every_order_of_a_repetition_is_measured() -> None:

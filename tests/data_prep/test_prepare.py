@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
 from data_prep import encoding, pack, workers
+from data_prep.clean import CleanConfig, normalize, split_by_words
 from data_prep.prepare import main
 from eval.datasets import read_task, tasks_in_folder
 
@@ -41,6 +42,21 @@ def test_every_document_comes_out_once(
     assert sorted(decode(corpus)) == sorted(text.lower() for text in texts)
     assert [Path(source["name"]).name for source in manifest.sources] == ["a.txt", "b.jsonl"]
     assert 1 <= corpus.stream("validation").num_documents < 20
+
+
+def test_what_is_broken_before_normalisation_goes_and_is_shown(
+    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
+) -> None:
+    broken = [text.replace(" ", "\x1b ", 3).replace("a ", "\x93a ") for text in made_up(5, seed=1, words=90)]
+    documents = made_up(40) + broken
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    config = text_config(tmp_path / "a.jsonl", filters={"max_broken": 0.002, "max_words": 30})
+    corpus = run(config)
+    stage = next(stage for stage in corpus.manifest.stages if stage.name == "filters")
+    dropped = stage.dropped["broken_characters"]
+    assert dropped.documents == sum(len(split_by_words(normalize(text, CleanConfig()), 30)) for text in broken)
+    shown = dropped.examples
+    assert all("limit 0.002 (max_broken)" in text and "\\x" in text and text.isprintable() for text in shown)
 
 
 def test_result_does_not_depend_on_workers_or_batches(
