@@ -123,6 +123,13 @@ def altered(record: Any, files: Mapping[str, str]) -> str | None:
     return None
 
 
+def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
+    """UserError where one of `files`, by SHA-256, is not what it was when the model was opened."""
+    for name, sha256 in files.items():
+        if not (folder / name).is_file() or file_sha256(folder / name) != sha256:
+            raise UserError(f"{folder / name}: was changed while the model was being scored; restore it and run again")
+
+
 def _refuse_odd_config(file: Path, config: Any) -> None:
     """UserError: no encoder's configuration, as far as it can be told from it."""
     if not isinstance(config, dict):
@@ -182,12 +189,14 @@ def build_classifier(
 ) -> SequenceClassifier:
     """A classifier with `outputs` logits on the source's encoder, whose weights are what `init` says.
 
-    New weights come from torch's global generator.
+    New weights come from torch's global generator. UserError where a file that was read is not the source's any more.
     """
     if source.own:
         encoder = _own_encoder(source, init, dropout, attention_dropout)
+        refuse_changed(source.folder, source.settings)
     else:
         encoder = cast(Encoder, StockEncoder(source.folder, init, dropout, attention_dropout))
+        refuse_changed(source.folder, source.files)
     size = encoder.config.hidden_size if pooler else None
     model = SequenceClassifier(encoder, outputs, cast(Any, pooling), size, dropout)
     trained = pretrained_pooler(source.folder) if init == "pretrained" and pooling == "cls" else {}
@@ -217,18 +226,22 @@ def _own_encoder(source: ModelSource, init: Init, dropout: float, attention_drop
     config = load_encoder_config(source.folder, dropout, attention_dropout)
     encoder = Encoder(replace(config, attention_init="random") if init == "random" else config)
     if init == "pretrained":
-        encoder.load_state_dict(_pretrained_state(source.folder))
+        encoder.load_state_dict(_pretrained_state(source.folder, tuple(source.files.items())))
     return encoder
 
 
 @lru_cache(maxsize=1)
-def _pretrained_state(folder: Path) -> dict[str, Tensor]:
-    """The encoder's weights, read once per process.
+def _pretrained_state(folder: Path, files: tuple[tuple[str, str], ...]) -> dict[str, Tensor]:
+    """The encoder's weights, read once per process, from `files` with these SHA-256: they may be read hours after the
+    model was opened.
 
     Reading builds a model, which draws random numbers; they must not shift those of the run that happens to come first.
     """
+    refuse_changed(folder, dict(files))
     with torch.random.fork_rng(devices=[]):
-        return load_encoder(folder, dropout=0.0, attention_dropout=0.0).state_dict()
+        state = load_encoder(folder, dropout=0.0, attention_dropout=0.0).state_dict()
+    refuse_changed(folder, dict(files))
+    return state
 
 
 class StockEncoder(nn.Module):

@@ -24,7 +24,7 @@ from eval.datasets import TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.jobs import Job, choose_workers, run_jobs
-from eval.models import Init, ModelSource
+from eval.models import Init, ModelSource, refuse_changed
 from eval.results import SELECTIONS, Pieces, summarise, write_json
 from eval.suites import SourceName, Suite
 from eval.superglue import ALL_TASKS
@@ -117,6 +117,7 @@ def score_model(
     needed = [d for d in data if d.task.name not in cache and any(name == d.task.name for name, _ in todo)]
     if needed:
         cache |= encode_tasks(needed, source, hyper.max_length)
+        refuse_changed(source.folder, source.settings)
     workers = choose_workers(
         settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
     )

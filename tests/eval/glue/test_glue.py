@@ -197,6 +197,29 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     assert "\n" not in str(caught.value) and sorted(run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
+    config: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Files are read long after the model was opened: another model of the same shape must not score under its name."""
+    weights = load_file(model / "model.safetensors")
+    for file in weights.values():
+        file.mul_(1.5)
+    other = {"model.safetensors": tmp_path / "other", "config.json": tmp_path / "settings"}
+    save_file(weights, other["model.safetensors"], metadata={"format": "pt"})
+    other["config.json"].write_text((model / "config.json").read_text().replace('"gelu"', '"relu"'))
+    real = glue.score_model
+
+    def exchange(*arguments: Any) -> dict[str, Any]:
+        shutil.copy(other[name], model / name)
+        return real(*arguments)
+
+    monkeypatch.setattr(glue, "score_model", exchange)
+    with pytest.raises(UserError, match=f"{name}: was changed while the model was being scored"):
+        main(config)
+    assert "glue" not in load_record(Path(config["runs"]) / "first")
+
+
 def test_the_tokenizer_of_an_older_record_is_known_by_its_corpus(config: dict[str, Any], model: Path) -> None:
     run = Path(config["runs"]) / "first"
     shutil.copytree(model, run / "final")
