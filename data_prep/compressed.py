@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-PACKED_BYTES = 1 << 12  # unpacked at a time: 4 KB unpack to 128 MB at the very most
-BUFFER_BYTES = 1 << 20
+PACKED_BYTES = 1 << 12  # unpacked at a time: of zstandard 4 KB unpack to 128 MB at the very most
+BUFFER_BYTES = 1 << 20  # and of xz and bzip2 to no more than this, since of bzip2 they can hold 4 GB
 
 
 class _Frames(io.RawIOBase):
@@ -31,6 +31,9 @@ class _Frames(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._content:
+            if self._frame is not None and not self._frame.needs_input:
+                self._unpack(b"")
+                continue
             packed = self._packed or self._handle.read(PACKED_BYTES)
             if not packed:
                 if self._frame is not None:
@@ -48,15 +51,31 @@ class _Frames(io.RawIOBase):
             if not packed:
                 return
             self._frame = self._begin()
-        self._content = memoryview(self._frame.decompress(packed))
+        self._content = memoryview(self._frame.decompress(packed, BUFFER_BYTES))
         if self._frame.eof:
             self._packed, self._frame = self._frame.unused_data, None
 
 
-def _zstandard_frame() -> Any:
-    import zstandard
+class _ZstandardFrame:
+    """With the interface of lzma's and bz2's decompressors; but all that the packed bytes hold is unpacked at once."""
 
-    return zstandard.ZstdDecompressor().decompressobj()
+    needs_input = True
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+
+    def decompress(self, packed: bytes, most: int) -> bytes:
+        return self._frame.decompress(packed)
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
 
 
 def _in_frames(begin: Callable[[], Any]) -> Callable[[BinaryIO], BinaryIO]:
@@ -67,7 +86,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
     ".xz": _in_frames(lzma.LZMADecompressor),
     ".bz2": _in_frames(bz2.BZ2Decompressor),
-    ".zst": _in_frames(_zstandard_frame),
+    ".zst": _in_frames(_ZstandardFrame),
 }
 
 

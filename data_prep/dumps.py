@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from cramming.config import UserError
-from data_prep.files import OpenFile
+from data_prep.files import OpenFile, decoded
 
 # Format -> the extra of this package, and the module it brings.
 PACKAGES = {"wikipedia": ("wikipedia", "mwparserfromhell"), "wet": ("warc", "warcio")}
@@ -93,22 +93,32 @@ def _remove(code: Any, node: Any) -> None:
 
 
 def read_wet(file: OpenFile, field: str) -> Iterator[str]:
-    """The text records of a WET file. UserError for one of web pages: HTML is not turned into text here."""
+    """The text records of a WET file. UserError for one of web pages (HTML is not turned into text here), one that was
+    cut off, text that is not UTF-8."""
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
     kinds: set[str] = set()
     with file.decompressed() as handle:
         try:
-            for record in ArchiveIterator(handle):
+            for number, record in enumerate(ArchiveIterator(handle), 1):
                 kinds.add(record.rec_type)
                 if record.rec_type == "conversion":
-                    yield record.content_stream().read().decode("utf-8", "replace")
+                    yield decoded(file, _content(file, record, number), f"record {number}: its text")
         except ArchiveLoadFailed as error:
             raise UserError(f"{file.path}: not a readable WARC file: {' '.join(str(error).split())}") from None
     if "conversion" not in kinds:
         held = ", ".join(sorted(kinds)) or "nothing"
         raise UserError(f"{file.path}: no text records (it holds: {held}); take the crawl's WET files, which hold text")
+
+
+def _content(file: OpenFile, record: Any, number: int) -> bytes:
+    content: bytes = record.content_stream().read()
+    # Only a compressed file tells by itself that it was cut off.
+    if record.length is not None and len(content) != record.length:
+        place, found = f"{file.path} record {number}", f"{len(content)} bytes of the {record.length} in its header"
+        raise UserError(f"{place}: has {found}; is the file whole? get it anew")
+    return content
 
 
 READERS: dict[str, Callable[[OpenFile, str], Iterator[str]]] = {"wikipedia": read_wikipedia, "wet": read_wet}

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, groupby, islice
+from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -284,16 +284,19 @@ def _column_values(file: OpenFile, column: Any, field: str, before: int) -> list
         return cast(list[Any], column.to_pylist())
     except UnicodeDecodeError:
         values = column.cast(pyarrow.large_binary()).to_pylist()
-    return [None if v is None else _decoded_value(file, v, field, row) for row, v in enumerate(values, before + 1)]
+    return [
+        None if value is None else decoded(file, value, f"row {row}: field {field!r}")
+        for row, value in enumerate(values, before + 1)
+    ]
 
 
-def _decoded_value(file: OpenFile, value: bytes, field: str, row: int) -> str:
+def decoded(file: OpenFile, value: bytes, place: str) -> str:
+    """The text of one record's bytes, which stand at this place of the file. UserError: not UTF-8, as in plain text."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         if not file.lenient:
-            message = f"{file.path} row {row}: field {field!r} is not UTF-8 at byte {error.start}{_OR_DROP}"
-            raise UserError(message) from None
+            raise UserError(f"{file.path} {place} is not UTF-8 at byte {error.start}{_OR_DROP}") from None
         file.escaped = True
         return value.decode("utf-8", "surrogateescape")
 
@@ -363,6 +366,7 @@ def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part
 
     Each at most about `longest` characters; a longer one comes in parts.
     """
+    lines = dropwhile(lambda line: not line.strip(), lines)
     first = list(islice(lines, 1))
     if first and _EXTRACTED.match(first[0]):
         return _by_article(lines, longest)

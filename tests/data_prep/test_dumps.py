@@ -115,12 +115,41 @@ def warc(write: Callable[..., None]) -> bytes:
 
 def test_text_records_of_a_wet_file(tmp_path: Path) -> None:
     def write(writer: object) -> None:
-        for kind, payload in (("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"a\xffb")):
+        for kind, payload in (("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"drei")):
             record = writer.create_warc_record(f"http://a/{kind}", kind, payload=io.BytesIO(payload))  # type: ignore[attr-defined]
             writer.write_record(record)  # type: ignore[attr-defined]
 
     (tmp_path / "crawl.warc.wet.gz").write_bytes(warc(write))
-    assert texts(tmp_path / "crawl.warc.wet.gz") == ["Grüße\nzwei", "a\ufffdb"]
+    assert texts(tmp_path / "crawl.warc.wet.gz") == ["Grüße\nzwei", "drei"]
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_wet_file_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
+    """Without compression nothing else tells; behind a record's text stand two line ends."""
+
+    def write(writer: object) -> None:
+        record = writer.create_warc_record("http://a", "conversion", payload=io.BytesIO(b"some text"))  # type: ignore[attr-defined]
+        writer.write_record(record)  # type: ignore[attr-defined]
+
+    (tmp_path / "crawl.wet").write_bytes(gzip.decompress(warc(write))[: -4 - cut])
+    with pytest.raises(UserError, match=rf"crawl.wet record 1: has {9 - cut} bytes of the 9 in its header"):
+        texts(tmp_path / "crawl.wet")
+
+
+def test_text_of_a_wet_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path) -> None:
+    def write(writer: object) -> None:
+        for payload in (b"one", "café".encode("latin-1"), b"three"):
+            record = writer.create_warc_record("http://a", "conversion", payload=io.BytesIO(payload))  # type: ignore[attr-defined]
+            writer.write_record(record)  # type: ignore[attr-defined]
+
+    path = tmp_path / "crawl.wet.gz"
+    path.write_bytes(warc(write))
+    with pytest.raises(UserError, match=r"crawl.wet.gz record 2: its text is not UTF-8 at byte 3; data.damaged=drop"):
+        texts(path)
+    config = TextConfig(name="test", source="text", paths=[str(path)], damaged="drop")
+    documents = list(TextSource(config).documents())
+    assert [document.text for document in documents if not document.damage] == ["one", "three"]
+    assert [document.damage for document in documents if document.damage] == [("not_utf8", 4)]
 
 
 def test_web_pages_and_other_files_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,19 @@ def test_no_part_of_an_archive_is_lost_without_a_word(tmp_path: Path, suffix: st
     assert texts_of(path) == ["one", "two"]
 
 
+@pytest.mark.parametrize("suffix", [".xz", ".bz2"])
+def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"a" * (1 << 26)))
+    tracemalloc.start()
+    with OpenFile(path).decompressed() as handle:
+        assert handle.read(1 << 20) == b"a" * (1 << 20)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 24  # the dictionary of xz is 8 MB
+        assert sum(map(len, iter(lambda: handle.read(1 << 20), b""))) == (1 << 26) - (1 << 20)
+
+
 @pytest.mark.parametrize("suffix", list(COMPRESS))
 def test_nothing_in_any_compression_is_an_empty_file(tmp_path: Path, suffix: str) -> None:
     for number, data in enumerate((b"", COMPRESS[suffix](b""))):
@@ -136,6 +150,8 @@ def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
     path.write_text("".join(f'<doc id="{n}" title="a">\n{a}\n</doc>\n' for n, a in enumerate(articles)))
     expected = [article.rstrip("\n") for article in articles]
     assert texts_of(path) == texts_of(path, documents="file") == expected
+    path.write_text(" \n\n" + path.read_text())
+    assert texts_of(path) == expected
     assert normalize(expected[0], CleanConfig()) == "Quay\nA quay is a place.\nIt is old."
     path.write_text('a "<doc id=" in a text\n\nb')
     assert texts_of(path) == ['a "<doc id=" in a text', "b"]
