@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
+from cramming.files import remove
 
 COMPILE_CACHE = "compile_cache"  # in the run's folder
 MAX_VARIANTS = 32  # of one compiled function: 8 for each of a few shapes
@@ -52,13 +53,17 @@ def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> No
     prepare_heap(config, device)
 
 
-def compile_cache(run_folder: Path, is_first: bool) -> Literal["own", "given"]:
-    """Where this process keeps compiled code: in the run's folder, empty before the first process, or somewhere given.
+def compile_cache(run_folder: Path, has_trained: bool) -> Literal["own", "given"]:
+    """Where this process keeps compiled code: in the run's folder, or somewhere given.
 
-    What is given may hold code already, whose compilation is then not on the clock.
+    What is given may hold code already, whose compilation is then not on the clock. So may the run's folder until a
+    step is on record (`has_trained`): what a killed process left cannot be told from a copy, and is compiled again.
     """
-    filled = is_first and (run_folder / COMPILE_CACHE).exists()
-    return "given" if GIVEN_CACHES or filled else "own"
+    if GIVEN_CACHES:
+        return "given"
+    if not has_trained:
+        remove(run_folder / COMPILE_CACHE)
+    return "own"
 
 
 def prepare_heap(config: RuntimeConfig, device: torch.device) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from cramming import CACHE_VARIABLES, parts, runtime
 from cramming.config import UserError, build
+from cramming.journal import Journal
 from cramming.record import load_record, write_record_section
 from cramming.runtime import RuntimeConfig
 
@@ -47,7 +48,7 @@ import os, sys
 from pathlib import Path
 from cramming import runtime
 import torch._dynamo, torch._inductor.runtime.triton_heuristics
-found = runtime.compile_cache(Path(sys.argv[1]), is_first=True)
+found = runtime.compile_cache(Path(sys.argv[1]), has_trained=False)
 runtime.prepare(runtime.RuntimeConfig("off", False, False, 1), torch.device("cpu"), Path(sys.argv[1]))
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 print(cache_dir(), triton_cache_dir(0), found)
@@ -101,10 +102,19 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     assert (section["compile_cache"], section["compiled"]) == ("given", True)
 
 
-def test_a_folder_that_is_full_before_the_run_begins_is_given(tmp_path: Path) -> None:
-    (tmp_path / "compile_cache").mkdir()
-    assert runtime.compile_cache(tmp_path, is_first=True) == "given"
-    assert runtime.compile_cache(tmp_path, is_first=False) == "own"
+def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path: Path) -> None:
+    """Copied there before the first process, or once it was killed; after a step it is the run's own."""
+    copied = tmp_path / "compile_cache" / "fxgraph" / "copied"
+    write_record_section(tmp_path, pretrain={})
+    journal = Journal(tmp_path / "budget.jsonl")
+    for event, process, steps in (("start", 0, 0), ("start", 1, 0), ("heartbeat", 1, 1)):
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.touch()
+        journal.write({"event": event, "process": process, "elapsed": 1.0, "steps": steps})
+        found = parts.compile_cache(tmp_path)
+        write_record_section(tmp_path, pretrain={"compile_cache": found})
+        assert (found, copied.exists()) == ("own", steps > 0)
+    journal.close()
 
 
 def test_a_resume_does_not_take_back_that_compiled_code_was_given(
