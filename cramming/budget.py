@@ -283,13 +283,13 @@ class BudgetClock:
 
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
-            now = time.monotonic()
+            work, now = asdict(self.work), time.monotonic()  # in this order: no step ended after this entry's time
             row: Mapping[str, Any] = {
                 "event": event,
                 "process": self.process,
                 "elapsed": round(now - self._began, 3),
                 "wall": round(time.time(), 3),
-                **asdict(self.work),
+                **work,
                 "charged_flops": self.charged_flops(),
                 "slowest_update_seconds": self.slowest_update_seconds,
                 **more,

@@ -34,7 +34,7 @@ Unit = Literal["hours", "exaflops", "tokens", "steps"]
 Event = dict[str, Any]
 
 
-_MEASURED = ("charged_flops", "slowest_update_seconds")  # not in the journals of every version
+_MEASURED = ("charged_flops", "last_step_seconds", "slowest_update_seconds")  # not in the journals of every version
 
 
 class Saved(NamedTuple):
@@ -53,14 +53,20 @@ def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
 def read_journal(path: Path) -> list[Event]:
     """The journal's events; none where there is no file. A last line cut short by a crash is dropped.
 
-    UserError for damage anywhere else: a line that is no event, out of order, or not the successor of the one before.
+    UserError for damage anywhere else: a line that is no event, out of order, with a step later than its own time, or
+    not the successor of the one before.
     """
     events: list[Event] = []
-    previous = ""
+    previous, earlier = "", 0.0  # the line before's SHA-256; the seconds of the processes before
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             event = json.loads(line)
-            _check(event, events[-1] if events else None)
+            before = events[-1] if events else None
+            _check(event, before)
+            earlier += before["elapsed"] if before and event["event"] == "start" else 0.0
+            # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
+            if "previous" in event and event.get("last_step_seconds", 0.0) > earlier + event["elapsed"] + 1.0:
+                raise ValueError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None
         events.append(event)

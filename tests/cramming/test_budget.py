@@ -142,8 +142,8 @@ class TestClock:
     def test_an_old_checkpoint_refunds_no_time(self, tmp_path: Path, young: None) -> None:
         journal = tmp_path / "budget.jsonl"
         clock = BudgetClock(config(hours=1), journal)
-        clock.attach(Work(steps=100, last_step_seconds=50.0))
         clock._began -= 60
+        clock.attach(Work(steps=100, last_step_seconds=50.0))
         clock.close("failed")
         for old in (Work(), Work(steps=50, last_step_seconds=25.0)):
             resumed = BudgetClock(config(hours=1), journal)

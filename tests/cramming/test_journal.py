@@ -122,6 +122,16 @@ def test_what_no_run_writes_is_damage(tmp_path: Path, second: dict[str, Any], li
         read_journal(path)
 
 
+def test_a_step_that_ended_later_than_its_own_line_is_damage(tmp_path: Path) -> None:
+    """Seconds made smaller by hand. Those of earlier processes count."""
+    resumed = (event(1, 1.0, "start"), event(1, 2.0, "resume", sha256="ab", last_step_seconds=9.0))
+    path = write(tmp_path / "budget.jsonl", TWO[0], event(0, 9.0, last_step_seconds=9.0), *resumed)
+    assert len(read_journal(path)) == 4
+    write(path, event(1, 3.0, last_step_seconds=15.0))
+    with pytest.raises(UserError, match=r"budget\.jsonl:5: damaged"):
+        read_journal(path)
+
+
 def test_nothing_follows_the_end_of_a_process(tmp_path: Path) -> None:
     path = write(tmp_path / "budget.jsonl", TWO[0], event(0, 2.0, "end", reason="finished"), event(0, 3.0))
     with pytest.raises(UserError, match=r"budget\.jsonl:3: damaged"):
