@@ -244,6 +244,11 @@ class BudgetClock:
         """Until the deadline; infinity where the budget is not one of time."""
         return 3600 * self.config.limit - self.elapsed_seconds() if self.config.unit == "hours" else math.inf
 
+    @property
+    def margin_seconds(self) -> float:
+        """What is left free behind the last update, a ten-thousandth of the budget: a stall there voids the run."""
+        return 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
+
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
         """Whether a step that costs this much ends inside the budget."""
         cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": 1.0}

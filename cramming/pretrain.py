@@ -155,7 +155,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
 
     def update_fits() -> bool:
         """A step whose update would end after the deadline is thrown away before it touches the weights."""
-        seconds = max(pace.update_seconds(), engine.foreseen_seconds)
+        seconds = max(pace.update_seconds(), engine.foreseen_seconds, clock.margin_seconds if clock else 0.0)
         return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
     with Progress("pretrain", total=100.0, unit="%") as bar:
@@ -196,15 +196,18 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 speed = format_count(rate, "tokens")
                 bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
                 bar.update(100 * reached)
-            if mesh.is_main and work.steps % config.log_every == 0:
+            is_saved = mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save)
+            # A resume may find no step left to do: the run has a row before its first checkpoint.
+            is_logged = work.steps % config.log_every == 0 or (is_saved and work.steps < config.log_every)
+            if mesh.is_main and is_logged:
                 log_step(parts, recent, reached, learning_rate, rate)
             if mesh.is_main and is_validation_due(config, progress, reached):
                 validate_if_it_fits(parts, reached, pace, count)
-            if mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save):
+            if is_saved:
                 parts.save_checkpoint()
                 last_save = time.monotonic()
     batches.close()
-    if mesh.is_main and recent and work.steps % config.log_every:
+    if mesh.is_main and recent and not is_logged:
         log_step(parts, recent, reached, learning_rate, rate)
     return reason
 

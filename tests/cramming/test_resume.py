@@ -19,6 +19,7 @@ from cramming.engine import Engine
 from cramming.journal import processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.optim.in_backward import Update
+from cramming.parts import Parts
 from cramming.record import load_metrics, load_record
 
 Start = Callable[..., Path]
@@ -177,6 +178,29 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
     start("name=a", "resume=true")
     step, update_of_step = foretold[:2]
     assert (step, update_of_step >= 0.3) == (0.0, True)
+
+
+def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row of the log was due before it, and a resume finds no step left to do."""
+    settings, save = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20"), Parts.save_checkpoint
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Parts, "save_checkpoint", lambda self: (save(self), crash()))
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert load_record(run)["pretrain"]["train_loss"] is not None
+    assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
+
+
+def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stands still there for a moment would else end after the deadline. 0.36 s an hour."""
+    room, foretold = BudgetClock.has_room_for, list[float]()
+    monkeypatch.setattr(
+        BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
+    )
+    break_at(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        start("name=a", "budget=hours", "budget.steps=null", "budget.hours=100")
+    assert foretold[1::2] == [36.0, 36.0]
 
 
 def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
