@@ -10,7 +10,7 @@ from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
-from eval.validity import NO_PRETRAINING, before, fine_tuned, made_with, other_sizes
+from eval.validity import NO_PRETRAINING, before, fine_tuned, kept, made_with, other_sizes
 
 MIN_SEEDS = 3
 MAX_RUN = 13  # words that corpus and task share, by which a document counts as overlapping (data_prep/decontaminate.py)
@@ -92,10 +92,14 @@ def corpus_declared(record: Record) -> Outcome:
     return all_or(problems, f"sources: {names_of(sources)}")
 
 
-def names_of(sources: list[Any], most: int = 6) -> str:
+def names_of(sources: list[Any]) -> str:
     """The first names of a list of sources, which may be as long as a folder of files."""
-    more = f" and {len(sources) - most} more" if len(sources) > most else ""
-    return ", ".join(str(at(source, "name")) for source in sources[:most]) + more
+    return _some([str(at(source, "name")) for source in sources])
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 # GLUE's tasks and the data sets that their texts come from, as words in a source's name or path.
@@ -335,3 +339,23 @@ def compiled_on_the_clock(record: Record) -> Outcome:
     if compiled is None:
         return before(record, "5"), f"cache {cache or 'not on record'}; whether code was compiled is not on record"
     return cache == "own" or compiled is False, f"compiled: {compiled}, cache {cache or 'not on record'}"
+
+
+def predictions_beside(record: Record) -> Outcome:
+    """The predictions of the trained model lie beside the record, and are by SHA-256 those that the history names, made
+    from the scored weights; where final/ lies there too, it is the trained model.
+    """
+    lines, scored = kept(record, "pretrained"), at(record, "glue.pretrained.model_sha256")
+    paths = ("beside.predictions", "beside.final", "pretrain.final_files")
+    there, final, written = (found if isinstance(found := at(record, path), Mapping) else {} for path in paths)
+    named = {name: line.get("predictions_sha256") for name, line in lines.items()}
+    faults = {
+        "not beside the record": [name for name in named if name not in there],
+        "not those of the history": [name for name, sha256 in named.items() if there.get(name, sha256) != sha256],
+        "of other weights": [name for name, line in lines.items() if line.get("model_sha256") != scored],
+    }
+    problems = [f"predictions {how}: {_some(names)}" for how, names in faults.items() if names]
+    others = [name for name, sha256 in final.items() if written.get(name, sha256) != sha256]
+    problems += [f"not as pretraining wrote it: final/{', final/'.join(others)}"] if others else []
+    model = "as pretraining wrote it" if final and written else "not compared"
+    return all_or(problems, f"{len(named)} files of predictions, as the history has them; final/ {model}")

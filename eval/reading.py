@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
 from eval.history import history_file, read_history
@@ -71,8 +71,12 @@ def load_run(folder: Path) -> Run:
         return Run(folder, folder.name, problem=str(error))
     except OSError as error:
         return Run(folder, folder.name, problem=f"{folder / 'record.json'}: {error.strerror}")
-    # These two are read from their files; what a record has in their place is nobody's evidence.
-    record = {key: value for key, value in record.items() if key not in ("scorings", "journal")}
+    # These are read from their files; what a record has in their place is nobody's evidence.
+    record = {key: value for key, value in record.items() if key not in ("scorings", "journal", "beside")}
+    try:
+        record["beside"] = _beside(folder)
+    except OSError as error:
+        return Run(folder, folder.name, problem=f"{error.filename}: {error.strerror}")
     if (past := history_file(folder)).exists():
         record = {**record, "scorings": read_history(past, record.get("history"))}
     try:
@@ -85,6 +89,16 @@ def load_run(folder: Path) -> Run:
         record = {**record, "journal": {**summarise_journal(journal), **logged}}
     name = record.get("name")
     return Run(folder, name if isinstance(name, str) and name.strip() else folder.name, record, metrics)
+
+
+def _beside(folder: Path) -> dict[str, dict[str, str]]:
+    """SHA-256 of the trained model's predictions and of the files of final/, by name; of what is there."""
+    places = {"predictions": folder / "glue" / "pretrained" / "predictions", "final": folder / "final"}
+    return {
+        name: {file.name: file_sha256(file) for file in sorted(place.iterdir()) if file.is_file()}
+        for name, place in places.items()
+        if place.is_dir()
+    }
 
 
 def at(record: Any, path: str) -> Any:

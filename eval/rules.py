@@ -110,6 +110,7 @@ _CLOSED: dict[str, Check] = {
     "R23": closed.clean_code,
     "R24": closed.nothing_forced,
     "R25": closed.compiled_on_the_clock,
+    "R26": closed.predictions_beside,
 }
 RULES = (
     *(Rule(name, "both", check) for name, check in _BOTH.items()),

@@ -97,13 +97,14 @@ def score_model(
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     protocol = {**numerics, "selection": settings.selection}
     hyper = settings.hyperparameters
+    sha256 = source.sha256 if init == "pretrained" else None
     made_with = {"hyperparameters": asdict(hyper), "selection": SELECTIONS[settings.selection], **numerics}
 
     def note(task: Task, seed: int, piece: Mapping[str, Any]) -> None:
         main = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
-        digest = piece["predictions_sha256"]
+        digests = {"model_sha256": sha256, "predictions_sha256": piece["predictions_sha256"]}
         run = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
-        history.append(past, {**run, "scores": main, "predictions_sha256": digest, "key": piece["key"]})
+        history.append(past, {**run, "scores": main, **digests, "key": piece["key"]})
 
     store = Pieces(folder, note) if suite.section == "glue" else Pieces(folder)
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
@@ -129,7 +130,6 @@ def score_model(
             run = (job.task, job.seed)
             pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
             show_piece(ALL_TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
-    sha256 = source.sha256 if init == "pretrained" else None
     model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
         model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection

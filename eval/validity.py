@@ -254,6 +254,17 @@ def fine_tuned(record: Record, init: str, named: bool = False) -> list[Record]:
     return [run for run in runs if run.get("init") == init and run.get("suite") == suite]
 
 
+def kept(record: Record, init: str) -> dict[str, Record]:
+    """The line of the history that each result of a section was kept with, by the name of its predictions' file."""
+    section = sections(record).get(init, {})
+    seeds = set(map(str, entries(section.get("seeds"))))
+    return {
+        f"{run.get('task')}-seed{run.get('seed')}.npz": run
+        for run in fine_tuned(record, init, named=True)
+        if made_with(run) == made_with(section) and str(run.get("seed")) in seeds
+    }
+
+
 def made_with(section: Record) -> dict[str, Any]:
     """The settings that the scores of a section, or an entry of the history, were made with."""
     return {key: section.get(key) for key in SET}

@@ -1,6 +1,7 @@
 """Run folders as the verbs leave them, made up in the test: a valid record of the closed division to start from."""
 
 import copy
+import hashlib
 import json
 import math
 import statistics
@@ -19,6 +20,10 @@ from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
 FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
+
+
+PREDICTIONS = b"as many as there are examples"
+PREDICTIONS_SHA256 = hashlib.sha256(PREDICTIONS).hexdigest()
 
 
 def _environment() -> dict[str, Any]:
@@ -201,7 +206,8 @@ def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for entry, task in section["tasks"].items():
             for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
                 run = {"suite": section["suite"], "init": init, "task": task["task"], "seed": seed}
-                yield {**run, **made_with, "scores": {entry: value}}
+                digests = {"model_sha256": section["model_sha256"], "predictions_sha256": PREDICTIONS_SHA256}
+                yield {**run, **made_with, "scores": {entry: value}, **digests}
 
 
 def _metrics() -> list[dict[str, Any]]:
@@ -254,6 +260,11 @@ def write_run() -> Callable[..., Path]:
         past = history_file(folder)
         past.parent.mkdir(exist_ok=True)
         past.write_text("".join(json.dumps(entry) + "\n" for entry in _fine_tunings(record)))
+        predictions = past.parent / "pretrained" / "predictions"
+        for run in _fine_tunings(record):
+            if run["init"] == "pretrained":
+                predictions.mkdir(parents=True, exist_ok=True)
+                (predictions / f"{run['task']}-seed{run['seed']}.npz").write_bytes(PREDICTIONS)
         if stamp(past):
             record["history"] = stamp(past)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")

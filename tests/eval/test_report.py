@@ -466,7 +466,7 @@ def test_submission_is_written_when_complete_and_explained_when_not(
     files = {n: (t, tasks.Source(**{**s.__dict__, "examples": 10})) for n, (t, s) in submission.FILES.items()}
     monkeypatch.setattr(submission, "FILES", files)
     folder = runs / "high" / "glue" / "pretrained" / "predictions"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     assert "for want of test predictions: CoLA.tsv, SST-2.tsv" in _run_text(runs)
     arrays: dict[str, dict[str, Any]] = {}
     for task, source in files.values():

@@ -366,6 +366,14 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
     "R25": [lambda r: r["pretrain"].update(compile_cache="given"), lambda r: r["pretrain"].pop("compiled")],
+    "R26": [
+        lambda r: r.pop("beside"),
+        lambda r: r["beside"]["predictions"].pop("rte-seed1.npz"),
+        lambda r: r["beside"]["predictions"].update({"rte-seed1.npz": "0" * 64}),
+        lambda r: r["scorings"]["entries"][0].update(model_sha256="0" * 64),
+        lambda r: r["scorings"]["entries"][0].pop("predictions_sha256"),
+        lambda r: r["beside"].update(final={"model.safetensors": "0" * 64}),
+    ],
 }  # fmt: skip
 
 
@@ -438,6 +446,29 @@ def test_what_was_scored_before_there_was_a_history_need_not_be_in_it(good: Reco
     assert judge(older).division == "closed"
     older["scorings"]["entries"][0]["hyperparameters"] = {"epochs": 1}
     assert [f.rule for f in judge(older).broken] == ["R20"]
+
+
+def test_what_lies_beside_the_record_is_looked_at(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+    """A model need not lie there, and what only people read may."""
+    record = make_record()
+    record["pretrain"]["final_files"].pop("model.safetensors")
+    record["glue"]["pretrained"]["model_files"].pop("model.safetensors")
+    folder = write_run(tmp_path / "first", record)
+    assert judge(load_run(folder).record).division == "closed"
+    (folder / "final").mkdir()
+    (folder / "final/README.md").write_text("mine")
+    assert judge(load_run(folder).record).division == "closed"
+    (folder / "final/config.json").write_text("{}")
+    (folder / "glue/pretrained/predictions/rte-seed1.npz").write_text("x")
+    (folder / "glue/pretrained/predictions/cola-seed0.npz").unlink()
+    broken = judge(load_run(folder).record).broken
+    assert [f.rule for f in broken] == ["R26"]
+    for said in (
+        "not beside the record: cola-seed0.npz",
+        "not those of the history: rte-seed1.npz",
+        "final/config.json",
+    ):
+        assert said in broken[0].evidence
 
 
 def test_closed_rules_lead_to_the_open_division_with_reasons(good: Record) -> None:
