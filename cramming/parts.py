@@ -87,7 +87,7 @@ class Checked:
     def of(cls, settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device) -> "Checked":
         """UserError for what is wrong with settings or corpus; nothing is written."""
         kernels, gates = check_sections(settings, sections, mesh, device)
-        # Hashing on the clock costs a second per gigabyte or two; training on a damaged corpus would cost the day.
+        # Hashing is on the clock (seconds per gigabyte, docs/log.md); training on a damaged corpus would cost the day.
         corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
         model = fit_to_corpus(sections.model, corpus)
         config, objective = sections.train, sections.objective

@@ -7,6 +7,7 @@
         budget.jsonl       the clock's journal (cramming/journal.py): the truth about time
         metrics.jsonl      one line per logged step and per validation
         checkpoints/       what a resume needs
+        compile_cache/     compiled code, made on this run's clock
         final/             the model, in a stock format where one exists
         export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions

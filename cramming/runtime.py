@@ -92,7 +92,7 @@ def forbid_fallback() -> None:
     All blocks are one function to it: with local and global layers the first, the last, training and validation are 8
     variants, which is its own limit. Beyond that it would go on uncompiled without a word.
     """
-    import torch._dynamo.config as dynamo  # only where something is compiled: importing it takes seconds
+    import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = MAX_VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
