@@ -52,6 +52,16 @@ def refuse_altered(path: Path, recorded: Any) -> None:
         )
 
 
+def other_set(path: Path, init: str, made_with: Mapping[str, Any]) -> str | None:
+    """Where `init` was fine-tuned with something else of `SET` than `made_with` before: what, in words."""
+    entries = read_history(path, None).get("entries", [])
+    for past in (entry for entry in entries if entry.get("init") == init):
+        for name in SET:
+            if past.get(name) != made_with[name]:
+                return f"{name}={past.get(name)}, not {made_with[name]}"
+    return None
+
+
 def read_history(path: Path, recorded: Any) -> dict[str, Any]:
     """The entries, and the SHA-256 of the lines that the record names; `problem` where the file is damaged."""
     count = recorded.get("entries") if isinstance(recorded, Mapping) else None

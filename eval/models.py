@@ -86,7 +86,7 @@ def open_model(path: str | Path) -> ModelSource:
     files = {
         file.name: file_sha256(file)
         for file in sorted(folder.iterdir())
-        if file.is_file() and (file in weights or file.suffix not in NOT_SETTINGS)
+        if file.is_file() and (file in weights or file.suffix not in NOT_SETTINGS) and not file.name.startswith(".")
     }
     hashes = [files[file.name] for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)

@@ -119,6 +119,12 @@ def score_model(
     if needed:
         cache |= encode_tasks(needed, source, hyper.max_length)
         refuse_changed(source.folder, source.settings)
+    if todo and init == "pretrained" and (other := history.other_set(past, init, made_with)):
+        say(
+            f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
+            " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
+            " eval.hyperparameters as they were"
+        )
     workers = choose_workers(
         settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
     )

@@ -154,6 +154,12 @@ def test_weights_of_either_format_are_counted(bert: Path, tmp_path: Path) -> Non
     assert open_model(tmp_path).weight_bytes == 1000
 
 
+def test_what_a_mac_leaves_in_every_folder_belongs_to_no_model(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path / "model")
+    (tmp_path / "model" / ".DS_Store").write_bytes(b"")
+    assert open_model(tmp_path / "model").files == open_model(bert).files
+
+
 def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
     own, stock = classifier(bert), classifier(bert, stock=True)
     assert isinstance(stock.encoder, StockEncoder)

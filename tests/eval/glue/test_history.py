@@ -36,8 +36,11 @@ def finding(config: dict[str, Any], rule: str) -> tuple[bool, str]:
     return next((f.ok, f.evidence) for f in verdict.findings if f.rule == rule)
 
 
-def test_each_fine_tuning_is_a_line_and_a_second_set_shows(few: dict[str, Any], with_eval: Change) -> None:
+def test_each_fine_tuning_is_a_line_and_a_second_set_shows(
+    few: dict[str, Any], with_eval: Change, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(few)
+    assert "a second set" not in capsys.readouterr().out
     first = past(few).read_bytes()
     assert [(run["init"], run["task"], run["seed"]) for run in told(few)] == [("pretrained", "cola", s) for s in (0, 1)]
     main(few)
@@ -45,6 +48,7 @@ def test_each_fine_tuning_is_a_line_and_a_second_set_shows(few: dict[str, Any], 
     assert finding(few, "R7")[0] and finding(few, "R20") == (True, "pretrained: last epoch")
     hyper = {**few["eval"]["hyperparameters"], "learning_rate": 2e-3}
     main(with_eval(few, hyperparameters=hyper))
+    assert "a second set of settings keeps it out of the closed division" in capsys.readouterr().out
     assert past(few).read_bytes().startswith(first) and len(told(few)) == 4
     assert {run["hyperparameters"]["learning_rate"] for run in told(few)} == {1e-3, 2e-3}
     assert finding(few, "R7")[0]
