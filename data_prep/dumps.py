@@ -13,19 +13,24 @@ from xml.etree import ElementTree
 
 from cramming.config import UserError
 from data_prep.files import OpenFile, decoded
+from data_prep.templates import written_out
 
 # Format -> the extra of this package, and the module it brings.
 PACKAGES = {"wikipedia": ("wikipedia", "mwparserfromhell"), "wet": ("warc", "warcio")}
 # Sections of lists and links, to the next heading of the second level. Their names in English; others stay.
 _TAIL_SECTION = re.compile(
-    r"^==\s*(?:references|external links|see also|further reading|notes|bibliography|sources|footnotes)\s*==\s*$"
-    r".*?(?=^==[^=]|\Z)",
+    r"^==\s*(?:references|external links|see also|further reading|(notes|bibliography|sources|footnotes))\s*==\s*$"
+    r"(.*?)(?=^==[^=]|\Z)",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
+_NO_PROSE = tuple("*#:;|!{}^=<")  # what lines of lists, tables, footnotes and headings begin with
+_SENTENCE_SPACES = 10
 # A footnote that is never closed ends at the next one at the latest: it must not swallow the text up to there.
 _NO_TEXT = re.compile(
     r"<!--.*?-->|<ref\b[^>]*/>|<ref\b[^>]*>[^<]*(?:<(?!/?ref\b)[^<]*)*</ref\s*>", re.IGNORECASE | re.DOTALL
 )
+_BEGINS_EMPTY = re.compile(r"\(\s*[,;][\s,;]*")  # "Paris (; )", "(; born 1950)": a pronunciation stood there
+_EMPTY_BRACKETS = re.compile(r" \(\s*\)")
 _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
 
@@ -40,7 +45,8 @@ def require_package(kind: str) -> None:
 
 
 def read_wikipedia(file: OpenFile, field: str) -> Iterator[str]:
-    """The articles of a MediaWiki XML dump as plain text: no redirects, no other namespaces, no templates or tables."""
+    """The articles of a MediaWiki XML dump as plain text: no redirects, no other namespaces, no tables, of templates
+    those within sentences."""
     with file.decompressed() as handle:
         try:
             for wikitext in _articles(handle):
@@ -73,12 +79,21 @@ def plain_text(wikitext: str) -> str:
     """What a reader sees of an article's running text."""
     import mwparserfromhell
 
-    code = mwparserfromhell.parse(_TAIL_SECTION.sub("", _NO_TEXT.sub("", wikitext)))
+    code = mwparserfromhell.parse(_TAIL_SECTION.sub(_prose, written_out(_NO_TEXT.sub("", wikitext))))
     for link in code.filter_wikilinks(matches=lambda link: _is_media(str(link.title))):
         _remove(code, link)
     for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _TAGS_WITHOUT_TEXT):
         _remove(code, tag)
-    return "\n".join(line.strip() for line in code.strip_code().split("\n") if line.strip())
+    text = _EMPTY_BRACKETS.sub("", _BEGINS_EMPTY.sub("(", code.strip_code()))
+    return "\n".join(line.strip() for line in text.split("\n") if line.strip())
+
+
+def _prose(section: re.Match[str]) -> str:
+    """The section if it may be the article's own text, as "Sources" is of a river: most of it in sentences."""
+    lines = [line for line in map(str.strip, section[2].split("\n")) if not line.lower().startswith("[[category:")]
+    prose = (line for line in lines if not line.startswith(_NO_PROSE) and line.count(" ") >= _SENTENCE_SPACES)
+    keep = section[1] and 2 * sum(map(len, prose)) > sum(map(len, lines))
+    return section[0] if keep else ""
 
 
 def _is_media(title: str) -> bool:

@@ -76,6 +76,42 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
     assert boat == "A boat is a small  ship < 20 m."
 
 
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("of {{convert|5|km|mi|0}} in", "of 5 km in"),
+        ("{{Convert|12345|to|20000|m2|abbr=on}}, {{convert|100|ft|0}}", "12,345 to 20,000 m², 100 ft"),
+        ("{{cvt|6|ft|2|in|m}} by {{convert|5+1/2|x|3|F}}", "6 ft 2 in by 5 1/2 × 3 °F"),
+        ("from {{lang|fr|[[Paris|la ville]]}} to {{lang-de|Wien}}", "from la ville to Wien"),
+        ("{{transl|ru|ISO|Moskva}} {{Transliteration|ja|Kyōto}}", "Moskva Kyōto"),
+        ("was {{formatnum:12345}} or {{formatnum:12345|R}}", "was 12,345 or 12345"),
+        ("{{nowrap|1=E = mc{{sup|2}}}}", "E = mc2"),
+        ("({{circa|1300|1350}}; {{fl.|1320}}; {{reign|1300|1320}})", "(c. 1300 – c. 1350; fl. 1320; r. 1300 – 1320)"),
+        ("dogs{{'}} tails {{ndash}} Peter{{'s}}{{snd}}", "dogs' tails – Peter's –"),
+        ("{{frac|1|2}} {{frac|3|1|2}} {{sfrac|4}}", "1/2 3 1/2 1/4"),
+        ("{{As of|2010|5}}, {{as of|2012|lc=y}}", "As of May 2010, as of 2012"),
+        ("the {{USS|Enterprise|CV-6}} cost {{US$|5 million}}", "the USS Enterprise cost US$5 million"),
+        ("{{nihongo|Tokyo Tower|東京タワー|Tōkyō tawā}}", "Tokyo Tower (東京タワー, Tōkyō tawā)"),
+        ("said:{{blockquote|text=To be.|author=W}}End.", "said:\nTo be.\nEnd."),
+        ("Paris ({{IPA|pa}}; {{respell|x}}) is, Rome ({{IPA|r}}, born) was f(x)", "Paris is, Rome (born) was f(x)"),
+        ("a{{citation needed|date=May {{CURRENTYEAR}}}} b {{unknown {{lang|fr|c}}|d}}", "a b"),
+    ],
+)  # fmt: skip
+def test_templates_within_sentences_are_text_and_others_go(wikitext: str, text: str) -> None:
+    pytest.importorskip("mwparserfromhell")
+    assert plain_text(wikitext) == text
+
+
+def test_a_section_of_prose_is_kept_whatever_its_name() -> None:
+    pytest.importorskip("mwparserfromhell")
+    prose = "The river has two sources in the mountains, the higher one of which is a small lake."
+    lists = "* Smith, John (1990): ''The history of the river and of all its springs, with a map''\n" * 2
+    for name in ("Sources", "Notes"):
+        text = f"A.\n== {name} ==\n{prose}\n* One.\n== Course ==\nIt flows.\n== {name} ==\n{lists}{{{{reflist}}}}"
+        assert plain_text(f"{text}\n[[Category:{prose}]]") == f"A.\n{name}\n{prose}\nOne.\nCourse\nIt flows."
+    assert plain_text(f"A.\n== References ==\n{prose}") == "A."
+
+
 def test_a_footnote_takes_no_text_with_it() -> None:
     pytest.importorskip("mwparserfromhell")
     for note in (
