@@ -1,6 +1,8 @@
-"""The budget's journal `budget.jsonl`: append-only, synced line by line, and the truth about what a run has spent.
+"""A journal: an append-only file of JSON lines, synced one by one, each with the SHA-256 of the line before it.
 
-Each line is one JSON object:
+So a line cannot be changed, added or taken out of the middle without writing all that follow anew, and the SHA-256 of
+any line stands for all up to it. A run has two: what it spent, `budget.jsonl`, whose events are below, and its
+fine-tunings (eval/history.py). The budget's is the truth about what a run has spent:
     {"event": "start", "process": 0, "elapsed": 2.1, "steps": 0, ..., "unit": "hours", "limit": 24.0, "previous": ""}
     {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ..., "previous": "9f3c..."}
     {"event": "checkpoint", "process": 0, "elapsed": 9.0, "steps": 50, ..., "sha256": "77ab...", "previous": "01d2..."}
@@ -8,10 +10,9 @@ Each line is one JSON object:
     {"event": "start", "process": 1, ...}
     {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
 `elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
-of the last elapsed time each one wrote. `previous` is the SHA-256 of the line before, so that a line cannot be changed,
-added or taken out of the middle without writing all that follow anew. `slowest_update_seconds` is how long an update
-took at most so far: a resume must not begin one that ends too late. Journals of before rules version 5 have no
-`previous`, no limit and no checkpoints.
+of the last elapsed time each one wrote. `slowest_update_seconds` is how long an update took at most so far: a resume
+must not begin one that ends too late. Journals of before rules version 5 have no `previous`, no limit and no
+checkpoints.
 """
 
 import errno
@@ -19,13 +20,13 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from cramming.config import UserError
-from cramming.files import UNSUPPORTED
+from cramming.files import UNSUPPORTED, sync
 
 JOURNAL = "budget.jsonl"
 MAX_HEARTBEAT_SECONDS = 5.0  # so much of a killed process's time may be on record nowhere
@@ -33,7 +34,7 @@ EndReason = Literal["finished", "stopped", "failed"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
 Event = dict[str, Any]
 
-
+_RESTORE = "restore the file, without which the run can neither go on nor be ranked"
 _MEASURED = ("charged_flops", "last_step_seconds", "slowest_update_seconds")  # not in the journals of every version
 
 
@@ -50,39 +51,73 @@ def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     return {unit: budget[unit] for unit in units if budget[unit] is not None}
 
 
-def read_journal(path: Path) -> list[Event]:
-    """The journal's events; none where there is no file. A last line cut short by a crash is dropped.
+def read_lines(path: Path) -> Iterator[Event]:
+    """The lines of a journal; none where there is no file. A last line cut short by a crash is dropped.
 
-    UserError for damage anywhere else: a line that is no event, out of order, with a step later than its own time, or
-    not the successor of the one before.
+    UserError, with the place and what to do, for anything that `Journal` does not write. Where the first line is not
+    linked (`is_chained`), as before rules version 5, none is.
     """
-    events: list[Event] = []
-    previous, earlier = "", 0.0  # the line before's SHA-256; the seconds of the processes before
+    previous: str | None = ""
     for number, line in enumerate(_whole_lines(path), 1):
+        place = f"{path}:{number}"
+        if not line.strip():
+            raise UserError(f"{place}: damaged journal: an empty line, which no run writes; remove it")
+        if line.endswith(b"\r"):
+            raise UserError(
+                f"{place}: damaged journal: the line ends in CRLF, as copies through Windows, mail or git can make it;"
+                f" restore the file, or take the CR away (sed -i 's/\\r$//' {path.name})"
+            )
         try:
             event = json.loads(line)
-            before = events[-1] if events else None
+        except (ValueError, RecursionError):  # no JSON, no UTF-8, a number too long, sections too deep
+            event = None
+        if not isinstance(event, dict):
+            raise UserError(f"{place}: damaged journal: not a line of JSON; {_RESTORE}")
+        previous = previous if number > 1 or is_chained([event]) else None
+        if event.get("previous") != previous:
+            raise UserError(f"{place}: before this line one was changed, added or removed; {_RESTORE}")
+        yield event
+        previous = None if previous is None else _sha256(line)
+
+
+def lacks_newline(path: Path) -> bool:
+    """Whether a whole line stands at the end without its newline, which an editor or a copy can take away."""
+    try:
+        return path.exists() and isinstance(json.loads(path.read_bytes().rpartition(b"\n")[2]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_journal(path: Path) -> list[Event]:
+    """The budget's events, as `read_lines` reads them.
+
+    UserError also for one that is no event, out of order, or with a step later than its own time.
+    """
+    events: list[Event] = []
+    earlier = 0.0  # seconds of the processes before
+    for event in read_lines(path):
+        before = events[-1] if events else None
+        try:
             _check(event, before)
             earlier += before["elapsed"] if before and event["event"] == "start" else 0.0
             # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
             if "previous" in event and event.get("last_step_seconds", 0.0) > earlier + event["elapsed"] + 1.0:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{path}:{number}: damaged budget journal; the run cannot be continued or ranked") from None
+        except (ValueError, KeyError, TypeError):
+            number = len(events) + 1
+            raise UserError(f"{path}:{number}: damaged journal: not an event that can follow; {_RESTORE}") from None
         events.append(event)
-        if event.get("previous") != (previous if is_chained(events) else None):
-            raise UserError(
-                f"{path}:{number}: before this line one was changed, added or removed; the run cannot be continued or"
-                " ranked"
-            )
-        previous = _sha256(line)
     return events
+
+
+def line_hashes(path: Path) -> list[str]:
+    """The SHA-256 of each whole line."""
+    return list(map(_sha256, _whole_lines(path)))
 
 
 def first_line_sha256(path: Path) -> str | None:
     """What tells this journal from another run's; None where it has no line."""
-    lines = _whole_lines(path)
-    return _sha256(lines[0]) if lines else None
+    return next(iter(line_hashes(path)), None)
 
 
 def is_chained(events: Sequence[Event]) -> bool:
@@ -122,13 +157,18 @@ def ended_after(events: Sequence[Event]) -> int | None:
 class Journal:
     """Appends events; each is on the disk when `write` returns."""
 
-    def __init__(self, path: Path):
-        """Continue `path`, from its last whole line on: the next entry needs a line of its own."""
+    def __init__(self, path: Path, *, durable: bool = True):
+        """Continue `path`, from its last whole line on: the next entry needs a line of its own.
+
+        UserError where the file system cannot sync and lines must be `durable`.
+        """
         lines = _whole_lines(path)
         self.path = path
         self._previous = _sha256(lines[-1]) if lines else ""
         self._end = sum(len(line) + 1 for line in lines)
-        self._file = _synced(path)
+        self._file = FileIO(path, "ab")
+        if durable:
+            _refuse_unsynced(self._file, path)
         self._file.truncate(self._end)
 
     def write(self, event: Mapping[str, Any]) -> None:
@@ -137,7 +177,7 @@ class Journal:
         try:
             if self._file.write(line + b"\n") <= len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
         except OSError:
             self._file.truncate(self._end)
             raise
@@ -149,9 +189,8 @@ class Journal:
         self._file.close()
 
 
-def _synced(path: Path) -> FileIO:
-    """The journal, opened to be added to; UserError where what is added might be lost, and time be refunded with it."""
-    file = FileIO(path, "ab")
+def _refuse_unsynced(file: FileIO, path: Path) -> None:
+    """UserError where what is added might be lost, and time be refunded with it."""
     try:
         os.fsync(file.fileno())
     except OSError as error:
@@ -162,7 +201,6 @@ def _synced(path: Path) -> FileIO:
             f"{path}: this file system cannot sync a file to disk (fsync: {error.strerror}), so a crash could give"
             " budget back; set runs=<folder> on another"
         ) from None
-    return file
 
 
 def _check(event: Any, before: Event | None) -> None:

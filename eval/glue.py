@@ -55,9 +55,9 @@ def main(config: dict[str, Any]) -> None:
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
-        kind, past = suite.section, history.history_file(folder)
+        kind = suite.section
         if (folder / "record.json").exists():
-            history.refuse_altered(past, load_record(folder).get("history"))
+            history.refuse_altered(folder)
         # Written with the first model's scores: until then those of another suite stay in the record.
         beside = score_without_encoder(folder / kind, suite, data) if settings.floor else {}
         if settings.minimal_pairs:
@@ -69,7 +69,7 @@ def main(config: dict[str, Any]) -> None:
         for init in settings.init:
             place = folder / kind / init
             point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
-            section = score_model(point, past, source, init, suite, data, settings, device, encoded)
+            section = score_model(point, folder, source, init, suite, data, settings, device, encoded)
             show_averages(section)
             if settings.sweep:
                 write_json(point / "section.json", section)
@@ -100,9 +100,7 @@ def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
     if suite.section == "glue" and stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
-    # None where all was scored before there was a history: an empty one would be a history that is gone.
-    past = history.stamp(history.history_file(folder))
-    write_record_section(folder, **scores, **({"history": past} if past else {}))
+    write_record_section(folder, **scores)
 
 
 def score_without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:

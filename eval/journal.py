@@ -12,6 +12,7 @@ from cramming.journal import (
     Saved,
     first_line_sha256,
     is_chained,
+    lacks_newline,
     limits_of,
     processes_of,
     read_journal,
@@ -23,8 +24,8 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     """The record's section `journal`; `problem` where it cannot be read.
 
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
-    is everything that was charged; `problems` are what no run of this suite writes; `config_budget` is what config.yaml
-    allows.
+    is everything that was charged; `problems` are what no run of this suite leaves; `config_budget` is what config.yaml
+    allows, `config_there` whether there is one.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -34,7 +35,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         return {"problem": f"{journal}: {error.strerror}"}
     if not events:
         return {"problem": f"{journal}: no event"}
-    last = events[-1]
+    last, config = events[-1], journal.with_name("config.yaml")
     return {
         "sha256": sha256,
         "start": first_line_sha256(journal),
@@ -44,10 +45,16 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "spent": {"steps": last.get("steps"), "tokens": last.get("tokens"), "exaflops": _exaflops(last)},
         "last_step_seconds": last.get("last_step_seconds"),
         "total_seconds": spent_seconds(events),
-        "problems": [*_trained_after_the_end(events), *_foreign_checkpoints(events)],
+        "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
         "budgets": _budgets(events),
-        "config_budget": _config_budget(journal.with_name("config.yaml")),
+        "config_budget": _config_budget(config),
+        "config_there": config.exists(),
     }
+
+
+def _cut_off(journal: Path) -> Iterator[str]:
+    if lacks_newline(journal):
+        yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
 
 
 def _exaflops(event: Event) -> float | None:

@@ -77,7 +77,7 @@ class EvalConfig:
 
 def score_model(
     folder: Path,
-    past: Path,
+    run: Path,
     source: ModelSource,
     init: Init,
     suite: Suite,
@@ -86,11 +86,11 @@ def score_model(
     device: torch.device,
     cache: dict[str, EncodedTask],
 ) -> dict[str, Any]:
-    """All tasks and seeds from one initialisation; returns the record's section.
+    """All tasks and seeds from one initialisation, kept in `folder`; returns the section for the record of `run`.
 
-    glue.json holds what is the same in every repetition; the record's section adds the machine, the seconds and
-    `conditions` by task, without which numbers are not compared. What is fine-tuned for GLUE or the embedded tasks is
-    written into the history `past`.
+    glue.json holds what is the same in every repetition; the record's section adds the machine, the seconds,
+    `conditions` by task, without which numbers are not compared, and how many lines of the run's history came before.
+    What is fine-tuned for GLUE or the embedded tasks is written into that history.
     """
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
@@ -103,8 +103,8 @@ def score_model(
     def note(task: Task, seed: int, piece: Mapping[str, Any]) -> None:
         main = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
         digests = {"model_sha256": sha256, "predictions_sha256": piece["predictions_sha256"]}
-        run = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
-        history.append(past, {**run, "scores": main, **digests, "key": piece["key"]})
+        what = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
+        history.append(run, {**what, "scores": main, **digests, "key": piece["key"]})
 
     store = Pieces(folder, note) if suite.section == "glue" else Pieces(folder)
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
@@ -119,7 +119,7 @@ def score_model(
     if needed:
         cache |= encode_tasks(needed, source, hyper.max_length)
         refuse_changed(source.folder, source.settings)
-    if todo and init == "pretrained" and (other := history.other_set(past, init, made_with)):
+    if todo and init == "pretrained" and (other := history.other_set(run, init, made_with)):
         say(
             f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
             " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
@@ -133,9 +133,9 @@ def score_model(
     jobs = make_jobs(todo, cache, source, init, settings, precision, device)
     with Progress(f"fine-tune ({init})", hyper.epochs * sum(len(by_name[n].train) for n, _ in todo), "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
-            run = (job.task, job.seed)
-            pieces[run] = store.save(by_name[job.task], job.seed, keys[run], found)
-            show_piece(ALL_TASKS[job.task], init, job.seed, pieces[run], f"{found.seconds:.0f} s")
+            done = (job.task, job.seed)
+            pieces[done] = store.save(by_name[job.task], job.seed, keys[done], found)
+            show_piece(ALL_TASKS[job.task], init, job.seed, pieces[done], f"{found.seconds:.0f} s")
     model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
         model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
@@ -143,7 +143,8 @@ def score_model(
     write_json(folder / "glue.json", summary)
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
-    return {**with_seconds(summary, seconds), "conditions": same, "environment": machine}
+    known = {"history_entries": history.stamp(history.history_file(run))["entries"]}
+    return {**with_seconds(summary, seconds), "conditions": same, **known, "environment": machine}
 
 
 def stored_pieces(

@@ -10,7 +10,7 @@ from typing import Any
 
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.record import FORMAT_VERSION
-from eval.history import SET
+from eval.history import PROTOCOL, names
 from eval.metrics import lowest
 from eval.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, ENTRIES
@@ -135,9 +135,12 @@ def _journal_form(record: Record, journal: Record) -> tuple[str, list[str]]:
     if journal.get("start") != at(record, "pretrain.journal_start"):
         problems.append("budget.jsonl is not the journal that the run began with")
     if number(journal, "logged_seconds") is None:
-        problems.append("no training step in metrics.jsonl")
+        problems.append("metrics.jsonl is not beside the record, or has no training step: restore it")
     unit, limit = at(record, "pretrain.budget.unit"), number(record, "pretrain.budget.limit")
     limits = {"config.yaml": journal.get("config_budget"), "the record": [unit, limit]}
+    if not journal.get("config_there"):
+        del limits["config.yaml"]
+        problems.append("config.yaml is not beside the record; restore it (record.json: section config)")
     for process, budget in enumerate(entries(journal.get("budgets"))):
         problems += [
             f"process {process} had a limit of {_words(budget)}, {name} has {_words(other)}"
@@ -207,12 +210,12 @@ def _against_history(record: Record) -> Iterator[str]:
     a history need not be in it."""
     past, older = at(record, "scorings"), before(record, "5")
     if past is None:
-        if sections(record) and not (older and at(record, "history") is None):
+        if at(record, "history") or (sections(record) and not older):
             yield "glue/history.jsonl is not beside the record"
         return
     if problem := at(past, "problem"):
         yield str(problem)
-    elif at(past, "sha256") is None or at(past, "sha256") != at(record, "history.sha256"):
+    elif not names(at(record, "history"), at(past, "sha256")):
         yield "the SHA-256 of glue/history.jsonl is not the recorded one"
     else:
         for init, section in sections(record).items():
@@ -223,35 +226,33 @@ def _against_history(record: Record) -> Iterator[str]:
 def _not_in_history(record: Record, init: str, section: Record, older: bool) -> Iterator[str]:
     """The entries of a section with a value that the history does not have for the same seed and settings.
 
-    Witnesses are the lines that the record names, and of several of the same run the last: it is what the scoring kept.
-    A sweep keeps the best point, which may have been done again since.
+    Witnesses are the lines that the section came after, and of several of the same run the last: it is what was kept.
     """
-    told: dict[tuple[str, str], list[float | None]] = {}
+    told: dict[tuple[str, str], float | None] = {}
     for run in fine_tuned(record, init, named=True):
         scores = run.get("scores")
         if made_with(run) == made_with(section) and isinstance(scores, Mapping):
-            for entry, value in scores.items():
-                told.setdefault((str(entry), str(run.get("seed"))), []).append(number(value))
+            told |= {(str(entry), str(run.get("seed"))): number(value) for entry, value in scores.items()}
     for _, entry, task in tasks_of({"glue": {init: section}}):
         seeds = entries(section.get("seeds"))
         values = entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed"))
         for seed, value in zip(seeds, map(number, values)):
-            known = told.get((entry, str(seed)), [])
-            witnesses = known if section.get("sweep") is not None else known[-1:]
-            if value is None or (older and not known):
+            known = told.get((entry, str(seed)))
+            if value is None or (older and (entry, str(seed)) not in told):
                 continue
-            if all(v is None or abs(value - v) > VALUE_TOLERANCE for v in witnesses):
+            if known is None or abs(value - known) > VALUE_TOLERANCE:
                 yield entry
 
 
 def fine_tuned(record: Record, init: str, named: bool = False) -> list[Record]:
     """What the history has of an initialisation, on the suite that the record holds; in full, with what a scoring that
-    was interrupted has added, or the lines that the record has `named`."""
-    suite = at(sections(record).get(init), "suite")
+    was interrupted has added, or the lines that the record has `named` and the section came after."""
+    section = sections(record).get(init)
     lines = entries(at(record, "scorings.entries"))
-    known = lines[: int(number(record, "history.entries") or 0)] if named else lines
+    counts = (number(record, "history.entries"), number(section, "history_entries"))
+    known = lines[: int(min(count or 0 for count in counts))] if named else lines
     runs = [run for run in known if isinstance(run, Mapping)]
-    return [run for run in runs if run.get("init") == init and run.get("suite") == suite]
+    return [run for run in runs if run.get("init") == init and run.get("suite") == at(section, "suite")]
 
 
 def kept(record: Record, init: str) -> dict[str, Record]:
@@ -267,7 +268,7 @@ def kept(record: Record, init: str) -> dict[str, Record]:
 
 def made_with(section: Record) -> dict[str, Any]:
     """The settings that the scores of a section, or an entry of the history, were made with."""
-    return {key: section.get(key) for key in SET}
+    return {key: section.get(key) for key in PROTOCOL}
 
 
 def averages_complete(record: Record) -> Outcome:

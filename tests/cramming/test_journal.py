@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,19 @@ def test_each_line_names_the_one_before_it(journal: Path) -> None:
     content = journal.read_bytes().splitlines()
     links = [json.loads(line)["previous"] for line in content]
     assert links == ["", *(hashlib.sha256(line).hexdigest() for line in content[:-1])]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace(b"\n", b"\r\n"), r"budget\.jsonl:1: .* CRLF.*sed -i 's/\\r\$//' budget\.jsonl"),
+        (lambda text: text + b"\n", r"budget\.jsonl:7: .*an empty line, which no run writes; remove it"),
+    ],
+)
+def test_what_a_copy_did_to_it_is_named_with_its_cure(
+    journal: Path, change: Callable[[bytes], bytes], says: str
+) -> None:
+    """It accuses nobody."""
+    journal.write_bytes(change(journal.read_bytes()))
+    with pytest.raises(UserError, match=says):
+        read_journal(journal)

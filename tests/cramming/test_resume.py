@@ -395,4 +395,4 @@ def test_a_damaged_journal(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_pa
         start("name=a")
     journal = tmp_path / "runs" / "a" / "budget.jsonl"
     journal.write_text("{}\n" + journal.read_text())
-    assert "budget.jsonl:1: damaged budget journal" in refused("resume=true")
+    assert "budget.jsonl:1: damaged journal" in refused("resume=true")

@@ -14,7 +14,7 @@ import pytest
 from cramming.config import file_sha256
 from cramming.journal import Journal, first_line_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
-from eval.history import SET, history_file, stamp
+from eval.history import PROTOCOL, history_file, stamp
 from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
@@ -202,7 +202,7 @@ def _record(suite: str) -> dict[str, Any]:
 def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What the history has of the record's scores."""
     for init, section in record.get("glue", {}).items():
-        made_with = {key: section.get(key) for key in SET}
+        made_with = {key: section.get(key) for key in PROTOCOL}
         for entry, task in section["tasks"].items():
             for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
                 run = {"suite": section["suite"], "init": init, "task": task["task"], "seed": seed}
@@ -259,14 +259,20 @@ def write_run() -> Callable[..., Path]:
             record["pretrain"]["journal_start"] = first_line_sha256(path)
         past = history_file(folder)
         past.parent.mkdir(exist_ok=True)
-        past.write_text("".join(json.dumps(entry) + "\n" for entry in _fine_tunings(record)))
+        past.unlink(missing_ok=True)
+        journal = Journal(past)
+        for entry in _fine_tunings(record):
+            journal.write(entry)
+        journal.close()
         predictions = past.parent / "pretrained" / "predictions"
         for run in _fine_tunings(record):
             if run["init"] == "pretrained":
                 predictions.mkdir(parents=True, exist_ok=True)
                 (predictions / f"{run['task']}-seed{run['seed']}.npz").write_bytes(PREDICTIONS)
-        if stamp(past):
+        if record.get("glue"):
             record["history"] = stamp(past)
+        for section in record.get("glue", {}).values():
+            section["history_entries"] = record["history"]["entries"]
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
         return folder

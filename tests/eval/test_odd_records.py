@@ -122,7 +122,7 @@ def test_an_odd_number_in_the_journal_is_damage_of_the_journal(
     lines = (folder / "budget.jsonl").read_text().splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | {key: value})
     (folder / "budget.jsonl").write_text("\n".join(lines) + "\n")
-    assert "budget.jsonl:2: damaged budget journal" in leaderboard(tmp_path)
+    assert "budget.jsonl:2: damaged journal" in leaderboard(tmp_path)
 
 
 @pytest.mark.parametrize("values", [np.array(3.0), np.array(["0"] * 3), np.zeros((3, 2)), np.array([True] * 3)])

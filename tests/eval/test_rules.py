@@ -205,6 +205,7 @@ def _two_values(record: Record, named: int) -> None:
     _value(record, "rte", 0.9)
     record["scorings"]["entries"] = [*before, *lines] if named == 1 else [*lines, *before]
     record["history"].update(entries=named * len(lines))
+    record["glue"]["pretrained"].update(history_entries=named * len(lines))
 
 
 BREAKS: dict[str, list[Callable[[Record], Any]]] = {
@@ -238,6 +239,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(logged_seconds=None),
         lambda r: r["journal"].update(config_budget=["hours", 24.0]),
         lambda r: r["journal"].update(config_budget=None),
+        lambda r: r["journal"].update(config_there=False),
         lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
         lambda r: r["pretrain"]["budget"].update(limit=1.0),
     ],
@@ -260,6 +262,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r.update(scorings={"problem": "damaged"}),
         lambda r: r["scorings"]["entries"].clear(),
         lambda r: r["history"].update(entries=0),
+        lambda r: r["glue"]["pretrained"].pop("history_entries"),
+        lambda r: (r.pop("scorings"), r.pop("glue")),
         lambda r: _two_values(r, named=1),
         lambda r: _two_values(r, named=2),
         lambda r: _value(r, "rte", 1.7),

@@ -73,19 +73,50 @@ def test_seeds_that_the_record_drops_stay_in_the_history(few: dict[str, Any], wi
     assert finding(few, "R21") == (True, "pretrained: seeds [0, 1, 2, 3]") and len(told(few)) == 4
 
 
-def test_a_scoring_that_is_stopped_before_its_result_is_kept_leaves_its_line(
-    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def stopped(few: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Score, and stop when the first result is shown: its line is written, and it is not kept."""
+
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("eval.results.write_json", stop)
-        with pytest.raises(KeyboardInterrupt):
-            main(few)
+    def score(config: dict[str, Any]) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("eval.results.write_json", stop)
+            main(config)
+
+    return score
+
+
+def test_a_scoring_that_is_stopped_before_its_result_is_kept_leaves_its_line(
+    few: dict[str, Any], stopped: Callable[[dict[str, Any]], None]
+) -> None:
+    stopped(few)
     assert len(told(few)) == 1 and not list((Path(few["runs"]) / "first").rglob("pieces/*.json"))
     main(few)
     assert [run["seed"] for run in told(few)] == [0, 0, 1] and finding(few, "R7")[0]
+
+
+def test_a_scoring_that_was_stopped_cannot_be_taken_back(
+    few: dict[str, Any], with_eval: Change, stopped: Callable[[dict[str, Any]], None]
+) -> None:
+    """Neither the first, by removing what it left, nor the lines of a second."""
+    wild = with_eval(few, hyperparameters={**few["eval"]["hyperparameters"], "learning_rate": 1e-2})
+    stopped(wild)
+    folder = past(few).parent
+    folder.rename(folder.with_name("aside"))
+    with pytest.raises(UserError, match=r"history\.jsonl: is missing; restore it, or score the model folder under"):
+        main(few)
+    assert not finding(few, "R7")[0]
+    folder.with_name("aside").rename(folder)
+    main(few)
+    whole = past(few).read_bytes()
+    stopped(wild)
+    assert finding(few, "R7")[0] and not finding(few, "R20")[0]
+    past(few).write_bytes(whole)
+    with pytest.raises(UserError, match=r"history\.jsonl: is not as the record knows it"):
+        main(few)
+    assert not finding(few, "R7")[0]
 
 
 def test_the_points_of_a_sweep_stay_when_the_best_is_scored_as_if_it_were_the_only_one(
@@ -99,7 +130,9 @@ def test_the_points_of_a_sweep_stay_when_the_best_is_scored_as_if_it_were_the_on
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
-@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_text("{}\n")])
+@pytest.mark.parametrize(
+    "change", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes().splitlines(True)[0])]
+)
 def test_a_history_that_was_altered_is_refused_and_found(few: dict[str, Any], change: Callable[[Path], object]) -> None:
     main(few)
     change(past(few))
@@ -124,22 +157,48 @@ def test_the_bag_of_words_is_not_told(few: dict[str, Any], with_eval: Change) ->
     assert {run["init"] for run in told(few)} == {"pretrained"}
 
 
-def test_a_line_that_a_crash_cut_short_never_counted(tmp_path: Path) -> None:
-    path = tmp_path / "glue" / "history.jsonl"
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder whose history has two lines."""
     for seed in (0, 1):
-        history.append(path, {"seed": seed, "score": float("nan")})
-    recorded = history.stamp(path)
+        history.append(tmp_path, {"seed": seed, "score": float("nan")})
+    return tmp_path
+
+
+def test_a_line_that_a_crash_cut_short_never_counted(run: Path) -> None:
+    path, recorded = history.history_file(run), load_record(run)["history"]
     with path.open("a") as file:
         file.write('{"seed": 2, "sco')
     assert history.stamp(path) == recorded and recorded["entries"] == 2
-    history.refuse_altered(path, recorded)
-    history.append(path, {"seed": 3})
+    history.refuse_altered(run)
+    history.append(run, {"seed": 3})
     found = history.read_history(path, recorded)
-    assert [entry["seed"] for entry in found["entries"]] == [0, 1, 3] and found["sha256"] == recorded["sha256"]
+    assert [entry["seed"] for entry in found["entries"]] == [0, 1, 3] and history.names(recorded, found["sha256"])
+    assert load_record(run)["history"]["entries"] == 3
 
 
-@pytest.mark.parametrize("content", [b"[]\n", b"{\n", b"\xff\n"])
-def test_a_damaged_history_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(content)
-    assert "history.jsonl: damaged" in history.read_history(path, None)["problem"]
+@pytest.mark.parametrize("line", ["[]", "{", "\udcff", "[" * 100_000, f"1{'0' * 5000}", '{"seed": 0}'])
+def test_a_damaged_history_is_named(run: Path, line: str) -> None:
+    path = history.history_file(run)
+    path.write_bytes(f"{line}\n".encode("utf-8", "surrogateescape"))
+    assert "history.jsonl:1: damaged" in history.read_history(path, None)["problem"]
+    with pytest.raises(UserError, match=r"history\.jsonl:1: damaged"):
+        history.refuse_altered(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace(b"\n", b"\r\n"), r"history\.jsonl:1: .* CRLF.*sed -i 's/\\r\$//' history\.jsonl"),
+        (lambda text: text + b"\n", r"history\.jsonl:3: .*an empty line, which no run writes; remove it"),
+        (lambda text: text[:-1], r"history\.jsonl:2: the last line has no newline.*; add it"),
+    ],
+)
+def test_what_a_copy_did_to_the_history_is_named_with_its_cure(
+    run: Path, change: Callable[[bytes], bytes], says: str
+) -> None:
+    path = history.history_file(run)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=says) as found:
+        history.refuse_altered(run)
+    assert "\n" not in str(found.value)
