@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -194,3 +194,8 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def texts_sha256(texts: Iterable[str]) -> str:
+    """SHA-256 of texts in whatever order, in hex; white space does not count."""
+    return hashlib.sha256("\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()).hexdigest()

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError, file_sha256, texts_sha256
 from data_prep.passages import passage
 from data_prep.words import BASE, Words, combine, find_words, mix, word_places
 
@@ -74,12 +74,14 @@ class Decontaminator:
     """Which tasks' examples a text holds.
 
     `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
-    the same files), `examples` how many texts each task has, `searchable` how many of these can be found.
+    the same files), `examples` how many texts each task has, `searchable` how many of these can be found;
+    `development` tells of each development set's texts, by file, how many they are and their SHA-256.
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
         """`texts` holds each task's texts, one for each text of an example."""
         self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
+        self.development: dict[str, dict[str, Any]] = {}
         self.examples = {task: len(found) for task, found in texts.items()}
         self._ends = np.cumsum(list(self.examples.values()))  # a text's number counts through all tasks
         self._ngram = config.ngram
@@ -110,16 +112,18 @@ class Decontaminator:
         if not path.is_dir():
             raise UserError(f"data.decontaminate.tasks: no folder {path}; give the one that holds CoLA/, SST-2/ ...")
         texts: dict[str, list[str]] = {}
-        sources = []
+        sources, development = [], {}
         for task in TASKS:
-            files = _files(path / task, config.train_text)
-            sources += [{"name": f"{task}/{file.name}", "sha256": file_sha256(file)} for file in files]
-            if files:
-                texts[task] = [text for file in files for text in _texts(file, task)]
+            for file in _files(path / task, config.train_text):
+                name, of_file = f"{task}/{file.name}", _texts(file, task)
+                sources.append({"name": name, "sha256": file_sha256(file)})
+                texts.setdefault(task, []).extend(of_file)
+                if file.name.startswith("dev"):
+                    development[name] = {"texts": len(of_file), "sha256": texts_sha256(of_file)}
         if not texts:
             raise UserError(f"data.decontaminate.tasks: {path} holds none of the tasks {', '.join(TASKS)}")
         found = cls(texts, config)
-        found.files = sources
+        found.files, found.development = sources, development
         return found
 
     def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:

@@ -112,7 +112,8 @@ def _late_stages(
 
 
 def _decontamination(selection: Selection) -> dict[str, Any]:
-    """The tasks' files that were searched for; of each task how many texts can be found, were found, and removed."""
+    """The tasks' files that were searched for, and their development texts; of each task how many texts can be found,
+    were found, and removed."""
     config, search = selection.config.decontaminate, selection.decontaminator
     if search is None:
         return {}
@@ -124,4 +125,5 @@ def _decontamination(selection: Selection) -> dict[str, Any]:
         "found": notes["texts_found"],
         "removed": {task: notes["documents_by_task"].get(task, 0) for task in search.tasks},
         "files": search.files,
+        "development": search.development,
     }

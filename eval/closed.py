@@ -5,11 +5,11 @@ Each check's docstring is the rule's sentence in docs/rules.md (a test compares 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
-from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
+from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
 from eval.validity import NO_PRETRAINING, before, fine_tuned, kept, made_with, other_sizes
 
 MIN_SEEDS = 3
@@ -110,12 +110,12 @@ DOWNSTREAM = re.compile(
 
 def no_downstream_text(record: Record) -> Outcome:
     """No downstream data set is among the sources of the corpus, and text that was not generated was searched for the
-    development sets of every task of the averages."""
+    development sets of every task of the averages, which are those that were scored, by the SHA-256 of their texts."""
     sources = entries(at(record, "corpus.sources"))
     if not sources:
         return False, "no source is declared"
     found = [s for s in sources if DOWNSTREAM.search(json.dumps(s, default=str).lower())]
-    search, gaps = overlap_search(record), _gaps_of_the_search(record)
+    search, gaps = overlap_search(record), list(_gaps_of_the_search(record))
     if found:
         return False, f"downstream data among the sources: {names_of(found)}; {search}"
     if {at(s, "kind") for s in sources if at(s, "kind") != "tokenizer"} == {"embedded"}:
@@ -125,19 +125,29 @@ def no_downstream_text(record: Record) -> Outcome:
     return True, f"no downstream data set among the declared sources; {search}"
 
 
-def _gaps_of_the_search(record: Record) -> list[str]:
-    """What the search for downstream text left out."""
+def _gaps_of_the_search(record: Record) -> Iterator[str]:
+    """What the search for downstream text left out; whether it was the scored text is known once there are scores."""
     search = at(record, "corpus.decontamination")
     if not search:
-        return ["prepare with data.decontaminate.tasks=<GLUE folder>"]
-    ngram, gaps = number(search, "ngram"), []
+        yield "prepare with data.decontaminate.tasks=<GLUE folder>"
+        return
+    ngram = number(search, "ngram")
     if ngram is None or ngram > MAX_RUN:
-        gaps.append(f"only runs of more than {MAX_RUN} words count")
-    for task in dict.fromkeys(ENTRIES[entry][0].name for entry in AVERAGES["glue"]["avg9"].entries):
-        title, texts = TASKS[task].title, len(TASKS[task].text) * sum(s.examples for s in TASKS[task].scored)
-        if (found := number(search, f"examples.{title}") or 0) < texts:
-            gaps.append(f"{found:.0f} texts of {title}, whose development set has {texts}")
-    return gaps
+        yield f"only runs of more than {MAX_RUN} words count"
+    searched = at(search, "development")
+    if not isinstance(searched, Mapping):
+        yield "which development texts were searched for is not on record: delete the corpus and prepare it anew"
+        return
+    section = at(record, "glue.pretrained")
+    scored = at(section, "tasks") if at(section, "suite") == "glue" else None
+    for entry in AVERAGES["glue"]["avg9"].entries:
+        task, source = ENTRIES[entry]
+        file = f"{source.folder}/{source.file}"
+        found, texts, of_entry = searched.get(file), len(task.text) * source.examples, at(scored, entry)
+        if (count := number(found, "texts") or 0) != texts:
+            yield f"{count:.0f} texts of {file}, which has {texts}"
+        elif of_entry is not None and at(of_entry, "texts_sha256") != at(found, "sha256"):
+            yield f"{file} is not what was scored (by SHA-256 of the texts): prepare and score with the same files"
 
 
 def overlap_search(record: Record) -> str:

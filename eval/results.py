@@ -10,6 +10,7 @@ A piece is written after its predictions, both atomically; a run whose piece has
 stored piece its scores are not believed: they are computed again from its predictions.
 """
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from cramming.config import file_sha256
+from cramming.config import file_sha256, texts_sha256
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
@@ -143,6 +144,7 @@ def summarise(
                 **_entry(task_data.task, split.source, of_task, seeds),
                 **_sizes(suite, task_data, split),
                 "data_sha256": examples_sha256(task_data.train, split),
+                "texts_sha256": texts_sha256(itertools.chain(*split.texts)),
                 "seen_in_training": seen_in_training(task_data.train, split),
                 "hyperparameters": dict(hyper),
             }

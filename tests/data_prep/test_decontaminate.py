@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cramming.config import UserError
+from cramming.config import UserError, texts_sha256
 from data_prep import decontaminate
 from data_prep.clean import CleanConfig, normalize
 from data_prep.decontaminate import TASKS, DecontaminationConfig, Decontaminator
@@ -147,6 +147,21 @@ def test_what_was_read_is_named(found: Decontaminator) -> None:
     names = [file["name"] for file in found.files]
     assert names[:2] == ["CoLA/dev.tsv", "CoLA/test.tsv"] and "MNLI/dev_mismatched.tsv" in names
     assert all(len(file["sha256"]) == 64 for file in found.files)
+
+
+def test_the_development_texts_that_were_searched_are_told_whatever_their_order(glue: Path) -> None:
+    """Test sets and training text are searched too, and stand apart."""
+    known = Decontaminator.from_folder(glue, CONFIG).development
+    assert {name: found["texts"] for name, found in known.items()} == {
+        "CoLA/dev.tsv": 2, "SST-2/dev.tsv": 1, "QNLI/dev.tsv": 2,
+        "MNLI/dev_matched.tsv": 2, "MNLI/dev_mismatched.tsv": 2,
+    }  # fmt: skip
+    assert known["QNLI/dev.tsv"]["sha256"] == texts_sha256([LONG, TINY])
+    write(glue, "CoLA", "dev.tsv", f"gj04\t0\t*\t{TINY} ", f"gj04\t1\t\t{SHORT}")
+    assert Decontaminator.from_folder(glue, CONFIG).development == known
+    write(glue, "CoLA", "dev.tsv", f"gj04\t0\t*\t{TINY}", f"gj04\t1\t\t{SHORT[:-1]}")
+    changed = Decontaminator.from_folder(glue, CONFIG).development
+    assert [name for name in known if known[name] != changed[name]] == ["CoLA/dev.tsv"]
 
 
 def test_the_match_is_shown(found: Decontaminator) -> None:

@@ -320,8 +320,12 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "license": "x"}),
         lambda r: r["corpus"].pop("decontamination"),
         lambda r: r["corpus"]["decontamination"].update(ngram=50),
-        lambda r: r["corpus"]["decontamination"]["examples"].pop("QQP"),
-        lambda r: r["corpus"]["decontamination"]["examples"].update(MNLI=2 * 9815),
+        lambda r: r["corpus"]["decontamination"].pop("development"),
+        lambda r: r["corpus"]["decontamination"]["development"].pop("QQP/dev.tsv"),
+        lambda r: r["corpus"]["decontamination"]["development"].pop("MNLI/dev_mismatched.tsv"),
+        lambda r: r["corpus"]["decontamination"]["development"]["RTE/dev.tsv"].update(texts=2),
+        lambda r: r["corpus"]["decontamination"]["development"]["RTE/dev.tsv"].update(sha256="0" * 64),
+        lambda r: _tasks(r)["mrpc"].pop("texts_sha256"),
     ],
     "R17": [
         lambda r: r["corpus"]["tokenizer"].pop("sha256"),
@@ -409,12 +413,23 @@ def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(
     del good["corpus"]["decontamination"]
     asked = "no overlap search on record; prepare with data.decontaminate.tasks=<GLUE folder>"
     assert rule(good) == ("R16", False, asked)
+    good["corpus"]["decontamination"] = {"ngram": 13}
+    assert "delete the corpus and prepare it anew" in rule(good).evidence and rule(_of(good, "4")).ok
+    del good["corpus"]["decontamination"]
     assert "no overlap search on record" in rule(_of(good, "4")).evidence
     assert judge(_of(good, "4")).division == "closed"
     good["corpus"]["sources"] = [{"name": "embedded", "kind": "embedded", "license": "MIT"}]
     assert judge(good).division == "closed"
     good["corpus"]["sources"].append({"name": "a.txt", "kind": "text", "license": "MIT"})
     assert judge(good).division == "open"
+
+
+def test_before_there_are_scores_the_numbers_of_the_searched_texts_are_compared(good: Record) -> None:
+    rule = next(rule for rule in RULES if rule.number == "R16")
+    del good["glue"]
+    assert rule(good).ok
+    good["corpus"]["decontamination"]["development"]["MNLI/dev_mismatched.tsv"].update(texts=0)
+    assert rule(good).evidence.endswith("; 0 texts of MNLI/dev_mismatched.tsv, which has 19664")
 
 
 def test_rows_that_do_not_compete_may_have_fewer_seeds(

@@ -18,6 +18,7 @@ from transformers import DistilBertConfig, DistilBertModel
 from cramming.config import UserError, file_sha256
 from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
+from data_prep.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue, suites
 from eval.glue import check, find_model, main
 from eval.models import open_model
@@ -40,6 +41,9 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
             assert len(per_seed) == 2 and task["score"] == pytest.approx(100 * np.median(per_seed))
             assert task["subset"] and task["hyperparameters"] == section["hyperparameters"] and task["seconds"] > 0
         assert len({task["data_sha256"] for task in section["tasks"].values()}) == 3
+        searched = Decontaminator.from_folder(config["eval"]["data_dir"], DecontaminationConfig()).development
+        for entry, file in (("cola", "CoLA/dev.tsv"), ("mnli_mismatched", "MNLI/dev_mismatched.tsv")):
+            assert section["tasks"][entry]["texts_sha256"] == searched[file]["sha256"], "R16 compares them"
         assert section["averages"]["avg9"]["value"] is None
         assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
     assert all(section["model_files"] == file_hashes(Path(config["model_path"])) for section in record["glue"].values())
