@@ -2,13 +2,15 @@
 
 Each row is a pair of processes, reference and candidate, that take turns: rounds of a few steps each, and the ratio is
 that of the medians, so that a machine that slows down slows both. The table goes to `bench.out`, under this device's
-name; other devices' tables in that file stay.
+name; other devices' tables in that file stay, and so do rows of `tricks` that an earlier call measured under the same
+conditions.
 """
 
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from cramming import gate, tricks
 from cramming.bench import report
 from cramming.bench.curves import REFERENCE, Curves, gate_settings, job_of
 from cramming.bench.data import SPECIAL
+from cramming.bench.earlier import Earlier
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build, expand_home
@@ -74,27 +77,37 @@ def main(settings: dict[str, Any]) -> None:
 
 def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.device) -> None:
     """Every trick alone and the best stack: speed and memory beside the reference, and the correctness gate."""
-    rows, gates = chosen(config, device), expand_home(settings["gates"], "gates")
+    rows, gates = chosen(config.only, device), expand_home(settings["gates"], "gates")
+    order = [trick.name for trick in chosen(None, device)]
     gate.load(gates)  # a file that cannot be added to is found now, not after the first row
     small = gate_settings(settings, config.gate)
     curves = Curves(small, config.gate_steps, config.gate_vocab_size, device)
     described, results = devices.describe(device), list[dict[str, Any]]()
+    earlier = Earlier.read(config.raw, described, settings)
     with Progress("bench tricks", total=len(rows), unit="tricks") as bar, ExitStack() as running:
         pairs = Pairs({"full": settings, "small": small}, config, device, running)
         for trick in rows:
             bar.note(trick.name)
-            row = {"name": trick.name, "about": trick.about, **pairs.row(trick)}
-            if "error" not in row and trick.rounding is None:
-                row |= curves.learned(trick)
-            elif "error" not in row:
-                verdict = curves.verdict(trick)
+            row, verdict = judged_row(trick, pairs, curves)
+            if verdict:
                 gate.save(gates, gate.place(described.name, torch.__version__), [verdict], curves.floors)
-                row["gate"] = asdict(verdict)
             results.append(row)
-            raw = report.write(config.out, config.raw, "tricks", results, described, settings, curves.floors)
+            table, floors = earlier.and_rows(results, order), earlier.and_floors(curves.floors)
+            raw = report.write(config.out, config.raw, "tricks", table, described, settings, floors)
             bar.advance(1)  # what is written is not lost by a crash later
             say(report.line(row))
-    say(f"{config.out}: {len(results)} rows; raw numbers in {raw}")
+    say(f"{config.out}: {len(results)} rows measured, {len(table)} in the table; raw numbers in {raw}")
+
+
+def judged_row(trick: Trick, pairs: "Pairs", curves: Curves) -> tuple[dict[str, Any], gate.Verdict | None]:
+    """A row of the table, and what the gate says of it; no verdict on what is not run here or another algorithm."""
+    row = {"name": trick.name, "about": trick.about, "date": f"{datetime.now(UTC):%Y-%m-%d}", **pairs.row(trick)}
+    if "error" in row:
+        return row, None
+    if trick.rounding is None:
+        return row | curves.learned(trick), None
+    verdict = curves.verdict(trick)
+    return row | {"gate": asdict(verdict)}, verdict
 
 
 class Pairs:
@@ -228,15 +241,15 @@ def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
     return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
 
 
-def chosen(config: BenchConfig, device: torch.device) -> list[Trick]:
+def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
     """The rows of the table: all, those for other devices too (they say so), or those named."""
     every = [*tricks.TRICKS, tricks.best(device.type, resolve("auto", device))]
-    if config.only is None:
+    if only is None:
         return every
-    unknown = set(config.only) - {t.name for t in every}
+    unknown = set(only) - {t.name for t in every}
     if unknown:
         raise UserError(f"bench.only: no trick {sorted(unknown)}; there are: {', '.join(t.name for t in every)}")
-    return [t for t in every if t.name in config.only]
+    return [t for t in every if t.name in only]
 
 
 # Of the products that a mode's utilisation is measured by; of fp8 the table says that they are bf16's.

@@ -103,6 +103,8 @@ def peers_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+MEASURED_SECTIONS = ("model", "train", "objective", "optim", "attention", "memory", "runtime", "precision", "parallel")
+NOT_CONDITIONS = ("what", "only", "shapes", "out", "raw")
 TABLES = {"tricks": tricks_table, "peers": peers_table}
 
 
@@ -116,7 +118,6 @@ def write(
     floors: Sequence[Floor] = (),
 ) -> Path:
     """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
     train, model, bench = settings["train"], settings["model"], settings["bench"]
     about = (
         f"{device.name}, {torch.get_num_threads()} threads, {platform.system()}, Python {platform.python_version()},"
@@ -135,10 +136,24 @@ def write(
     text = "\n".join(section) + "\n"
     new = pattern.sub(lambda _: text, old) if pattern.search(old) else old.rstrip("\n") + "\n\n" + text
     write_atomically(out, new.rstrip("\n") + "\n")
-    file = raw / f"{title}_{name}_{datetime.now(UTC):%Y-%m-%d}.json"
-    content = {"about": about, "settings": settings, "floors": [asdict(floor) for floor in floors], "rows": rows}
+    file = raw / f"{title}_{slug(device)}_{datetime.now(UTC):%Y-%m-%d}.json"
+    content = {"about": about, "conditions": conditions(settings), "settings": settings,
+               "floors": [asdict(floor) for floor in floors], "rows": rows}  # fmt: skip
     write_atomically(file, json.dumps(content, indent=1) + "\n")
     return file
+
+
+def slug(device: DeviceInfo) -> str:
+    """A device's name as it stands in names of files."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
+
+
+def conditions(settings: dict[str, Any]) -> dict[str, Any]:
+    """All that a row's numbers depend on, beside the device and the row itself, as JSON has it."""
+    bench = {key: value for key, value in settings["bench"].items() if key not in NOT_CONDITIONS}
+    sections = {name: settings[name] for name in MEASURED_SECTIONS}
+    found = {**sections, "bench": bench, "threads": torch.get_num_threads(), "versions": versions()}
+    return dict(json.loads(json.dumps(found)))
 
 
 def versions() -> dict[str, str]:

@@ -55,6 +55,32 @@ def test_tricks_are_measured_judged_and_written(compose: Callable[..., dict[str,
     assert "Gate: 3 twins of the reference with weights moved by 1.2e-07 strayed by up to" in table
 
 
+def test_a_call_for_some_rows_adds_to_those_of_before(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as both were measured under the same conditions; a row measured again takes its own place."""
+    files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+    floor, measured = gate.Floor(2.0**-23, [[0.0]]), itertools.count()
+    monkeypatch.setattr(bench.Curves, "floors", [floor])
+    monkeypatch.setattr(bench, "measure", lambda *_: {"error": f"measurement {next(measured)}"})
+    monkeypatch.setattr(bench, "Worker", FakeWorker)
+
+    def names_and_errors(only: str, *more: str) -> list[tuple[str, str]]:
+        bench.main(compose(*TINY, *files, f"bench.only=[{only}]", *more))
+        (raw,) = tmp_path.glob("tricks_*.json")
+        content = json.loads(raw.read_text())
+        assert content["floors"] == [{"rounding": 2.0**-23, "strays": [[0.0]], "basis": ""}]
+        return [(row["name"], row["error"]) for row in content["rows"]]
+
+    assert names_and_errors("accumulation x4") == [("accumulation x4", "measurement 0")]
+    added = [("bf16", "measurement 1"), ("accumulation x4", "measurement 0")]
+    assert names_and_errors("bf16") == added  # in the table's order
+    lines = (tmp_path / "tricks.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in lines if "measurement" in line] == ["| bf16", "| accumulation x4"]
+    assert names_and_errors("accumulation x4") == [added[0], ("accumulation x4", "measurement 2")]
+    assert names_and_errors("bf16", "train.batch_size=8") == [("bf16", "measurement 3")]  # other conditions
+
+
 def test_one_pass_is_no_row_of_passes_side_by_side(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
     bench.main(compose(*TINY, *files, "bench.only=[passes side by side]"))

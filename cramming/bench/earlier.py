@@ -1,0 +1,48 @@
+"""What earlier calls of `cramming bench tricks` measured, so that a call for some rows adds to them.
+
+A row stays as long as all that its numbers depend on is the same: device, settings, versions, number of threads. Of two
+rows with one name the later counts.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cramming.bench import report
+from cramming.device import DeviceInfo
+from cramming.gate import Floor
+from cramming.progress import say
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Rows of the table and floors of the gate."""
+
+    rows: list[Row] = field(default_factory=list)
+    floors: list[Floor] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, raw: Path, device: DeviceInfo, settings: dict[str, Any]) -> "Earlier":
+        """Of the newest raw file of this device; nothing where that was measured under other conditions."""
+        files = sorted(raw.glob(f"tricks_{report.slug(device)}_????-??-??.json"))
+        if not files:
+            return cls()
+        content = json.loads(files[-1].read_text(encoding="utf-8"))
+        now, then = report.conditions(settings), content.get("conditions", {})
+        if other := [name for name in now if now[name] != then.get(name)]:
+            say(f"{files[-1]}: its rows were measured with another {', '.join(other)}; the table begins anew")
+            return cls()
+        return cls(content["rows"], [Floor(**floor) for floor in content["floors"]])
+
+    def and_rows(self, rows: Sequence[Row], order: Sequence[str]) -> list[Row]:
+        """With these, in the order of the table; what it has no more goes."""
+        known = {row["name"]: row for row in (*self.rows, *rows)}
+        return [known[name] for name in order if name in known]
+
+    def and_floors(self, floors: Sequence[Floor]) -> list[Floor]:
+        """With these, which take the place of earlier ones of their kind."""
+        return list({(floor.rounding, floor.basis): floor for floor in (*self.floors, *floors)}.values())
