@@ -10,42 +10,14 @@ import numpy as np
 import psutil
 import torch
 
+from cramming import cards
 from cramming.config import UserError
 from cramming.environment import cpu_name
-
-# Dense bf16 (fp16 where there is no bf16) matrix peak in TFLOP/s with sums in fp32, from the makers' data sheets. The
-# whole name counts, but for `_NOT_IN_NAME`: a 3090 Ti, a 4090 D, a laptop's GPU or a slice of one (MIG) are other
-# devices. Model FLOP utilisation is only reported for devices of this table.
-PEAK_TFLOPS = {
-    "RTX 2080 Ti": 53.8,
-    "TITAN RTX": 130.5,  # only GeForce cards sum in fp32 at half the rate
-    "T4": 65.0,
-    "V100 PCIe": 112.0,
-    "V100": 125.0,
-    "RTX 3090": 71.0,
-    "RTX 3090 Ti": 80.0,
-    "RTX 4090": 165.2,
-    "RTX A4000": 76.7,
-    "RTX A5500": 136.5,
-    "RTX A6000": 154.8,
-    "A10G": 70.0,
-    "A100 PCIe": 312.0,
-    "A100": 312.0,
-    "L4": 121.0,
-    "L40S": 362.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H200 NVL": 835.0,
-    "H200": 989.0,
-}
-# Maker, brand, memory and the socket without which a row is meant: "NVIDIA A100-SXM4-80GB" is the A100 of the table.
-_NOT_IN_NAME = re.compile(r"nvidia|geforce|tesla|\d+gb|hbm\d\w?|sxm[2-5]")
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the record names it."""
+    """A device as the record names it; the peak of 16-bit products (cramming/cards.py) is null where it is unknown."""
 
     kind: str
     name: str
@@ -73,14 +45,9 @@ def describe(device: torch.device) -> DeviceInfo:
     """Name, memory in bytes and peak rate of `device`."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return DeviceInfo("cuda", properties.name, properties.total_memory, peak_tflops(properties.name))
+        card = cards.find(properties.name, properties.total_memory)
+        return DeviceInfo("cuda", properties.name, properties.total_memory, card.tflops if card else None)
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
-
-
-def peak_tflops(name: str) -> float | None:
-    """The peak of a GPU by the name that its driver gives; None if it is not exactly one of the table."""
-    words = [word for word in re.split(r"[\s-]+", name.lower()) if not _NOT_IN_NAME.fullmatch(word)]
-    return next((peak for row, peak in PEAK_TFLOPS.items() if row.lower().split() == words), None)
 
 
 def seed_everything(seed: int) -> None:

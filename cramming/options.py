@@ -21,6 +21,7 @@ from cramming.config import UserError
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
+from cramming.model.kernels import FLASH_CAPABILITY, has_flash
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
 from cramming.precision import Mode, refuse_missing_hardware, resolve
 from cramming.roofline import Rates
@@ -45,7 +46,7 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """`memory_gb` is in GiB, as cards are sold (null: the device's own); `json` a file for the whole result."""
+    """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result."""
 
     memory_gb: float | None
     device: str
@@ -66,6 +67,7 @@ class Target:
     mode: Mode
     rates: Rates
     keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
+    flash: bool  # FlashAttention runs there
 
     @property
     def usable_bytes(self) -> float:
@@ -125,7 +127,8 @@ class Job:
         """What a simulation of this job on `target` needs."""
         execution = replace(self.execution, memory=memory)
         form = (self.train.sequence_length, self.targets_per_row, self.train.packing)
-        return Recipe(self.model, execution, target.mode, target.kind, *form, memory_bytes=target.memory_bytes)
+        size, flash = target.memory_bytes, target.flash
+        return Recipe(self.model, execution, target.mode, target.kind, *form, memory_bytes=size, flash=flash)
 
 
 def find_target(config: PlanConfig, device: str, job: Job) -> Target:
@@ -139,13 +142,20 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
         memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
+        flash = here.type == "cuda" and has_flash(here)
     else:
-        sheet = roofline.named(config.device, mode)
-        resolved = mode if mode != "auto" else "bf16" if sheet.bf16 else "fp16"
-        rates = roofline.by_data_sheet(config.device, resolved, tf32)
-        kind, name, memory = "cuda", config.device, int(sheet.memory * GIB)
+        card = roofline.named(config.device, mode)
+        resolved = mode if mode != "auto" else "bf16" if card.has_bf16 else "fp16"
+        rates = roofline.by_data_sheet(card, resolved, tf32)
+        kind, name, memory, flash = "cuda", card.name, card.memory_bytes, card.capability >= FLASH_CAPABILITY
+    if kind == "cuda" and not flash and job.execution.attention.kernel == "varlen":
+        raise UserError(
+            f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), {name} is"
+            " older; set it to auto, sdpa or padded"
+        )
+    size = config.memory_gb * GIB if config.memory_gb else memory
     keeps_heap = kind == "cpu" and job.execution.runtime.keep_heap
-    return Target(kind, name, config.memory_gb * GIB if config.memory_gb else memory, resolved, rates, keeps_heap)
+    return Target(kind, name, size, resolved, rates, keeps_heap, flash)
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:

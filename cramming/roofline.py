@@ -8,12 +8,13 @@ gives the scale; it knows nothing of caches, of fusion by a compiler, or of what
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
+from cramming import cards
 from cramming import device as devices
+from cramming.cards import Card
 from cramming.config import UserError
 from cramming.precision import Mode
 from cramming.tracker import Operation
@@ -21,41 +22,7 @@ from cramming.tracker import Operation
 MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
 BANDWIDTH_UTILISATION = 0.8
 KERNEL_SECONDS = {"cuda": 6e-6, "cpu": 4e-6}  # launched from Python without a compiler
-FP32_SHARE = {True: 0.5, False: 0.125}  # of the 16-bit peak, with TF32 (Ampere and later) and without; rough
-
-
-class Sheet(NamedTuple):
-    """Memory bandwidth in GB/s and memory in GiB by the maker's data sheet, and which products exist beside fp16."""
-
-    bandwidth: float
-    memory: float
-    bf16: bool = True
-    fp8: bool = False
-
-
-SHEETS = {  # the names of device.PEAK_TFLOPS; where a card comes in several sizes, the smaller
-    "RTX 2080 Ti": Sheet(616, 11, bf16=False),
-    "TITAN RTX": Sheet(672, 24, bf16=False),
-    "T4": Sheet(320, 16, bf16=False),
-    "V100 PCIe": Sheet(900, 16, bf16=False),
-    "V100": Sheet(900, 16, bf16=False),
-    "RTX 3090": Sheet(936, 24),
-    "RTX 3090 Ti": Sheet(1008, 24),
-    "RTX 4090": Sheet(1008, 24, fp8=True),
-    "RTX A4000": Sheet(448, 16),
-    "RTX A5500": Sheet(768, 24),
-    "RTX A6000": Sheet(768, 48),
-    "A10G": Sheet(600, 24),
-    "A100 PCIe": Sheet(1555, 40),
-    "A100": Sheet(1555, 40),
-    "L4": Sheet(300, 24, fp8=True),
-    "L40S": Sheet(864, 48, fp8=True),
-    "H100 PCIe": Sheet(2000, 80, fp8=True),
-    "H100 NVL": Sheet(3900, 94, fp8=True),
-    "H100": Sheet(3350, 80, fp8=True),
-    "H200 NVL": Sheet(4800, 141, fp8=True),
-    "H200": Sheet(4800, 141, fp8=True),
-}
+TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
 
 
 @dataclass(frozen=True)
@@ -75,18 +42,26 @@ class Rates:
         )
 
 
-def by_data_sheet(name: str, mode: Mode, tf32: bool) -> Rates:
-    """Rates of a device of the table."""
-    sheet = SHEETS[name]
-    share = FP32_SHARE[tf32 and sheet.bf16] if mode == "fp32" else 1.0
-    flops = devices.PEAK_TFLOPS[name] * 1e12 * share * MATMUL_UTILISATION
-    bandwidth = sheet.bandwidth * 1e9 * BANDWIDTH_UTILISATION
+def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
+    """Rates of a card of the table."""
+    flops = products_per_second(card, mode, tf32) * MATMUL_UTILISATION
+    bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
+    emulated = "" if card.has_bf16 or mode != "bf16" else "; it has no bf16 units and emulates it: take precision=fp16"
     basis = (
-        f"{name} data sheet x assumed utilisation: {flops / 1e12:.0f} TFLOP/s for {_counted_as(mode)} matrix products"
-        f" ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s ({BANDWIDTH_UTILISATION:.0%}),"
-        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel; not measured"
+        f"{card.name}, {card.source}, x assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)} matrix"
+        f" products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s ({BANDWIDTH_UTILISATION:.0%}),"
+        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel; not measured{emulated}"
     )
     return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis)
+
+
+def products_per_second(card: Card, mode: Mode, tf32: bool) -> float:
+    """FLOP/s at the peak of the card's products in this mode; fp8 counts as 16 bits, bf16 without its units as fp32."""
+    if mode == "fp32" and tf32 and card.has_bf16:
+        return card.tflops * TF32_SHARE * 1e12
+    if mode == "fp32" or (mode == "bf16" and not card.has_bf16):
+        return card.fp32_tflops * 1e12
+    return card.tflops * 1e12
 
 
 def _counted_as(mode: Mode) -> str:
@@ -124,15 +99,18 @@ def _best_seconds(work: "object", device: torch.device, duration: float) -> floa
     return best
 
 
-def named(name: str, mode: str) -> Sheet:
-    """The sheet of a device, by its name in the table; UserError with the names, or where it cannot run the mode."""
-    if name not in SHEETS:
+def named(name: str, mode: str) -> Card:
+    """The card of this name; UserError with the known names, or where it cannot run the mode."""
+    card = cards.find(name)
+    if card is None:
         raise UserError(
             f"plan.device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
             f' yours, for example plan.device="RTX 2080 Ti" plan.memory_gb=12; choose one of auto, cpu, cuda,'
-            f" {', '.join(SHEETS)}"
+            f" {', '.join(card.name for card in cards.CARDS)}"
         )
-    if mode == "fp8" and not SHEETS[name].fp8:
-        able = ", ".join(other for other, sheet in SHEETS.items() if sheet.fp8)
-        raise UserError(f"precision.mode=fp8: {name} has no fp8 products ({able} have); take precision=bf16 or fp16")
-    return SHEETS[name]
+    if mode == "fp8" and card.fp8_tflops is None:
+        able = ", ".join(other.name for other in cards.CARDS if other.fp8_tflops)
+        raise UserError(
+            f"precision.mode=fp8: {card.name} has no fp8 products ({able} have); take precision=bf16 or fp16"
+        )
+    return card

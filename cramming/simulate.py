@@ -59,6 +59,7 @@ class Recipe:
     targets_per_row: int
     packing: Literal["rows", "documents"]
     memory_bytes: float = 0.0  # of a GPU that is not here: a large one has more logits at a time
+    flash: bool = True  # whether a GPU that is not here has FlashAttention
 
     @property
     def waste(self) -> float:
@@ -238,7 +239,8 @@ class Simulation:
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {recipe.model.half_window(layer) for layer in range(recipe.model.num_layers)}
         windowed = any(window is not None and window < length - 1 for window in windows)
-        self.sequences = sequences if windowed or not whole_rows else 0  # else rows go to SDPA, without bounds
+        by_bounds = recipe.flash and (windowed or not whole_rows)
+        self.sequences = sequences if by_bounds else 0  # else rows go to SDPA, without bounds
         bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
         numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]
         packing = Packing(bounds, length if whole_rows else None, length, length)
@@ -284,7 +286,7 @@ def micro_batch_sizes(batch_size: int) -> list[int]:
 
 
 def _uses_flash(recipe: Recipe) -> bool:
-    return recipe.mode != "fp32" and recipe.model.attention_dropout == 0.0
+    return recipe.flash and recipe.mode != "fp32" and recipe.model.attention_dropout == 0.0
 
 
 def _tensors(node: Any) -> Iterator[Tensor]:

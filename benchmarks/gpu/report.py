@@ -13,8 +13,8 @@ from typing import Any
 
 from fake_card import CARDS
 
-from cramming.device import PEAK_TFLOPS
-from cramming.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION, SHEETS
+from cramming import cards
+from cramming.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
 ATTENTION_SHARE = 0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
 FASTER_ATTENTION_SHARE = 0.6  # FlashAttention 3's paper, head size 64, long rows
@@ -62,8 +62,10 @@ class Reckoning:
 
     def __init__(self, row: dict[str, Any], sheet: str, attention_share: float = ATTENTION_SHARE) -> None:
         self.row, self.sheet = row, sheet
-        self.peak = PEAK_TFLOPS[sheet] * 1e12
-        self.bandwidth = SHEETS[sheet].bandwidth * 1e9 * BANDWIDTH_UTILISATION
+        card = cards.find(sheet)
+        assert card
+        self.peak = card.tflops * 1e12
+        self.bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
         self.shares = {"product": MATMUL_UTILISATION, "attention": attention_share}
         self.seconds, self.bytes = Counter[str](), Counter[str]()
         for kernel in row["kernels"]:

@@ -1,60 +1,10 @@
-"""A device's peak rate is that of its own row of the table, or none: never a sibling's; an untried GPU is refused."""
+"""An untried GPU is refused; every library that ran out of memory is understood."""
 
 import pytest
 import torch
 
 from cramming.config import UserError
-from cramming.device import PEAK_TFLOPS, is_out_of_memory, peak_tflops, select
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
-        ("GeForce RTX 2080 Ti", "RTX 2080 Ti"),
-        ("NVIDIA TITAN RTX", "TITAN RTX"),
-        ("Tesla T4", "T4"),
-        ("Tesla V100-SXM2-16GB", "V100"),
-        ("Tesla V100-PCIE-32GB", "V100 PCIe"),
-        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
-        ("NVIDIA GeForce RTX 3090 Ti", "RTX 3090 Ti"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA RTX A4000", "RTX A4000"),
-        ("NVIDIA RTX A6000", "RTX A6000"),
-        ("NVIDIA A10G", "A10G"),
-        ("NVIDIA A100-SXM4-40GB", "A100"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
-        ("A100-PCIE-40GB", "A100 PCIe"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H200 141GB HBM3e", "H200"),
-        ("NVIDIA H200 NVL", "H200 NVL"),
-    ],
-)
-def test_the_names_that_drivers_give_are_known(name: str, row: str) -> None:
-    assert peak_tflops(name) == PEAK_TFLOPS[row]
-
-
-@pytest.mark.parametrize("row", PEAK_TFLOPS)
-@pytest.mark.parametrize("other", ["Ti Laptop GPU", "D", "SUPER", "Max-Q", "Ada Generation", "MIG 1g.5gb", "GRID"])
-def test_an_unknown_sibling_has_no_peak(row: str, other: str) -> None:
-    assert peak_tflops(f"NVIDIA {row}") == PEAK_TFLOPS[row]
-    assert peak_tflops(f"NVIDIA {row} {other}") is None
-
-
-@pytest.mark.parametrize("name", ["NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA A10", "Quadro RTX 6000", "NVIDIA", ""])
-def test_a_device_that_is_not_in_the_table_has_none(name: str) -> None:
-    assert peak_tflops(name) is None
-
-
-def test_only_geforce_cards_are_halved() -> None:
-    """The Titan has the 2080 Ti's chip with a few more units."""
-    assert 2.2 < PEAK_TFLOPS["TITAN RTX"] / PEAK_TFLOPS["RTX 2080 Ti"] < 2.6
+from cramming.device import is_out_of_memory, select
 
 
 @pytest.mark.parametrize("requested", ["auto", "cuda"])

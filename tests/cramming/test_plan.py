@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from cramming import device, options, plan, roofline
+from cramming.cards import CARDS, Card
 from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import refuse_contradictions
 from cramming.record import load_record
 from cramming.sections import tiny_defaults
+from cramming.simulate import Simulation
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
@@ -86,8 +88,9 @@ def test_where_nothing_fits_it_says_what_is_missing(
     ("overrides", "message"),
     [
         (["plan.device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
-        (["plan.device=RTX 3060"], "plan.device=RTX 3060: there is no data sheet"),
-        (["plan.device=RTX 3060"], 'for example plan.device="RTX 2080 Ti" plan.memory_gb=12;'),
+        (["plan.device=RTX 3050"], "plan.device=RTX 3050: there is no data sheet of it here; give the card"),
+        (["plan.device=RTX 3050"], 'for example plan.device="RTX 2080 Ti" plan.memory_gb=12;'),
+        (["attention.kernel=varlen"], "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU"),
         (["plan.memory_gb=0"], "plan: memory_gb=0"),
         (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
     ],
@@ -235,8 +238,35 @@ def test_tokens_of_an_exaflop(compose: Compose) -> None:
     assert plan.tokens_in_budget(job, 1.0) == pytest.approx(job.budget.limit * 1e18 / per_token)
 
 
-def test_every_card_has_a_sheet() -> None:
-    assert roofline.SHEETS.keys() == device.PEAK_TFLOPS.keys()
+@pytest.mark.parametrize(
+    ("card", "mode", "tf32", "peak"),
+    [
+        ("RTX 2080 Ti", "fp16", True, 53.8e12),
+        ("RTX 2080 Ti", "bf16", True, 13.4e12),  # emulated: no faster than what it is emulated by
+        ("RTX 2080 Ti", "fp32", True, 13.4e12),  # TF32 came with Ampere
+        ("A100", "fp32", True, 156e12),
+        ("A100", "fp32", False, 19.5e12),
+        ("H100", "fp8", True, 989e12),
+    ],
+)
+def test_products_are_those_of_the_number_format(card: str, mode: Any, tf32: bool, peak: float) -> None:
+    assert roofline.products_per_second(roofline.named(card, mode), mode, tf32) == peak
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_each_card_gets_a_number_format_and_kernels_that_it_has(compose: Compose, card: Card) -> None:
+    """Turing has neither bf16 nor FlashAttention: `auto` becomes fp16 and SDPA, whose masks are in memory."""
+    packed = ["precision=auto", "train.packing=documents"]
+    job = options.Job.of(compose(*SMALL, *TINY, *packed))
+    target = options.find_target(options.PlanConfig(None, card.name, None), "cpu", job)
+    old = card.capability < (8, 0)
+    assert (target.mode, target.flash) == (("fp16", False) if old else ("bf16", True))
+    assert 0.9 * card.memory < target.memory_bytes / 2**30 < card.memory
+    assert 0 < target.rates.flops < card.tflops * 1e12
+    if card.name in ("T4", "A100 40GB"):
+        found = Simulation(job.recipe(target, job.execution.memory))
+        found.step(2)
+        assert (found.sequences == 0) == old  # FlashAttention's scratch for every sequence
 
 
 def test_time_is_the_largest_of_three() -> None:
