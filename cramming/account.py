@@ -174,6 +174,7 @@ def finish(parts: Parts, reason: EndReason) -> None:
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
         **setup_of(parts),
         **work_of(parts, budget),
+        **parts.clock.energy(),
         "validation": validation,
         "final_sha256": final and final["model.safetensors"],
         "final_files": final,

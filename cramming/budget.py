@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming import IMPORTED_AT
+from cramming import IMPORTED_AT, energy
 from cramming.config import file_sha256
 from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
@@ -172,14 +172,14 @@ class Pace:
 
 
 class BudgetClock:
-    """Measures one run's budget across its processes. Only rank 0 owns one.
+    """Measures one run's budget across its processes, and with a `meter` their energy. Only rank 0 owns one.
 
     `lost_flops` is compute that an earlier process did after the checkpoint this one resumes from: with an exaFLOP
     budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
     """
 
-    def __init__(self, config: BudgetConfig, journal: Path):
-        self.config, self.journal = config, journal
+    def __init__(self, config: BudgetConfig, journal: Path, meter: energy.Meter | None = None):
+        self.config, self.journal, self._meter = config, journal, meter
         self._began = time.monotonic() - process_age_seconds()
         events = read_journal(journal)
         self.process = len(processes_of(events))
@@ -279,6 +279,10 @@ class BudgetClock:
             "journal_sha256": file_sha256(self.journal),
         }
 
+    def energy(self) -> dict[str, Any]:
+        """The record's `energy_kwh` and `energy_source`."""
+        return energy.of_run(read_journal(self.journal))
+
     def _beat(self) -> None:
         try:
             while not self._stopped.wait(self.config.heartbeat_seconds):
@@ -297,6 +301,7 @@ class BudgetClock:
                 **work,
                 "charged_flops": self.charged_flops(),
                 "slowest_update_seconds": self.slowest_update_seconds,
+                **(self._meter.reading() if self._meter else {}),
                 **more,
             }
             self._file.write(row)

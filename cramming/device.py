@@ -50,6 +50,11 @@ def describe(device: torch.device) -> DeviceInfo:
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
 
 
+def nvml_uuid(device: torch.device) -> str | None:
+    """The name by which NVML finds a GPU, whichever are visible here; None for a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch. Data order and masks do not depend on these states: they are pure functions."""
     random.seed(seed)

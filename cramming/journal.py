@@ -11,8 +11,8 @@ fine-tunings (eval/history.py). The budget's is the truth about what a run has s
     {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
 `elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
 of the last elapsed time each one wrote. `slowest_update_seconds` is how long an update took at most so far: a resume
-must not begin one that ends too late. Journals of before rules version 5 have no `previous`, no limit and no
-checkpoints.
+must not begin one that ends too late. `joules` are those of the GPU since that process began, where they are measured
+(cramming/energy.py). Journals of before rules version 5 have no `previous`, no limit and no checkpoints.
 """
 
 import errno
@@ -35,7 +35,7 @@ Unit = Literal["hours", "exaflops", "tokens", "steps"]
 Event = dict[str, Any]
 
 _RESTORE = "restore the file, without which the run can neither go on nor be ranked"
-_MEASURED = ("charged_flops", "last_step_seconds", "slowest_update_seconds")  # not in the journals of every version
+_MEASURED = ("charged_flops", "last_step_seconds", "slowest_update_seconds", "joules")  # not in every version's
 
 
 class Saved(NamedTuple):

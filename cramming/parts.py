@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from cramming import checkpoint, runtime
+from cramming import checkpoint, energy, runtime
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
 from cramming.config import UserError
@@ -111,7 +111,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
     found = Checked.of(settings, sections, mesh, device)
     budget, corpus = sections.budget, found.describe_corpus()
     saved = checkpoint_to_resume(folder, settings, corpus, budget) if mesh.is_main else None
-    clock = open_record(settings, sections, found, folder, device) if mesh.is_main else None
+    clock = open_record(settings, sections, found, folder, mesh, device) if mesh.is_main else None
     objective, execution = sections.objective, sections.execution
     steps = int(mesh.from_main(saved.steps if saved else 0))
     engine, work = start_engine(settings, sections, found, folder, mesh, device, steps)
@@ -147,7 +147,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
 
 
 def open_record(
-    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, device: torch.device
+    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, mesh: Mesh, device: torch.device
 ) -> BudgetClock:
     """The run folder with what is known at the start, and the clock that has its journal there.
 
@@ -155,7 +155,8 @@ def open_record(
     """
     described = devices.describe(device)
     create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
-    clock = BudgetClock(sections.budget, folder / JOURNAL)
+    gpu = energy.Gpu.open(devices.nvml_uuid(device)) if mesh.world_size == 1 else None  # one card is all it would know
+    clock = BudgetClock(sections.budget, folder / JOURNAL, energy.Meter(gpu) if gpu else None)
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),

@@ -36,6 +36,7 @@ _FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("pretrain.peak_memory_bytes", "{b} GB peak memory"),
         ),
     ),
+    ("Energy of the GPU", (("pretrain.energy_kwh", "{n} kWh"), ("pretrain.energy_source", "{s}"))),
     (
         "Loss",
         (

@@ -209,6 +209,7 @@ _FACTS = {
     "budget_limit": "pretrain.budget.limit",
     "spent_seconds": "pretrain.budget.spent_seconds",
     "tokens": "pretrain.tokens",
+    "energy_kwh": "pretrain.energy_kwh",
     "validation_loss": "pretrain.validation.loss",
     "all_mask_loss": "pretrain.validation.all_mask_loss",
     "bits_per_byte": "pretrain.validation.bits_per_byte",

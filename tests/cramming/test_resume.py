@@ -339,6 +339,7 @@ def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.Mon
     assert section["tokens_per_second"] == pytest.approx(section["tokens"] / seconds)
     assert section["recompilations"] == 3 + 7  # four steps, then eight, of which the first ones are no recompilations
     assert section["data_wait_share"] * seconds > 0.4  # of four steps with two batches of 0.1 s
+    assert section["energy_kwh"] is section["energy_source"] is None  # a CPU's is not measured
 
 
 def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
