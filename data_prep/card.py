@@ -139,10 +139,14 @@ def _stage_table(manifest: Manifest) -> list[str]:
     lines = ["| stage | documents in | out | bytes in | out | dropped | notes |", "|---|---|---|---|---|---|---|"]
     for stage in manifest.stages:
         dropped = "; ".join(f"{bin_.documents:,} {reason} ({bin_.bytes:,} B)" for reason, bin_ in stage.dropped.items())
-        notes = "; ".join(f"{key} {value}" for key, value in stage.notes.items() if value or value == 0)
+        notes = "; ".join(f"{key} {_in_words(value)}" for key, value in stage.notes.items() if value or value == 0)
         counts = (stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out)
         lines.append(f"| {stage.name} | {' | '.join(f'{count:,}' for count in counts)} | {dropped} | {notes} |")
     return lines
+
+
+def _in_words(note: Any) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in note.items()) if isinstance(note, dict) else str(note)
 
 
 def _decontamination(manifest: Manifest) -> list[str]:

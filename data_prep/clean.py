@@ -1,12 +1,15 @@
 """Normalisation and the few filters: what is surely not text goes, everything else stays and is counted.
 
 Normalisation makes equal text equal: one Unicode form, no control or invisible characters, single spaces, no blank
-lines, `<br />` as the line break it stands for. A line that is already clean, which is nearly every line, is recognised
-by two C-level tests and left alone.
+lines, `<br />` as the line break it stands for. Zero-width characters stay where they are spelling: joiners between the
+letters of scripts that join them (Persian, Hindi), and in emoji of several; the zero-width space is a space in scripts
+that write none (Thai, Khmer). A line that is already clean, which is nearly every line, is recognised by two C-level
+tests and left alone.
 """
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +17,18 @@ from typing import Literal
 
 from data_prep.passages import Breach, below
 
-# C0 and C1 controls that are not whitespace; soft hyphen, zero-width and directional marks, byte-order mark; lone
-# surrogates, which JSON escapes can smuggle in.
+# C0 and C1 controls that are not whitespace; soft hyphen, directional marks, byte-order mark; lone surrogates, which
+# JSON escapes can smuggle in.
 _CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
-_INVISIBLE = re.compile(f"[{_CONTROLS}\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff]")
+_NEVER_TEXT = f"{_CONTROLS}\xad\u200e\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff"
+_INVISIBLE = re.compile(f"[{_NEVER_TEXT}]")
+_ZERO_WIDTH = re.compile("[\u200b-\u200d]+")  # space, non-joiner, joiner
+_DELETABLE = re.compile(f"[{_NEVER_TEXT}\u200b-\u200d]")
+_JOINED = "\u0600-\u0dff\u1780-\u18af"  # Arabic to Sinhala, Khmer, Mongolian
+_VIRAMAS = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"  # with a joiner also at a word's end
+_EMOJI = "\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
+_SPELLING = re.compile(f"[{_JOINED}][\u200c\u200d][{_JOINED}]|[{_VIRAMAS}]\u200d|[{_EMOJI}]\u200d[{_EMOJI}]")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Myanmar, Khmer
 _UNICODE_FORMS: dict[str, Callable[[str], str]] = {
     "NFC": partial(unicodedata.normalize, "NFC"),
     "NFKC": partial(unicodedata.normalize, "NFKC"),
@@ -40,21 +51,43 @@ class CleanConfig:
             raise ValueError("min_characters must be at least 1 and max_characters at least 1000")
 
 
-def normalize(text: str, config: CleanConfig) -> str:
-    """The text in its normal form; lines are kept, blank lines are not."""
+def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:
+    """The text in its normal form; lines are kept, blank lines are not. `deleted` counts the characters that went."""
     unify = _UNICODE_FORMS[config.unicode]
     if "<br" in text:
         text = _LINE_BREAK.sub("\n", text)
     if not text.isascii():
         text = unify(text)
-    return "\n".join(filter(None, (_clean_line(line, unify) for line in text.split("\n"))))
+    return "\n".join(filter(None, (_clean_line(line, unify, deleted) for line in text.split("\n"))))
 
 
-def _clean_line(line: str, unify: Callable[[str], str]) -> str:
+def _clean_line(line: str, unify: Callable[[str], str], deleted: Counter[str] | None) -> str:
     if line.isprintable() and "  " not in line:  # printable: no control characters, no space but U+0020
         return line.strip()
+    kept = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
+    if deleted is not None and kept != line:
+        deleted.update(_DELETABLE.findall(line))
+        deleted.subtract(_DELETABLE.findall(kept))
     # Once more: what was removed may have stood between a letter and its accent.
-    return unify(" ".join(_INVISIBLE.sub("", line).split()))
+    return unify(" ".join(kept.split()))
+
+
+def _spelt(run: re.Match[str]) -> str:
+    """What a run of zero-width characters is in the text's spelling: a joiner, a space or nothing."""
+    text, joiner = run.string, run[0].strip("\u200b")[:1]
+    before, after = text[run.start() - 1 : run.start()], text[run.end() : run.end() + 1]
+    if joiner:
+        return joiner if _SPELLING.match(before + joiner + after) else ""
+    return " " if _UNSPACED.search(before + after) else ""
+
+
+def deleted_by_kind(deleted: Counter[str]) -> dict[str, int]:
+    """How many of these characters are control characters, soft hyphens, lone surrogates, other invisible ones."""
+    kinds = Counter[str]()
+    for sign, count in deleted.items():
+        name = {"Cc": "control", "Cs": "surrogate"}.get(unicodedata.category(sign), "invisible")
+        kinds["soft hyphen" if sign == "\xad" else name] += count
+    return {name: count for name, count in sorted(kinds.items()) if count}
 
 
 # The name that is counted -> what the limit is of, and whether a normalised text must go.

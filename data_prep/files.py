@@ -74,11 +74,11 @@ class OpenFile:
     """A file being read: `position` counts the bytes of the file itself, before decompression, for the progress bar.
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
-    behind the first block stay, and `escaped` tells that there were any of either.
+    behind the first block stay; `escaped` and `binary` tell that there were any.
     """
 
     def __init__(self, path: Path, lenient: bool = False) -> None:
-        self.path, self.lenient, self.escaped = path, lenient, False
+        self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
         try:
             self.raw: BinaryIO = path.open("rb")
         except FileNotFoundError:
@@ -159,7 +159,7 @@ def _look_for_binary(file: OpenFile, block: bytes, offset: int) -> None:
     if place < 0:
         return
     if file.lenient and offset:  # documents were handed on: only those with such bytes are left out
-        file.escaped = True
+        file.binary = True
         return
     message = f"{file.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8{_OR_DROP}"
     raise UnreadableError("binary_file", message)

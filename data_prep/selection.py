@@ -102,6 +102,7 @@ class Selection:
         config, stage, place = self.config, self.ledger["normalise"], 0
         stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
         made = Counter[str]()  # parts of each source's last document, which its next one may go on with
+        deleted = Counter[str]()
         for document in documents:
             stage.take(text_bytes(document.text), document.part == 0)
             if document.ids is not None:
@@ -109,7 +110,8 @@ class Selection:
                 yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
                 place += 1
                 continue
-            whole = clean.split_evenly(clean.normalize(document.text, config.clean), config.clean.max_characters)
+            normal = clean.normalize(document.text, config.clean, deleted)
+            whole = clean.split_evenly(normal, config.clean.max_characters)
             broken = document.text if filters.is_broken(document.text, config.filters) else ""
             parts = [part for piece in whole for part in clean.split_by_words(piece, config.filters.max_words)]
             before = made[document.source] if document.part else 0
@@ -124,6 +126,8 @@ class Selection:
                 piece = document._replace(text=part.strip(), id=name)
                 yield Candidate(piece, place, len(data), *content_hash(data, config.seed), broken)
                 place += 1
+        if kinds := clean.deleted_by_kind(deleted):
+            stage.notes["deleted_characters"] = kinds
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""

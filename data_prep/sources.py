@@ -212,7 +212,7 @@ class TextSource(Source):
                 for text, part in self._texts(file, kind):
                     number += part == 0
                     self.position = before + file.position
-                    damage = _damage_of(text) if file.escaped else None
+                    damage = _damage_of(text, file)
                     name = f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
                     yield Document(text, name, str(path), damage=damage, part=part)
             except files.UnreadableError as error:
@@ -231,9 +231,11 @@ class TextSource(Source):
         return files.documents_of(files.read_lines(file), self.config.documents, self.config.clean.max_characters)
 
 
-def _damage_of(text: str) -> Damage | None:
-    reason = "not_utf8" if ESCAPED_BYTE.search(text) else "binary" if "\0" in text else None
-    return Damage(reason, len(text.encode(errors="surrogateescape"))) if reason else None
+def _damage_of(text: str, file: files.OpenFile) -> Damage | None:
+    """Only what stands in the file: a record's own escape for NUL is a control character as any other."""
+    broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
+    reason = "not_utf8" if broken else "binary" if binary else None
+    return Damage(reason, len(text.encode(errors="replace"))) if reason else None  # an escaped byte becomes one again
 
 
 def _matches(pattern: str) -> list[Path]:

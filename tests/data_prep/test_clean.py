@@ -2,6 +2,7 @@
 
 import random
 import unicodedata
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from data_prep.clean import (
     FILTERS,
     CleanConfig,
+    deleted_by_kind,
     normalize,
     reason_to_remove,
     split_at_whitespace,
@@ -17,7 +19,9 @@ from data_prep.clean import (
 )
 
 CONFIG = CleanConfig()
-ALPHABET = "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\ufeff\ud800\u3000.😀ﬁ"
+ALPHABET = (
+    "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\u200c\u200d\u200e\ufeff\ud800\u3000.😀ﬁ\u0645\u0e01\u0d4d\ufe0f"
+)
 
 
 def test_known_cases() -> None:
@@ -34,6 +38,30 @@ def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
         text.encode()
         assert unicodedata.is_normalized("NFC", text)
         assert all(line == line.strip() and line and "  " not in line for line in text.split("\n") if text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),  # Persian
+        ("\u0915\u094d\u200d\u0937 \u0915\u094d\u200c\u0937", None),  # Hindi
+        ("\u0d05\u0d35\u0d28\u0d4d\u200d, \u0d05", None),  # Malayalam: a chillu ends the word
+        ("\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525", None),  # a family, a heart on fire
+        ("\u0645\u06cc\u200c\u200f\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
+        ("\u0645\u06cc\u200c \u062e\u200d. a\u200cb \U0001f468\u200d", "\u0645\u06cc \u062e. ab \U0001f468"),
+        ("\u0e01\u0e32\u200b\u0e02 \u1780\u200b\u200b\u1781\u200b", "\u0e01\u0e32 \u0e02 \u1780 \u1781"),  # Thai, Khmer
+        ("an\u200b other\u200b line", "an other line"),
+    ],
+)  # fmt: skip
+def test_zero_width_characters_stay_where_they_are_spelling(text: str, kept: str | None) -> None:
+    assert normalize(text, CONFIG) == (text if kept is None else kept)
+
+
+def test_what_is_deleted_is_counted_by_kind() -> None:
+    deleted = Counter[str]()
+    text = normalize("a\x00b\x01 so\xadft\u200b, \u0645\u200c\u0645\n\ud800 none of it here\u200f", CONFIG, deleted)
+    assert text == "ab soft, \u0645\u200c\u0645\nnone of it here"
+    assert deleted_by_kind(deleted) == {"control": 2, "soft hyphen": 1, "surrogate": 1, "invisible": 2}
 
 
 def test_filters_by_name() -> None:

@@ -352,6 +352,14 @@ def test_binary_data_far_into_a_file_is_left_out_where_damage_is(
     assert bad.damage is not None and bad.damage.reason == "binary"
 
 
+def test_an_escape_in_json_is_no_damage_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one"}\n{"text": "caf\xe9 \\ud83d"}\n{"text": "a\\u0000b"}\n')
+    documents = list(TextSource(TextConfig(name="t", source="text", paths=[str(path)], damaged="drop")).documents())
+    assert [document.damage for document in documents] == [None, ("not_utf8", 6), None]
+    assert documents[2].text == "a\0b"  # normalisation deletes the character, and counts it
+
+
 def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet

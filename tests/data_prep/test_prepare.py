@@ -48,13 +48,17 @@ def test_what_is_broken_before_normalisation_goes_and_is_shown(
     tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
 ) -> None:
     broken = [text.replace(" ", "\x1b ", 3).replace("a ", "\x93a ") for text in made_up(5, seed=1, words=90)]
-    documents = made_up(40) + broken
+    documents = ["so\xadft " + text for text in made_up(40)] + broken
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
     config = text_config(tmp_path / "a.jsonl", filters={"max_broken": 0.002, "max_words": 30})
     corpus = run(config)
     stage = next(stage for stage in corpus.manifest.stages if stage.name == "filters")
     dropped = stage.dropped["broken_characters"]
     assert dropped.documents == sum(len(split_by_words(normalize(text, CleanConfig()), 30)) for text in broken)
+    controls = sum(len(re.findall("[\x1b\x93]", text)) for text in broken)
+    assert corpus.manifest.stages[1].notes["deleted_characters"] == {"control": controls, "soft hyphen": 40}
+    card = (corpus.folder / "corpus_card.md").read_text()
+    assert f"deleted_characters {controls} control, 40 soft hyphen" in card
     shown = dropped.examples
     assert all("limit 0.002 (max_broken)" in text and "\\x" in text and text.isprintable() for text in shown)
 
