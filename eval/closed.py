@@ -208,7 +208,7 @@ def few_epochs(record: Record) -> Outcome:
 
 def nothing_selected(record: Record) -> Outcome:
     """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep or in one scoring
-    after another, the hyperparameters."""
+    after another, the hyperparameters or one of several outcomes of the same."""
     accepted = [["last epoch"]]
     if before(record, "4"):  # such records do not name the scored epochs
         accepted.append(["last epoch", UNNAMED])
@@ -224,7 +224,21 @@ def _other_sets(record: Record, init: str, section: Record) -> list[str]:
     """How many sets of hyperparameters there were to choose from: in a sweep, in the history of the trained model."""
     runs = [section, *(fine_tuned(record, init) if init == "pretrained" else [])]
     count = len({json.dumps(made_with(run), sort_keys=True, default=str) for run in runs})
-    return [*filter(None, [swept(section)]), *([f"one of {count} sets in its history"] if count > 1 else [])]
+    said = [swept(section), f"one of {count} sets in its history" if count > 1 else "", _other_outcomes(runs[1:])]
+    return [*filter(None, said)]
+
+
+def _other_outcomes(runs: list[Record]) -> str:
+    """Such as `rte seed 0 has 2 outcomes in its history`: one set fine-tuned again, on all data and by the same version
+    of the code, with other scores."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        scores = run.get("scores")
+        same = json.dumps([made_with(run), run.get("seed"), run.get("version")], sort_keys=True, default=str)
+        for entry, value in scores.items() if isinstance(scores, Mapping) and run.get("subset") is not True else ():
+            found.setdefault((f"{entry} seed {run.get('seed')}", same), set()).add(repr(value))
+    several = [f"{name} has {len(values)}" for (name, _), values in found.items() if len(values) > 1]
+    return f"{_some(several)} outcomes in its history" if several else ""
 
 
 UNNAMED = "scored epochs not on record"
@@ -320,6 +334,7 @@ def clean_code(record: Record) -> Outcome:
     """The code, in pretraining and in fine-tuning, is a commit of a clean git tree."""
     ran = [("pretraining", e) for e in _pretraining_environments(record)] if at(record, "pretrain") else []
     ran += [(init, at(section, "environment")) for init, section in sections(record).items()]
+    ran += [("pretrained", line) for line in kept(record, "pretrained").values()]  # in earlier sittings, too
     where: dict[str, dict[str, None]] = {}
     for name, environment in ran:
         commit, dirty = at(environment, "git.commit"), at(environment, "git.dirty")

@@ -9,7 +9,7 @@ only some of the tasks, and a training file may be a sample of the official one:
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,23 @@ def examples_sha256(*splits: Split) -> str:
     white space counts, which its publishers (the official files, hubs) treat differently."""
     digest = hashlib.sha256()
     for split in splits:
-        labels = [0.0] * len(split) if split.labels is None else split.labels.tolist()
-        rows = ("\x1e".join([*map(_plain, texts), f"{label:.3f}"]) for *texts, label in zip(*split.texts, labels))
-        digest.update("\x1d".join(sorted(rows)).encode() + b"\x1c")
+        digest.update("\x1d".join(sorted(_rows_in_words(split))).encode() + b"\x1c")
     return digest.hexdigest()
+
+
+def in_one_order(data: TaskData) -> TaskData:
+    """The same with the training examples in an order that they alone decide, before a seed shuffles them: copies of a
+    data set train the same model, and rows in another order are no other seed."""
+    train, rows = data.train, _rows_in_words(data.train)
+    order = sorted(range(len(train)), key=lambda i: (rows[i], [column[i] for column in train.texts]))
+    labels = None if train.labels is None else train.labels[order]
+    texts = tuple([column[i] for i in order] for column in train.texts)
+    return replace(data, train=replace(train, texts=texts, labels=labels))
+
+
+def _rows_in_words(split: Split) -> list[str]:
+    labels = [0.0] * len(split) if split.labels is None else split.labels.tolist()
+    return ["\x1e".join([*map(_plain, texts), f"{label:.3f}"]) for *texts, label in zip(*split.texts, labels)]
 
 
 def seen_in_training(train: Split, split: Split) -> int:

@@ -26,7 +26,7 @@ from cramming.record import (
     write_record_section,
 )
 from eval import history, sweep
-from eval.datasets import TaskData
+from eval.datasets import TaskData, in_one_order
 from eval.encode import EncodedTask
 from eval.floor import score_floor
 from eval.minimal_pairs import read_pairs, score_pairs
@@ -86,7 +86,7 @@ def read_tasks(suite: Suite) -> list[TaskData]:
     with Progress("read", total=len(suite.tasks), unit="tasks") as bar:
         for task in suite.tasks:
             bar.note(task.title)
-            data.append(suite.read(task))
+            data.append(in_one_order(suite.read(task)))
             bar.advance()
     return data
 

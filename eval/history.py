@@ -68,6 +68,12 @@ def other_set(folder: Path, init: str, made_with: Mapping[str, Any]) -> str | No
     return None
 
 
+def done(folder: Path, **settings: Any) -> set[tuple[Any, Any]]:
+    """The (task, seed) of the lines with these `settings`."""
+    lines = read_lines(history_file(folder))
+    return {(line.get("task"), line.get("seed")) for line in lines if settings.items() <= line.items()}
+
+
 def read_history(path: Path, recorded: Any) -> dict[str, Any]:
     """The entries, and the SHA-256 of the last that the record names; `problem` where the file is damaged."""
     named = recorded.get("entries") if isinstance(recorded, Mapping) else None

@@ -38,10 +38,14 @@ SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of
 
 @dataclass(frozen=True)
 class Pieces:
-    """The stored results of single runs under `glue/<init>/`; `note` hears of a new one before it is kept."""
+    """The stored results of single runs under `glue/<init>/`; `note` hears of a new one before it is kept.
+
+    A key says behind a hyphen on what a result was made. `anywhere`: one that was made on something else counts too.
+    """
 
     folder: Path
     note: Callable[[Task, int, Mapping[str, Any]], None] = lambda task, seed, piece: None
+    anywhere: bool = False
 
     def load(self, data: TaskData, seed: int, key: str) -> dict[str, Any] | None:
         """The stored result of this run, or None if there is none with this key and the predictions it was made of."""
@@ -50,9 +54,9 @@ class Pieces:
             return None
         try:
             piece = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # damaged from outside: it is only a cache, the run is done again
+        except (ValueError, RecursionError):  # damaged from outside: it is only a cache, the run is done again
             return None
-        if not isinstance(piece, dict) or piece.get("key") != key:
+        if not isinstance(piece, dict) or not self._is_of(str(piece.get("key")), key):
             return None
         if piece.get("predictions_sha256") not in (None, file_sha256(file)):  # None: of an earlier version
             return None
@@ -84,6 +88,9 @@ class Pieces:
         self.note(data.task, seed, piece)
         write_json(self._path(data.task, seed), piece)
         return piece
+
+    def _is_of(self, found: str, key: str) -> bool:
+        return found == key or (self.anywhere and found.partition("-")[0] == key.partition("-")[0])
 
     def _path(self, task: Task, seed: int) -> Path:
         return self.folder / "pieces" / f"{task.name}-seed{seed}.json"
@@ -215,6 +222,11 @@ def _sizes(suite: str, data: TaskData, split: Split) -> dict[str, Any]:
         "subset": official and (data.subset or examples != source.examples),
         "skipped_rows": data.train.skipped,
     }
+
+
+def is_subset(suite: str, data: TaskData) -> bool:
+    """Whether a task was trained or scored on other than the official number of examples."""
+    return any(_sizes(suite, data, split)["subset"] for split in data.scored)
 
 
 def _averages(suite: str, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

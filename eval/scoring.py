@@ -2,7 +2,8 @@
 
 A finished run is a piece on disk (`eval.results`) under a key of everything that its numbers depend on. A scoring that
 was interrupted therefore goes on at the first run that is missing, and a run whose conditions have changed is done
-again.
+again. Of the trained model, which competes, the first result stands, wherever it was made: another of the same settings
+and seed would be one more to choose from (R20).
 """
 
 import itertools
@@ -25,7 +26,7 @@ from eval.encode import EncodedTask, encode_task, load_encoder
 from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import Init, ModelSource, refuse_changed
-from eval.results import SELECTIONS, Pieces, summarise, write_json
+from eval.results import SELECTIONS, Pieces, is_subset, summarise, write_json
 from eval.suites import SourceName, Suite
 from eval.superglue import ALL_TASKS
 from eval.tasks import Task
@@ -104,15 +105,14 @@ def score_model(
         main = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
         digests = {"model_sha256": sha256, "predictions_sha256": piece["predictions_sha256"]}
         what = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
-        history.append(run, {**what, "scores": main, **digests, "key": piece["key"]})
+        part = {"subset": is_subset(suite.name, by_name[task.name]), "version": FINETUNING_VERSION[init]}
+        history.append(run, {**what, **part, "scores": main, **digests, "key": piece["key"], "git": machine["git"]})
 
-    store = Pieces(folder, note) if suite.section == "glue" else Pieces(folder)
-    same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
-    keys = {
-        (name, seed): settings_hash(same[name], asdict(hyper), seed)
-        for name, seed in itertools.product(same, settings.seeds)
-    }
     by_name = {d.task.name: d for d in data}
+    competes = init == "pretrained" and not settings.sweep  # a sweep compares its points
+    store = Pieces(folder, note, anywhere=competes) if suite.section == "glue" else Pieces(folder)
+    same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
+    keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
     pieces = stored_pieces(store, by_name, keys, init)
     todo = [run for run in keys if run not in pieces]
     needed = [d for d in data if d.task.name not in cache and any(name == d.task.name for name, _ in todo)]
@@ -124,6 +124,13 @@ def score_model(
             f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
             " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
             " eval.hyperparameters as they were"
+        )
+    before = history.done(run, init=init, subset=False, version=FINETUNING_VERSION[init], **made_with)
+    again = [f"{name} seed {seed}" for name, seed in todo if (name, seed) in before]
+    if competes and again:
+        say(
+            f"warning: {', '.join(again[:4])} was fine-tuned before, on other data or with its result gone; another"
+            " outcome keeps this run out of the closed division (R20)"
         )
     workers = choose_workers(
         settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
@@ -143,8 +150,12 @@ def score_model(
     write_json(folder / "glue.json", summary)
     seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
-    known = {"history_entries": history.stamp(history.history_file(run))["entries"]}
-    return {**with_seconds(summary, seconds), "conditions": same, **known, "environment": machine}
+    made = {name: [pieces[name, seed]["key"] for seed in settings.seeds] for name in same}
+    more = {
+        "conditions": {name: made_on(found, made[name]) for name, found in same.items()},
+        "history_entries": history.stamp(history.history_file(run))["entries"],
+    }
+    return {**with_seconds(summary, seconds), **more, "environment": machine}
 
 
 def stored_pieces(
@@ -156,20 +167,34 @@ def stored_pieces(
         piece = store.load(data[name], seed, key)
         if piece is not None:
             pieces[name, seed] = piece
-            show_piece(ALL_TASKS[name], init, seed, piece, "stored")
+            show_piece(
+                ALL_TASKS[name], init, seed, piece, "stored" if piece["key"] == key else "stored, made elsewhere"
+            )
     return pieces
 
 
 def conditions(
     data: TaskData, source: ModelSource, init: Init, protocol: Mapping[str, Any], machine: Mapping[str, Any]
 ) -> str:
-    """A hash of everything that a task's numbers depend on beside hyperparameters and seed."""
+    """A hash of what a task's numbers depend on beside hyperparameters and seed; behind a hyphen that of what they are
+    made on: versions of libraries and the device."""
     stock = not source.own or "tokenizer.json" not in source.settings
     versions = [machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))]
     device = [machine["device"][key] for key in ("kind", "name")]
-    return settings_hash(
-        data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init], versions, device
-    )
+    asked = (data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init])
+    return f"{settings_hash(*asked)}-{settings_hash(versions, device)}"
+
+
+def key_of(conditions: str, hyper: Hyperparameters, seed: int) -> str:
+    """The key of one run: the conditions with hyperparameters and seed."""
+    asked, _, place = conditions.partition("-")
+    return f"{settings_hash(asked, asdict(hyper), seed)}-{place}"
+
+
+def made_on(conditions: str, keys: Sequence[str]) -> str:
+    """The conditions with what the runs with these keys were made on."""
+    places = sorted({key.partition("-")[2] for key in keys})
+    return f"{conditions.partition('-')[0]}-{'-'.join(places)}"
 
 
 def encode_tasks(data: Sequence[TaskData], source: ModelSource, max_length: int) -> dict[str, EncodedTask]:

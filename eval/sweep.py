@@ -68,7 +68,7 @@ def _section(file: Path) -> dict[str, Any] | None:
     """None where it is damaged: scoring the point again, from its stored pieces, mends it."""
     try:
         section = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         section = None
     if isinstance(section, dict) and {"tasks", "hyperparameters"} <= section.keys():
         return section

@@ -213,7 +213,8 @@ def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
                 run = {"suite": section["suite"], "init": init, "task": task["task"], "seed": seed}
                 digests = {"model_sha256": section["model_sha256"], "predictions_sha256": PREDICTIONS_SHA256}
-                yield {**run, **made_with, "scores": {entry: value}, **digests}
+                more = {"subset": False, "version": 5, "git": section["environment"]["git"]}
+                yield {**run, **made_with, **more, "scores": {entry: value}, **digests}
 
 
 def _metrics() -> list[dict[str, Any]]:

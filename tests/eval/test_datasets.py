@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import Split, examples_sha256, read_hub_task, read_task, seen_in_training, tasks_in_folder
+from eval.datasets import (
+    Split,
+    examples_sha256,
+    in_one_order,
+    read_hub_task,
+    read_task,
+    seen_in_training,
+    tasks_in_folder,
+)
 from eval.tasks import TASKS
 
 MNLI_TEXT = [
@@ -126,6 +134,17 @@ def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
     assert hashes()[0] == matched and hashes()[1] not in (matched, mismatched)
     edit(glue / "MNLI/train.tsv", 2, lambda line: line.replace("says", "said"))
     assert hashes()[0] != matched
+
+
+def test_rows_in_another_order_are_the_same_training_set(glue: Path) -> None:
+    """File order is no seed: stored results stand, and a copy trains the same model."""
+    path = glue / "RTE/train.tsv"
+    before = in_one_order(read_task(glue, TASKS["rte"]))
+    header, *rows = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([header, *rows[::-1]]) + "\n", encoding="utf-8")
+    data = read_task(glue, TASKS["rte"])
+    assert data.sha256 != before.sha256 and in_one_order(data).sha256 == before.sha256
+    assert examples_sha256(in_one_order(data).train) == examples_sha256(data.train)
 
 
 def test_copies_of_a_data_set_have_one_hash(glue: Path) -> None:

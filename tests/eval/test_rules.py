@@ -349,6 +349,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _scored_before(r, hyperparameters={"epochs": 5, "learning_rate": 1e-3}),
         lambda r: _scored_before(r, selection="best epoch of each run by its own dev score"),
         lambda r: _scored_before(r, threads_per_run=7),
+        lambda r: _scored_before(r, scores={"cola": 0.75}),
     ],
     "R21": [
         lambda r: r["glue"]["pretrained"].update(seeds=[0, 1]),
@@ -371,6 +372,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["environment"]["git"].update(commit=None),
         lambda r: r.update(resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]),
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
+        lambda r: r["scorings"]["entries"][0].update(git={"commit": "c", "dirty": True}),
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
     "R25": [lambda r: r["pretrain"].update(compile_cache="given"), lambda r: r["pretrain"].pop("compiled")],
@@ -430,6 +432,13 @@ def test_before_there_are_scores_the_numbers_of_the_searched_texts_are_compared(
     assert rule(good).ok
     good["corpus"]["decontamination"]["development"]["MNLI/dev_mismatched.tsv"].update(texts=0)
     assert rule(good).evidence.endswith("; 0 texts of MNLI/dev_mismatched.tsv, which has 19664")
+
+
+@pytest.mark.parametrize("change", [{"subset": True}, {"version": 4}, {}], ids=str)
+def test_what_is_no_other_outcome(good: Record, change: Record) -> None:
+    """A part of the data, another version of the code, or the same once more."""
+    _scored_before(good, **({"scores": {"cola": 0.75}} if change else {}), **change)
+    assert judge(good).division == "closed"
 
 
 def test_rows_that_do_not_compete_may_have_fewer_seeds(

@@ -10,7 +10,7 @@ import pytest
 
 from cramming.config import UserError
 from cramming.record import load_record
-from eval import history
+from eval import history, scoring
 from eval.glue import main
 from eval.reading import load_run
 from eval.rules import judge
@@ -155,6 +155,43 @@ def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any],
 def test_the_bag_of_words_is_not_told(few: dict[str, Any], with_eval: Change) -> None:
     main(with_eval(few, floor=True))
     assert {run["init"] for run in told(few)} == {"pretrained"}
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs from now on is another version of torch."""
+    real = scoring.environment
+    monkeypatch.setattr(scoring, "environment", lambda device: {**real(device), "torch": "elsewhere"})
+
+
+def test_the_first_result_stands_wherever_it_was_made(
+    few: dict[str, Any], with_eval: Change, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sittings on two machines, and training rows in another order, are one scoring."""
+    main(with_eval(few, seeds=[0], init=["pretrained", "random"]))
+    train = Path(few["eval"]["data_dir"]) / "CoLA/train.tsv"
+    train.write_text("".join(reversed(train.read_text().splitlines(True))))
+    elsewhere(monkeypatch)
+    main(with_eval(few, init=["pretrained", "random"]))
+    assert "seed 0" in (said := capsys.readouterr().out) and "(stored, made elsewhere" in said
+    done = [(run["init"], run["seed"]) for run in told(few)]
+    assert done == [("pretrained", 0), ("random", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+    assert finding(few, "R7")[0] and finding(few, "R20")[0]
+    sections = load_record(Path(few["runs"]) / "first")["glue"]
+    places = [section["conditions"]["cola"].split("-")[1:] for section in sections.values()]
+    assert [len(of_init) for of_init in places] == [2, 1]
+
+
+def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
+    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it was done on part of the data, nothing of it could be kept."""
+    said = []
+    for subset in (True, False, False):
+        monkeypatch.setattr(scoring, "is_subset", lambda suite, data, subset=subset: subset)
+        main(few)
+        shutil.rmtree(past(few).parent / "pretrained")
+        said.append("cola seed 0, cola seed 1 was fine-tuned before" in " ".join(capsys.readouterr().out.split()))
+    assert said == [False, False, True]
 
 
 @pytest.fixture
