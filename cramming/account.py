@@ -16,7 +16,7 @@ from cramming.model.config import count_parameters
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
-from cramming.parts import Parts
+from cramming.parts import Parts, note_changed_files
 from cramming.progress import say
 from cramming.record import is_run, load_metrics, load_record, write_record_section
 from cramming.runtime import compiled_graphs
@@ -169,6 +169,7 @@ def finish(parts: Parts, reason: EndReason) -> None:
         export(parts)
         final = file_hashes(parts.folder / "final")
     parts.metrics.close()
+    note_changed_files(parts.folder, parts.corpus, parts.validation_corpus, again=True)
     work, budget = parts.work, parts.clock.summary()
     section = {
         "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",

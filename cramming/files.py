@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cramming.config import UserError
 
@@ -133,6 +134,34 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+class Stamp(NamedTuple):
+    """Which file lies at a path, and when it was last written to: whoever puts the content back, and the time of its
+    modification, cannot put back the time of the change (`ctime_ns`), which the system alone sets."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> "Stamp":
+        """Of an open file: what a path leads to may be exchanged between two looks."""
+        found = os.fstat(descriptor)
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
+
+    @classmethod
+    def at(cls, path: Path) -> "Stamp | None":
+        """None where there is no file that can be opened."""
+        with suppress(OSError), path.open("rb") as handle:
+            return cls.of(handle.fileno())
+        return None
+
+    def is_unchanged(self, later: "Stamp | None") -> bool:
+        """Whether the file is as it was. A network file system may number it anew meanwhile; its times it keeps."""
+        return later is not None and self[:3] == later[:3]
 
 
 def clear(folder: Path) -> None:

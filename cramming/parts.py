@@ -23,6 +23,7 @@ from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import HostOptimizer
 from cramming.parallel.mesh import Mesh
+from cramming.progress import say
 from cramming.record import (
     MetricsLog,
     create_run_folder,
@@ -64,8 +65,9 @@ class Parts:
     metrics: MetricsLog | None
 
     def save_checkpoint(self) -> None:
-        """Write the present state."""
+        """Write the present state; what it was trained on is looked at before."""
         assert self.clock
+        note_changed_files(self.folder, self.corpus, self.validation_corpus)
         engine, folder = self.engine, self.folder / "checkpoints"
         state = (engine.model, engine.optimizer, engine.precision.scaler)
         checkpoint.save(folder, *state, self.work, self.clock.enter_checkpoint)
@@ -163,8 +165,33 @@ def open_record(
         "forced": forced_tricks(folder, found.gates),
         "compile_cache": compile_cache(folder),
     }
-    write_record_section(folder, corpus=found.describe_corpus(), pretrain=begun)
+    write_record_section(folder, corpus={"changed": changed_before(folder), **found.describe_corpus()}, pretrain=begun)
+    note_changed_files(folder, found.corpus, found.validation_corpus)
     return clock
+
+
+def note_changed_files(folder: Path, *corpora: Corpus, again: bool = False) -> None:
+    """Put on record, and say, which files of the corpora were written to since this process checked them.
+
+    `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null before. It
+    is looked at before each checkpoint, so that a kill hides nothing of what is in the weights.
+    """
+    changed = {str(c.folder / name): c.is_as_prepared(name) if again else None for c in corpora for name in c.changed()}
+    known = changed_before(folder) if changed else {}
+    for path, as_prepared in changed.items():
+        if again:
+            now = "" if as_prepared else "not "
+            say(f"{path}: changed while training read it; now it is {now}as `prepare` wrote it")
+        elif path not in known:
+            say(f"warning: {path}: changed while training reads it, so the run breaks R15; let nothing write there")
+    if changed:
+        write_record_section(folder, corpus={"changed": {**known, **changed}})
+
+
+def changed_before(folder: Path) -> dict[str, bool | None]:
+    """What is on record of `note_changed_files`: no resume takes it back."""
+    found: dict[str, bool | None] = load_record(folder).get("corpus", {}).get("changed", {})
+    return found
 
 
 def start_engine(

@@ -83,12 +83,20 @@ def own_weights_scored(record: Record) -> Outcome:
 
 
 def corpus_declared(record: Record) -> Outcome:
-    """The corpus is named by the SHA-256 of its manifest, and each source by its name and licence."""
+    """The corpus is named by the SHA-256 of its manifest, each source by its name and licence, and no file of it was
+    written to while training read it."""
     problems = [f"{path} is missing" for path in not_written(record, ("corpus.manifest_sha256", "corpus.sources"))]
     sources = entries(at(record, "corpus.sources"))
     for source in sources:
         keys = ("name",) if at(source, "kind") == "tokenizer" else ("name", "license")
         problems += [f"source {at(source, 'name')!r} has no {key}" for key in keys if not at(source, key)]
+    changed = at(record, "corpus.changed")
+    if not isinstance(changed, Mapping):
+        problems += [] if before(record, "5") else ["corpus.changed is missing"]
+        return all_or(problems, f"sources: {names_of(sources)}; whether a file changed meanwhile is not on record")
+    for path, as_prepared in changed.items():
+        now = {"True": ", and was as prepared at the end", "False": ", and was not as prepared at the end"}
+        problems.append(f"{path} changed while training read it{now.get(str(as_prepared), '')}")
     return all_or(problems, f"sources: {names_of(sources)}")
 
 

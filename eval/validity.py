@@ -26,7 +26,7 @@ VALUE_TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 JOURNAL_ROUNDING_SECONDS = 0.01
 NO_PRETRAINING = "no pretraining in this record"
 # What pretraining writes since version 5. A run cannot go on under another version of the rules than it began with.
-SINCE_5 = ("pretrain.journal_start", "pretrain.final_files", "pretrain.compiled")
+SINCE_5 = ("pretrain.journal_start", "pretrain.final_files", "pretrain.compiled", "corpus.changed")
 
 
 def before(record: Record, version: str) -> bool:

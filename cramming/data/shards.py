@@ -40,7 +40,7 @@ from cramming.data.manifest import (
     token_dtype,
 )
 from cramming.data.stream import OrderedStream, TokenStream
-from cramming.files import overwrite_atomically, sync
+from cramming.files import Stamp, overwrite_atomically, sync
 
 __all__ = [
     "FORMAT_VERSION",
@@ -163,13 +163,19 @@ def token_use(folder: Path, shards: list[Shard], dtype: np.dtype[Any], vocab_siz
 
 
 class Corpus:
-    """A whole corpus folder, opened for reading; shards are memory-mapped, nothing is loaded."""
+    """A whole corpus folder, opened for reading; shards are memory-mapped, nothing is loaded.
+
+    So what is read hours later is what the files hold then. Of each file that is hashed the times are noted: `changed`
+    names those that were written to since, whatever they hold by now.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.manifest_sha256 = manifest.sha256()
         self.vocab_size = manifest.tokenizer.vocab_size
         self.special_ids = SpecialIds(**manifest.tokenizer.special_ids)
+        self._checked: dict[str, Stamp] = {}  # the files whose SHA-256 was compared
+        self._mapped: dict[str, Stamp] = {}
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool | Split = False) -> "Corpus":
@@ -205,8 +211,23 @@ class Corpus:
         hashes = self.manifest.hashes()
         split = [n for n in hashes if n.startswith(f"{verify}-")]
         for name in hashes if verify is True else (TOKENIZER, *split):
+            stamp = Stamp.at(self.folder / name)
             if problem := damage(self.folder / name, hashes[name]):
                 raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
+            assert stamp, "what could be hashed could be opened"
+            self._checked[name] = stamp
+
+    def changed(self) -> list[str]:
+        """Names of the checked files that were written to, exchanged or taken away since; nothing of them is read."""
+        return [
+            name
+            for name, stamp in self._checked.items()
+            if not stamp.is_unchanged(Stamp.at(self.folder / name)) or self._mapped.get(name, stamp) != stamp
+        ]
+
+    def is_as_prepared(self, name: str) -> bool:
+        """Whether a file now has the SHA-256 that the manifest knows."""
+        return damage(self.folder / name, self.manifest.hashes()[name]) is None
 
     @property
     def tokenizer_file(self) -> Path:
@@ -220,6 +241,7 @@ class Corpus:
         """
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         stream = TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
+        self._mapped |= stream.mapped
         if order in ("shuffled", "source"):
             return stream
         order_D = self._order(order.removesuffix(REVERSED), stream)

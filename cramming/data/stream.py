@@ -12,12 +12,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from cramming.data.manifest import INDEX_DTYPE, Shard
+from cramming.files import Stamp
 
 
 class TokenStream:
     """One flat stream of tokens over all shards of a split.
 
     `num_tokens`, `num_documents`; `document_starts` int64 [num_documents], ascending stream offsets of each [CLS].
+    `mapped`: which file each shard's tokens come from, by the shard's name.
     """
 
     def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream") -> None:
@@ -25,8 +27,13 @@ class TokenStream:
         self.num_tokens = sum(shard.tokens for shard in shards)
         self.num_documents = sum(shard.documents for shard in shards)
         self._index_files = [folder / shard.index_file for shard in shards]
-        # np.asarray: fancy indexing of the memmap subclass itself is slower.
-        self._shards = [np.asarray(np.memmap(folder / shard.file, dtype=dtype, mode="r")) for shard in shards]
+        self.mapped: dict[str, Stamp] = {}
+        self._shards = []
+        for shard in shards:
+            with (folder / shard.file).open("rb") as file:
+                self.mapped[shard.file] = Stamp.of(file.fileno())
+                # np.asarray: fancy indexing of the memmap subclass itself is slower.
+                self._shards.append(np.asarray(np.memmap(file, dtype=dtype, mode="r")))
         self._bases = np.cumsum([0] + [shard.tokens for shard in shards])
         self._views: dict[int, list[np.ndarray]] = {}
 
@@ -37,7 +44,7 @@ class TokenStream:
         stream.name = "array"
         stream.num_tokens, stream.num_documents = len(ids), len(document_starts)
         stream.document_starts = document_starts.astype(np.int64)
-        stream._index_files, stream._shards = [], [ids]
+        stream._index_files, stream._shards, stream.mapped = [], [ids], {}
         stream._bases = np.array([0, len(ids)])
         stream._views = {}
         return stream

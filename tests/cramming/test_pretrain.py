@@ -39,6 +39,7 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert losses(unbroken)[-1][1] < losses(unbroken)[0][1]
     assert section["train_loss"] == losses(unbroken)[-1][1]
     assert {"config", "environment", "corpus", "pretrain"} <= found.keys()
+    assert found["corpus"]["changed"] == {}
     names = {p.name for p in unbroken.iterdir()}
     assert {
         "config.yaml",

@@ -21,6 +21,7 @@ from cramming.model.heads import MaskedLM
 from cramming.optim.in_backward import Update
 from cramming.parts import Parts
 from cramming.record import load_metrics, load_record
+from eval.rules import RULES
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
@@ -232,6 +233,33 @@ def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
     processes = load_record(run)["pretrain"]["budget"]["processes"]
     assert len(processes) == 2
     assert load_record(run)["pretrain"]["budget"]["spent_seconds"] > processes[0]["spent_seconds"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_shard_that_held_something_else_for_a_while_is_on_record(
+    start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path, killed: bool
+) -> None:
+    """Overwritten in step 2, put back in step 5, with or without a kill there: the checkpoint of step 3 has seen it."""
+    corpus = make_corpus(tmp_path / "corpus", documents=100)
+    settings = ("name=a", f"data.corpus={corpus}", "checkpoint.every_steps=3", "budget.steps=6")
+    path = corpus / "train-00000.bin"
+    content, times = path.read_bytes(), path.stat()
+
+    def put_back() -> None:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if killed:
+            crash()
+
+    break_at(monkeypatch, 2, lambda: path.write_bytes(bytes(len(content))) and None)
+    break_at(monkeypatch, 5, put_back)
+    if killed:
+        with pytest.raises(Crash):
+            start(*settings)
+    run = start(*settings, f"resume={str(killed).lower()}")
+    assert load_record(run)["corpus"]["changed"] == {str(path): None if killed else True}
+    finding = next(rule for rule in RULES if rule.number == "R15")(load_record(run))
+    assert not finding.ok and f"{path} changed while training read it" in finding.evidence
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])

@@ -144,6 +144,7 @@ def _record(suite: str) -> dict[str, Any]:
             "vocab_size": 8192,
             "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32},
             "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
+            "changed": {},
             "settings": {},
             "removed": {"empty": 3},
             "decontamination": {

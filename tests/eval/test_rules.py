@@ -55,8 +55,9 @@ def _of(record: Record, version: str) -> Record:
     if version == "5":
         return {**record, "rules_version": version}
     pretrain = {k: v for k, v in record["pretrain"].items() if k not in ("journal_start", "final_files", "compiled")}
-    journal = {**record["journal"], "chained": False}
-    return {**record, "rules_version": version, "pretrain": pretrain, "journal": journal}
+    journal, corpus = {**record["journal"], "chained": False}, {**record["corpus"]}
+    del corpus["changed"]
+    return {**record, "rules_version": version, "pretrain": pretrain, "journal": journal, "corpus": corpus}
 
 
 @pytest.mark.parametrize("version", COMPARABLE)
@@ -72,7 +73,8 @@ def test_a_record_cannot_claim_to_be_older_than_it_is(good: Record, version: str
         new = key not in claimed["pretrain"]
         claimed["pretrain"][key] = value
         assert judge(claimed).division == ("invalid" if new else "closed"), key
-    assert judge({**_of(good, version), "journal": good["journal"]}).division == "invalid"
+    for section in ("journal", "corpus"):
+        assert judge({**_of(good, version), section: good[section]}).division == "invalid"
 
 
 def test_what_stands_in_the_record_is_no_file_beside_it(tmp_path: Path, make_record: Any, write_run: Any) -> None:
@@ -313,7 +315,12 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["glue"]["pretrained"].update(model_files=None),
         lambda r: r["glue"]["pretrained"].pop("model_sha256"),
     ],
-    "R15": [lambda r: r["corpus"].update(manifest_sha256=None), lambda r: r["corpus"]["sources"][0].pop("license")],
+    "R15": [
+        lambda r: r["corpus"].update(manifest_sha256=None),
+        lambda r: r["corpus"]["sources"][0].pop("license"),
+        lambda r: r["corpus"]["changed"].update({"c/train-00000.bin": True}),
+        lambda r: r["corpus"].pop("changed"),
+    ],
     "R16": [
         lambda r: r["corpus"].update(sources=[]),
         lambda r: r["corpus"]["sources"].append({"name": "data/GLUE/RTE/train.tsv", "license": "x"}),

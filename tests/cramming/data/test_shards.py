@@ -1,6 +1,8 @@
 """The on-disk format: what is written is what is read, at any place, across shards, and damage is noticed."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from cramming.data.shards import (
     TOKENIZER,
     Corpus,
     ShardWriter,
+    Split,
     corpus_folder,
     resume_point,
     token_dtype,
@@ -157,6 +160,49 @@ def test_a_flipped_bit_is_found_by_verify_only(tmp_path: Path, make_corpus: Call
     Corpus.open(folder)
     with pytest.raises(UserError, match=r"train-00001\.bin: its SHA-256"):
         Corpus.open(folder, verify=True)
+
+
+def _put_back(path: Path) -> None:
+    """Other tokens, then the same as before, with the time of the modification."""
+    content, found = path.read_bytes(), path.stat()
+    path.write_bytes(bytes(len(content)))
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _exchange(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("change", [_put_back, _exchange, Path.unlink])
+def test_a_file_that_was_written_to_since_it_was_checked_is_known(
+    tmp_path: Path, make_corpus: Callable[..., Path], change: Callable[[Path], Any], split: Split
+) -> None:
+    """Whatever it holds by now: the shards are read from the disk while training goes on."""
+    folder = make_corpus(tmp_path / "corpus", documents=100)
+    corpora = [Corpus.open(folder, verify=verify) for verify in (True, split)]
+    for corpus in corpora:
+        corpus.stream(split)
+    assert [corpus.changed() for corpus in corpora] == [[], []]
+    change(folder / f"{split}-00000.bin")
+    assert [corpus.changed() for corpus in corpora] == [[f"{split}-00000.bin"]] * 2
+
+
+def test_tokens_that_come_from_another_file_than_was_checked_are_known(
+    tmp_path: Path, make_corpus: Callable[..., Path]
+) -> None:
+    """A folder that was exchanged between the check and the opening of the shards, and is back again."""
+    folder, other = make_corpus(tmp_path / "corpus"), make_corpus(tmp_path / "other")
+    corpus = Corpus.open(folder, verify=True)
+    folder.rename(tmp_path / "away")
+    other.rename(folder)
+    corpus.stream("train")
+    folder.rename(other)
+    (tmp_path / "away").rename(folder)
+    assert corpus.changed() == [shard.file for shard in corpus.manifest.splits["train"]]
 
 
 def test_missing_folder_says_how_to_make_one(tmp_path: Path) -> None:
