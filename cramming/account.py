@@ -18,7 +18,7 @@ from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts, note_changed_files
 from cramming.progress import say
-from cramming.record import is_run, load_metrics, load_record, write_record_section
+from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
 from cramming.runtime import compiled_graphs
 from cramming.sections import tiny_defaults
 
@@ -162,17 +162,18 @@ def out_of_memory(parts: Parts) -> UserError:
 def finish(parts: Parts, reason: EndReason) -> None:
     """After the deadline: export the model and complete the record. None of this is on the clock."""
     assert parts.clock and parts.metrics
-    validation = validate_fully(parts) if reason == "finished" else None
-    diverged = validation is not None and not math.isfinite(validation["loss"])
+    work = parts.work
+    validation = validate_fully(parts) if reason == "finished" and work.steps else None
+    status = status_of(reason, validation)
     final: dict[str, str] | None = None
-    if validation and not diverged:
+    if status == "finished":
         export(parts)
         final = file_hashes(parts.folder / "final")
     parts.metrics.close()
     note_changed_files(parts.folder, parts.corpus, parts.validation_corpus, again=True)
-    work, budget = parts.work, parts.clock.summary()
+    budget = parts.clock.summary()
     section = {
-        "status": "diverged" if diverged else "finished" if reason == "finished" else "interrupted",
+        "status": status,
         **setup_of(parts),
         **work_of(parts, budget),
         **parts.clock.energy(),
@@ -181,7 +182,11 @@ def finish(parts: Parts, reason: EndReason) -> None:
         "final_files": final,
     }
     write_record_section(parts.folder, pretrain=section)
-    if diverged:
+    if status == "exhausted":
+        raise UserError(
+            f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
+        )
+    if status == "diverged":
         raise UserError(
             f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
             f" skipped, {work.partly_skipped_steps} in part: the training diverged and no model was written; lower"
@@ -194,6 +199,15 @@ def finish(parts: Parts, reason: EndReason) -> None:
             f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
             f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'} (format: {form})"
         )
+
+
+def status_of(reason: EndReason, validation: Mapping[str, Any] | None) -> Status:
+    """What became of a run that ended for this reason, with this validation."""
+    if reason != "finished":
+        return "interrupted"
+    if validation is None:
+        return "exhausted"
+    return "finished" if math.isfinite(validation["loss"]) else "diverged"
 
 
 def export(parts: Parts) -> None:

@@ -210,14 +210,21 @@ class BudgetClock:
         """Note that the present state is saved, in a file with this SHA-256."""
         self._write("checkpoint", sha256=sha256)
 
-    def step_synchronised(self, update_seconds: float) -> None:
-        """Note that the last counted step has ended now, on the device too, and how long its update took."""
+    def step_synchronised(self, update_seconds: float) -> bool:
+        """Note that a step has ended now, on the device too, and how long its update took.
+
+        False, and nothing noted, if that was after the deadline: the step is not to be kept.
+        """
         if self._failure:  # without heartbeats a crash would be free: no training then
             raise self._failure
+        seconds = self.elapsed_seconds()
+        if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
+            return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
-        self.work.last_step_seconds = self.elapsed_seconds()
+        self.work.last_step_seconds = seconds
         if time.monotonic() - self._synced > MAX_HEARTBEAT_SECONDS:  # the thread waits for the disk: so does training
             self._write("heartbeat")
+        return True
 
     def elapsed_seconds(self) -> float:
         """Seconds charged so far, earlier processes included."""
@@ -246,13 +253,21 @@ class BudgetClock:
 
     @property
     def margin_seconds(self) -> float:
-        """What is left free behind the last update, a ten-thousandth of the budget: a stall there voids the run."""
+        """What is left free behind the last update, a ten-thousandth of the budget: a stall there costs that step."""
         return 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
 
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
         """Whether a step that costs this much ends inside the budget."""
         cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": 1.0}
         return self.spent() + cost[self.config.unit] <= self.config.limit * (1 + 1e-12)
+
+    def is_near_the_end(self, before: float, now: float) -> bool:
+        """Whether a step that went from progress `before` to `now` was the first behind 99 % of a budget of hours.
+
+        Time to save: should the last step end too late, no more than a hundredth is lost. Saving takes no more, either:
+        what comes behind the deadline is not charged.
+        """
+        return self.config.unit == "hours" and before < 0.99 <= now
 
     def close(self, reason: EndReason) -> None:
         """Write the last entry; nothing is charged after it."""

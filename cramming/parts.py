@@ -18,7 +18,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.environment import environment
 from cramming.execution import build_engine
-from cramming.journal import JOURNAL, first_line_sha256, read_journal
+from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, read_journal
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import HostOptimizer
@@ -59,18 +59,35 @@ class Parts:
     validation: list[Batch]
     validation_corpus: Corpus
     work: Work
+    saved_steps: int  # after which the newest checkpoint was made, 0 if there is none
     attention_kernels: list[str]
     gates: dict[str, str]
     clock: BudgetClock | None
     metrics: MetricsLog | None
 
     def save_checkpoint(self) -> None:
-        """Write the present state; what it was trained on is looked at before."""
-        assert self.clock
+        """Write the present state, once its row of the log is on the disk and what it was trained on is looked at."""
+        assert self.clock and self.metrics
+        self.metrics.sync()
         note_changed_files(self.folder, self.corpus, self.validation_corpus)
         engine, folder = self.engine, self.folder / "checkpoints"
         state = (engine.model, engine.optimizer, engine.precision.scaler)
         checkpoint.save(folder, *state, self.work, self.clock.enter_checkpoint)
+        self.saved_steps = self.work.steps
+
+    def take_back(self) -> None:
+        """Go back to the newest checkpoint, to no work at all if there is none: the step just done ended too late."""
+        engine, folder = self.engine, self.folder / "checkpoints"
+        known = checkpoints_of(read_journal(self.folder / JOURNAL)) if self.mesh.is_main else []
+        saved = checkpoint.newest_of(folder, known) if self.mesh.is_main else None
+        steps = int(self.mesh.from_main(saved.steps if saved else 0))
+        if self.clock:
+            late, number = -self.clock.seconds_left(), self.work.steps + 1
+            say(f"step {number} ended {late:.1f} s after the deadline, so it is not kept: back to step {steps}")
+        state = (engine.model, engine.optimizer, engine.precision.scaler)
+        self.work = checkpoint.load(checkpoint.path_of(folder, steps), *state) if steps else Work()
+        if self.clock:
+            self.clock.attach(self.work, saved.sha256 if saved else None)
 
 
 @dataclass(frozen=True)
@@ -141,6 +158,7 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
         validation=found.held_out.batches(PINNED, config.rows) if mesh.is_main else [],
         validation_corpus=found.validation_corpus,
         work=work,
+        saved_steps=steps,
         attention_kernels=found.attention_kernels,
         gates=found.gates,
         clock=clock,

@@ -121,7 +121,7 @@ def train_and_save(parts: Parts, stop: StopRequest) -> EndReason:
     reason: EndReason = "failed"
     try:
         ended = train(parts, stop)
-        if parts.mesh.is_main and parts.work.steps:
+        if parts.mesh.is_main and parts.work.steps != parts.saved_steps:
             parts.save_checkpoint()
         reason = ended
     except Exception as error:
@@ -136,10 +136,6 @@ def train_and_save(parts: Parts, stop: StopRequest) -> EndReason:
     finally:
         if parts.clock:
             parts.clock.close(reason)
-    if parts.work.steps == 0 and reason == "finished":
-        raise UserError(
-            f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
-        )
     return reason
 
 
@@ -180,12 +176,14 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
             if stats is None:
                 reason = "stopped" if mesh.from_main(stop.signal is not None) else reason
                 break
+            if not mesh.from_main(bool(clock and clock.step_synchronised(engine.update_seconds))):
+                parts.take_back()  # the machine stood still in the update
+                recent.clear()
+                break
             work.add_step(
                 sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
                 partly_skipped=stats.partly_skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
             )  # fmt: skip
-            if clock:
-                clock.step_synchronised(engine.update_seconds)
             seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
             pace.note(count, seconds, engine.update_seconds, compiled)
             recent.append(stats)
@@ -196,9 +194,9 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 speed = format_count(rate, "tokens")
                 bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
                 bar.update(100 * reached)
-            is_saved = mesh.is_main and parts.saving.is_due(work.steps, time.monotonic() - last_save)
-            # A resume may find no step left to do: the run has a row before its first checkpoint.
-            is_logged = work.steps % config.log_every == 0 or (is_saved and work.steps < config.log_every)
+            is_due = parts.saving.is_due(work.steps, time.monotonic() - last_save)
+            is_saved = bool(clock and (is_due or clock.is_near_the_end(progress, reached)))
+            is_logged = work.steps % config.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if mesh.is_main and is_logged:
                 log_step(parts, recent, reached, learning_rate, rate)
             if mesh.is_main and is_validation_due(config, progress, reached):

@@ -27,16 +27,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
 from cramming import __version__
 from cramming.config import UserError, expand_home, folder_name
 from cramming.environment import git
-from cramming.files import lock, sweep, write_atomically
+from cramming.files import lock, sweep, sync, write_atomically
 
 FORMAT_VERSION = 1
+# Of a run's pretraining; exhausted: the budget ended before there was a step to keep.
+Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
 RULES_VERSION = "5"
 
 
@@ -62,6 +64,8 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
         raise UserError(f"{begins} has the scores of model_path={scored}; give another name")
     if status == "diverged":
         raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
+    if status == "exhausted":
+        raise UserError(f"{begins} has a run whose budget is spent, without a step; give another name")
     if status == "finished" and not settings["resume"]:
         raise UserError(
             f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"
@@ -205,10 +209,11 @@ def finite(value: Any) -> Any:
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
 
-    After a crash the resumed process logs the same steps again: the later row of a step is the one that counts.
+    A resume does the steps behind its checkpoint again, or has no time for them: a row takes back those of later steps,
+    and an earlier one of its kind of the same step.
     """
     path = folder / "metrics.jsonl"
-    rows: dict[tuple[int, bool], dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -216,8 +221,15 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows[row["step"], "validation_loss" in row] = row
-    return [rows[key] for key in sorted(rows)]
+                while rows and _is_taken_back(rows[-1], row):
+                    rows.pop()
+                rows.append(row)
+    return rows
+
+
+def _is_taken_back(earlier: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    same_kind = ("validation_loss" in earlier) == ("validation_loss" in row)
+    return bool(earlier["step"] > row["step"] or (earlier["step"] == row["step"] and same_kind))
 
 
 class MetricsLog:
@@ -233,6 +245,10 @@ class MetricsLog:
         """Append one row."""
         self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Have all rows on the disk."""
+        sync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

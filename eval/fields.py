@@ -6,8 +6,9 @@ is what the rules are for (`eval.rules`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
+from cramming.record import Status
 from eval.reading import WITHOUT_ENCODER, Record, at, number
 
 KINDS: dict[str, Callable[[Any], bool]] = {
@@ -16,7 +17,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a list": lambda value: isinstance(value, list),
     "a section": lambda value: isinstance(value, Mapping),
 }
-STATUSES = ("running", "interrupted", "finished", "diverged")
+STATUSES = get_args(Status)
 
 Fields = Mapping[str, tuple[str, ...]]  # kind -> dotted paths, a section before what is in it
 

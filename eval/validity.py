@@ -70,7 +70,8 @@ def pretraining_finished(record: Record) -> Outcome:
         return True, NO_PRETRAINING
     status = at(record, "pretrain.status")
     if status != "finished":
-        return False, f"pretraining is {status or 'of unknown status'}, not finished"
+        why = ": the budget ended before there was a step to keep" if status == "exhausted" else ", not finished"
+        return False, f"pretraining is {status or 'of unknown status'}{why}"
     needed = ("parameters", "steps", "tokens", "train_loss", "validation.loss", "tokens_per_second")
     absent = [f"pretrain.{key} is missing" for key in needed if number(record, f"pretrain.{key}") is None]
     return all_or(absent, f"finished after {at(record, 'pretrain.steps')} steps")
@@ -123,6 +124,9 @@ def journal_agrees(record: Record) -> Outcome:
     problems += [str(problem) for problem in entries(journal.get("problems"))]
     form, found = _journal_form(record, journal)
     summary = f"{len(entries(journal.get('processes')))} process(es), {total or 0:.1f} s in the journal{form}"
+    uncharged = number(journal, "uncharged_seconds") or 0.0
+    if uncharged > 60 + 0.01 * (total or 0.0):  # beyond what setting a clock by the network comes to
+        summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
     return all_or([*problems, *found], summary)
 
 

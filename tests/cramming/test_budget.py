@@ -176,13 +176,20 @@ class TestClock:
         assert summary["spent"] == pytest.approx(summary["spent_seconds"] / 3600)
         assert summary["overrun_seconds"] == 0.0
 
-    def test_an_overrun_is_told(self, tmp_path: Path, young: None) -> None:
-        clock = BudgetClock(config(hours=1 / 3600), tmp_path / "budget.jsonl")
+    @pytest.mark.parametrize(("unit", "limit", "kept"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)])
+    def test_a_step_that_ended_after_the_deadline_is_not_noted(
+        self, tmp_path: Path, young: None, unit: str, limit: float, kept: bool
+    ) -> None:
+        """Only where time is what the budget limits."""
+        clock = BudgetClock(config(**{unit: limit}), tmp_path / "budget.jsonl")
         clock.attach(Work())
+        assert clock.step_synchronised(0.1)
+        before = clock.work.last_step_seconds
         clock._began -= 3.0
-        clock.step_synchronised(0.1)
+        assert clock.step_synchronised(2.0) == kept
+        assert (clock.slowest_update_seconds, clock.work.last_step_seconds > before) == ((0.1, 2.0)[kept], kept)
         clock.close("finished")
-        assert clock.summary()["overrun_seconds"] == pytest.approx(2.0, abs=0.2)
+        assert clock.summary()["overrun_seconds"] == 0
 
 
 class TestPace:

@@ -15,6 +15,7 @@ import torch
 
 from cramming import pretrain, progress
 from cramming.config import UserError
+from cramming.journal import checkpoints_of, read_journal
 from cramming.record import load_metrics, load_record
 
 Start = Callable[..., Path]
@@ -50,6 +51,7 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
         "final",
         "record.json",
     } <= names
+    assert [saved.steps for saved in checkpoints_of(read_journal(unbroken / "budget.jsonl"))] == [3, 6, 9, 12]
     assert len(list((unbroken / "checkpoints").iterdir())) == 2
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (unbroken / "final").iterdir()}
     assert not [p for p in unbroken.rglob("*") if ".tmp" in p.name or ".old" in p.name]

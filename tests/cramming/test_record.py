@@ -116,6 +116,7 @@ class TestRestart:
         ("sections", "names"),
         [
             ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
+            ({"pretrain": {"status": "exhausted"}}, "budget is spent, without a step; give another name"),
             ({"config": {"model_path": "bert"}, "glue": {}}, "scores of model_path=bert; give another name"),
         ],
     )
@@ -170,14 +171,15 @@ def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
 
 
 class TestMetrics:
-    def test_the_later_row_of_a_step_counts(self, tmp_path: Path) -> None:
+    def test_a_row_takes_back_those_of_later_steps(self, tmp_path: Path) -> None:
+        """A resume goes on from an earlier step, and may have no time to come as far."""
         log = MetricsLog(tmp_path)
-        for step, loss in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0)):
-            log.write({"step": step, "loss": loss})
-        log.write({"step": 2, "validation_loss": 5.0})
+        for step, kind in ((1, "loss"), (2, "loss"), (2, "validation_loss"), (3, "loss"), (4, "validation_loss")):
+            log.write({"step": step, kind: 5.0})
+        log.write({"step": 2, "validation_loss": 4.0})  # the end
         log.close()
-        assert [(r["step"], r.get("loss"), r.get("validation_loss")) for r in load_metrics(tmp_path)] == [
-            (1, 9.0, None), (2, 6.0, None), (2, None, 5.0), (3, 7.0, None),
+        assert load_metrics(tmp_path) == [
+            {"step": 1, "loss": 5.0}, {"step": 2, "loss": 5.0}, {"step": 2, "validation_loss": 4.0},
         ]  # fmt: skip
 
     def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
 from cramming.engine import Engine
-from cramming.journal import processes_of, read_journal
+from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.optim.in_backward import Update
 from cramming.parts import Parts
 from cramming.record import load_metrics, load_record
-from eval.rules import RULES
+from eval.fields import wrong_fields
+from eval.reading import load_run
+from eval.rules import RULES, judge
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
@@ -190,6 +193,72 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatc
     run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
+    assert [saved.steps for saved in checkpoints_of(read_journal(run / "budget.jsonl"))] == [4]  # and not once more
+
+
+@pytest.fixture
+def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`stall(step)`: the machine stands still for a day in the update of this step."""
+    update, calls, clocks, begin = Engine._update, [0], list[BudgetClock](), BudgetClock.attach
+
+    def attach(self: BudgetClock, *arguments: Any) -> None:
+        begin(self, *arguments)
+        clocks.append(self)
+
+    def of(step: int) -> None:
+        def stalled(self: Engine) -> Update:
+            calls[0] += 1
+            if calls[0] == step:
+                clocks[-1]._began -= 86400
+            return update(self)
+
+        monkeypatch.setattr(BudgetClock, "attach", attach)
+        monkeypatch.setattr(Engine, "_update", stalled)
+
+    return of
+
+
+HOURS = ("budget=hours", "budget.steps=null", "budget.hours=1", "schedule=constant", "schedule.warmup=0")
+
+
+def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
+    start: Start, stall: Callable[[int], None], result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run ends with the state of its newest checkpoint, and all that is on record is about that state."""
+    stall(9)
+    run = start("name=a", "checkpoint.every_steps=3", *HOURS)
+    assert re.search(
+        r"step 9 ended 8\d+\.\d s after the deadline, so it is not kept: back to step 6", capsys.readouterr().out
+    )
+    section = load_record(run)["pretrain"]
+    assert (section["status"], section["steps"], section["tokens"]) == ("finished", 6, 6 * 8 * 32)
+    assert section["budget"]["overrun_seconds"] == 0 and section["budget"]["spent_seconds"] < 3600
+    rows = load_metrics(run)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 7))
+    assert section["train_loss"] == rows[-2]["loss"] and "validation_loss" in rows[-1]
+    whole = load_record(start("name=whole", "budget.steps=6", "schedule=constant", "schedule.warmup=0"))["pretrain"]
+    for key in ("final_sha256", "validation", "train_loss", "sequences", "exaflops"):
+        assert section[key] == whole[key], key
+    record = load_run(run).record
+    assert [f.rule for f in judge(record).findings if not f.ok and f.rule in ("R3", "R4", "R5", "R11")] == []
+
+
+def test_without_a_checkpoint_before_it_no_step_is_left(
+    start: Start, stall: Callable[[int], None], refused: Refused, tmp_path: Path
+) -> None:
+    stall(2)
+    assert "budget: not one step" in refused(*HOURS)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_budget_of_hours_is_saved_shortly_before_its_end(
+    start: Start, stall: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no more than the last hundredth can be lost."""
+    monkeypatch.setattr(BudgetClock, "progress", lambda self: 0.97 + 0.004 * self.work.steps)
+    stall(9)
+    run = start("name=a", *HOURS)
+    assert load_record(run)["pretrain"]["steps"] == 5
 
 
 def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +304,23 @@ def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
     assert load_record(run)["pretrain"]["budget"]["spent_seconds"] > processes[0]["spent_seconds"]
 
 
+def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, refused: Refused, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        break_at(patch, 4, crash)
+        start("name=a", *HOURS)
+    with monkeypatch.context() as patch:
+        patch.setattr("cramming.budget.process_age_seconds", lambda: 3600.0)
+        assert "budget: not one step" in refused("resume=true", *HOURS)
+    record = load_record(tmp_path / "runs" / "a")
+    assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
+    finding = next(rule for rule in RULES if rule.number == "R3")(record)
+    assert not finding.ok and "the budget ended before there was a step to keep" in finding.evidence
+    assert wrong_fields(record) == []
+    assert "budget is spent, without a step; give another name" in refused("resume=true", *HOURS)
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_shard_that_held_something_else_for_a_while_is_on_record(
     start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path, killed: bool
@@ -245,13 +331,17 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
     path = corpus / "train-00000.bin"
     content, times = path.read_bytes(), path.stat()
 
+    def write(tokens: bytes) -> None:
+        with path.open("r+b") as file:  # cut short, what is mapped would end the process
+            file.write(tokens)
+
     def put_back() -> None:
-        path.write_bytes(content)
+        write(content)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         if killed:
             crash()
 
-    break_at(monkeypatch, 2, lambda: path.write_bytes(bytes(len(content))) and None)
+    break_at(monkeypatch, 2, lambda: write(bytes(len(content))))
     break_at(monkeypatch, 5, put_back)
     if killed:
         with pytest.raises(Crash):

@@ -124,6 +124,13 @@ def test_scored_epochs_are_demanded_since_they_are_recorded(good: Record, versio
     assert verdict.division == division and evidence.startswith("pretrained: last epoch, scored epochs not on record;")
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(59.0, False), (7200.0, True)])
+def test_a_machine_that_slept_breaks_no_rule_but_is_told(good: Record, seconds: float, said: bool) -> None:
+    good["journal"]["uncharged_seconds"] = seconds
+    finding = next(rule for rule in RULES if rule.number == "R5")(good)
+    assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
+
+
 def test_counts_are_shown_as_whole_numbers(make_record: Any) -> None:
     record = make_record()
     _tasks(record)["qnli"].update(train_examples=108436, official_train_examples=None)
