@@ -60,8 +60,10 @@ def checkpoint_to_resume(
     ended = ended_after(events)
     known = [saved for saved in checkpoints_of(events) if ended in (None, saved.steps)]
     found = checkpoint.newest_of(checkpoints, known)
-    if ended is not None and found is None:
+    if ended and found is None:
         raise UserError(f"{folder}: the run ended after {ended} steps and its last checkpoint is gone; {_OTHER}")
+    if found:
+        _refuse_lost_log(folder, found, events)
     return found
 
 
@@ -83,4 +85,15 @@ def _refuse_later_log(folder: Path, events: Sequence[Event]) -> None:
         raise UserError(
             f"{folder / 'metrics.jsonl'}: a step at {logged:.0f} s, {JOURNAL} ends at {spent:.0f} s: the journal was"
             f" cut short; restore it or {_OTHER}"
+        )
+
+
+def _refuse_lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> None:
+    """Before each checkpoint the log has its row, which says as the journal does when the step ended."""
+    ended = [event["last_step_seconds"] for event in events if event.get("sha256") == saved.sha256]
+    rows = [row for row in load_metrics(folder) if "loss" in row and row["step"] == saved.steps]
+    if not any(row.get("seconds") in ended for row in rows):
+        raise UserError(
+            f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
+            f" made; restore it or {_OTHER}"
         )

@@ -24,8 +24,9 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     """The record's section `journal`; `problem` where it cannot be read.
 
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
-    is everything that was charged; `problems` are what no run of this suite leaves; `config_budget` is what config.yaml
-    allows, `config_there` whether there is one.
+    is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
+    `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows, `config_there` whether
+    there is one.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -45,11 +46,21 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "spent": {"steps": last.get("steps"), "tokens": last.get("tokens"), "exaflops": _exaflops(last)},
         "last_step_seconds": last.get("last_step_seconds"),
         "total_seconds": spent_seconds(events),
+        "uncharged_seconds": _uncharged_seconds(events),
         "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
         "budgets": _budgets(events),
         "config_budget": _config_budget(config),
         "config_there": config.exists(),
     }
+
+
+def _uncharged_seconds(events: Sequence[Event]) -> float:
+    """The machine slept, somebody set its clock, or the seconds: none of these shows which."""
+    found: dict[int, list[float]] = {}
+    for event in events:
+        if isinstance(wall := event.get("wall"), float):
+            found.setdefault(event["process"], []).append(wall - event["elapsed"])
+    return sum(max(0.0, late[-1] - late[0]) for late in found.values())
 
 
 def _cut_off(journal: Path) -> Iterator[str]:

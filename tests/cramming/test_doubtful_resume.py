@@ -1,6 +1,7 @@
 """A resume takes up what the run's own journal knows, and nothing else: no time comes back, no training is given."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.journal import checkpoints_of, processes_of, read_journal
-from cramming.record import load_record, write_record_section
+from cramming.record import load_metrics, load_record, write_record_section
 from eval.reading import load_run
 from eval.rules import RULES
 
@@ -105,6 +106,19 @@ def test_the_log_knows_of_more_seconds_than_the_journal(crashed: Path, refused: 
     with (crashed / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     assert "metrics.jsonl: a step at 10000 s, budget.jsonl ends at" in refused("resume=true", EVERY)
+
+
+@pytest.mark.parametrize("left", ["nothing", "one row", "other seconds"])
+def test_a_log_that_does_not_know_of_the_checkpoint(crashed: Path, refused: Refused, left: str) -> None:
+    """Rows that say when steps ended would else be no obstacle to a journal that says less."""
+    log = crashed / "metrics.jsonl"
+    rows = [{**row, "seconds": 0.5 * row["seconds"]} for row in load_metrics(crashed)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in (rows if left == "other seconds" else rows[:1])))
+    if left == "nothing":
+        log.unlink()
+    assert re.search(
+        r"metrics\.jsonl: no row of step 6 at .* s, at which its checkpoint", refused("resume=true", EVERY)
+    )
 
 
 def test_another_runs_journal(crashed: Path, unbroken: Path, refused: Refused) -> None:

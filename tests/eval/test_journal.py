@@ -49,6 +49,25 @@ def test_training_after_the_end_is_told(tmp_path: Path, steps: int, found: list[
     assert problems(tmp_path, *BEGUN, ended, *again) == found
 
 
+def test_what_the_wall_clock_has_more_is_evidence(tmp_path: Path) -> None:
+    """Nothing more: a machine may sleep, between two processes too, and its clock may be put back."""
+    walls = [
+        (0, 1.0, 1000.0),
+        (0, 11.0, 1110.0),
+        (1, 2.0, 5000.0),
+        (1, 8.0, 5006.0),
+        (2, 1.0, 9000.0),
+        (2, 7.0, 8000.0),
+    ]
+    last, events = -1, []
+    for process, elapsed, wall in walls:
+        kind = {"event": "start", **LIMIT} if process != last else {"event": "heartbeat"}
+        events.append({"process": process, "elapsed": elapsed, "steps": 0, "wall": wall, **kind})
+        last = process
+    assert not problems(tmp_path, *events)
+    assert summarise_journal(tmp_path / "budget.jsonl")["uncharged_seconds"] == 100.0
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
