@@ -56,7 +56,7 @@ def test_each_field_is_missed_and_each_other_kind_named(make_record: Make, kind:
     ("place", "value", "phrase"),
     [
         ("pretrain", "soon", "pretrain is 'soon', not a section"),
-        ("pretrain.status", 3, "pretrain.status is 3, not one of running, interrupted, finished, diverged"),
+        ("pretrain.status", 3, "pretrain.status is 3, not one of running, interrupted, finished, diverged, exhausted"),
         ("pretrain.steps", float("nan"), "pretrain.steps is nan, not a finite number"),
         ("glue", [1], "glue is list of 1, not a section"),
         ("glue.random", None, "glue.random is missing"),
