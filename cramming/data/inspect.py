@@ -1,4 +1,8 @@
-"""`cramming inspect <corpus>`: what a corpus holds: its splits, document lengths, sources, and documents as text."""
+"""`cramming inspect <corpus>`: what a corpus holds: its splits, document lengths, sources, and documents as text.
+
+A corpus that was altered is shown as it is, and then named as such, as far as can be told at once; `cramming verify`
+reads every byte.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +13,11 @@ import numpy as np
 from cramming.config import UserError, build
 from cramming.data.manifest import Split, corpus_folder
 from cramming.data.shards import SPLITS, Corpus, TokenStream
+from cramming.data.verify import problems
 from cramming.progress import say, show_table
 
 BEGINNING = 400  # characters of a document that is shown by its beginning
+COMPARED_BYTES = 1 << 28  # with the manifest's checksums: a second
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
@@ -29,10 +35,14 @@ class InspectConfig:
 
 
 def main(config: Mapping[str, Any]) -> None:
-    """The verb `inspect`: prints what `data.corpus` holds. UserError: no corpus, no document of this number."""
+    """The verb `inspect`: prints what `data.corpus` holds.
+
+    UserError: no corpus, no document of this number; at the end, one that was altered.
+    """
     settings = build(InspectConfig, config["inspect"], "inspect")
     corpus = Corpus.open(corpus_folder(config))
     shown = list(_documents(corpus, settings))
+    altered = list(problems(corpus.folder, COMPARED_BYTES, _shards_of(corpus, settings)))
     show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], list(_splits(corpus)))
     show_table("tokens per document", ["", *QUANTILES, "mean"], [_lengths(corpus, split) for split in SPLITS])
     if by_source := corpus.manifest.statistics.get("by_source"):  # format 1 has none
@@ -41,6 +51,19 @@ def main(config: Mapping[str, Any]) -> None:
         show_table("sources", ["", *columns], rows)
     for title, text in shown:
         say(f"\n{title}\n{text}")
+    if altered:
+        more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
+        raise UserError(f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`")
+
+
+def _shards_of(corpus: Corpus, settings: InspectConfig) -> list[str]:
+    """The files of the shards in which the documents that are shown begin."""
+    shards = corpus.manifest.splits[settings.split]
+    last_D = np.cumsum([shard.documents for shard in shards])
+    one = settings.document
+    numbers = range(settings.documents) if one is None else [one]
+    places = np.unique(np.searchsorted(last_D, numbers, side="right"))
+    return [name for place in places[places < len(shards)] for name in (shards[place].file, shards[place].index_file)]
 
 
 def _splits(corpus: Corpus) -> Iterator[list[str]]:
@@ -75,7 +98,7 @@ def _documents(corpus: Corpus, settings: InspectConfig) -> Iterator[tuple[str, s
     for number in range(min(settings.documents, stream.num_documents)) if one is None else [one]:
         ids = stream.take(np.arange(bounds[number], bounds[number + 1]))
         text = tokenizer.decode(ids.tolist())
-        text = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+        text = "".join(sign if sign.isprintable() or sign in "\n\u200c\u200d" else " " for sign in text)
         if one is None and len(text) > BEGINNING:
             text = text[:BEGINNING] + " ..."
         yield f"{settings.split} document {number}, {len(ids):,} tokens:", text

@@ -1,5 +1,6 @@
 """`cramming inspect`: the counts are the corpus's own, the texts those that were prepared."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from cramming.cli import with_positional
 from cramming.config import UserError
+from cramming.data import inspect
 from cramming.data.inspect import main
 from cramming.data.shards import Corpus
 from data_prep import prepare
@@ -52,6 +54,30 @@ def test_one_document_is_shown_whole(corpus: Corpus, capsys: pytest.CaptureFixtu
     assert len(shown) > 400 and shown in (corpus.folder.parent / "a.txt").read_text()
     with pytest.raises(UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"):
         main(config(corpus.folder, document=last + 1))
+
+
+def test_a_corpus_that_was_altered_is_shown_and_named(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(corpus.folder, tmp_path / "corpus"))
+    shard = folder / "train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[20] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(
+        UserError, match=r"not as it was prepared: .*train-00000\.bin: its SHA-256[^;]*; .*verify"
+    ) as error:
+        main(config(folder))
+    assert "train document 1," in capsys.readouterr().out and "\n" not in str(error.value)
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"train-00000\.bin: .*, and 1 more"):
+        main(config(folder))
+    # Of a large corpus the shards that are shown are read, and the rest that fits beside them.
+    monkeypatch.setattr(inspect, "COMPARED_BYTES", shard.stat().st_size + shard.with_suffix(".idx").stat().st_size)
+    with pytest.raises(UserError, match=r"prepared: .*train-00000\.bin"):
+        main(config(folder))
+    with pytest.raises(UserError, match=r"prepared: .*mine\.txt: unexpected[^,]*$"):
+        main(config(folder, split="validation"))
 
 
 def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
