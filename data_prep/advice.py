@@ -8,7 +8,7 @@ from data_prep.sources import DataConfig
 
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a document, on average
-MUCH_UNKNOWN = 0.005  # of the tokens
+MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
@@ -36,11 +36,8 @@ def advice(manifest: Manifest, config: DataConfig) -> Iterator[str]:
         )
     elif tiny:
         yield tiny
-    if found["unknown_rate"] > MUCH_UNKNOWN:
-        yield (
-            f"{found['unknown_rate']:.1%} of the tokens are unknown; with WordPiece each is a whole word, in scripts"
-            " without spaces a whole line; tokenizer=bpe knows every character"
-        )
+    if max(found["unknown_rate"], found["characters_lost"] or 0) > MUCH_UNKNOWN:
+        yield _unknown(found["unknown_rate"], found["characters_lost"])
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation"))
     held_out = validation / (train + validation)
     if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
@@ -48,6 +45,16 @@ def advice(manifest: Manifest, config: DataConfig) -> Iterator[str]:
             f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
             f"{config.validation_fraction:g}: whole documents are, and there are {manifest.counts['documents']}{hint}"
         )
+
+
+def _unknown(rate: float, lost: float | None) -> str:
+    tokens = f"{rate:.1%} of the tokens are unknown"
+    if lost is None:
+        return f"{tokens}; tokenizer=bpe knows every character"
+    return (
+        f"{tokens}, and no token stands for {lost:.1%} of the characters: WordPiece's unknown token is a whole word,"
+        " in scripts without spaces a whole line, and in lower case it drops vowel signs; take tokenizer=bpe or unigram"
+    )
 
 
 def _taken(manifest: Manifest) -> dict[str, float]:

@@ -118,6 +118,7 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
         "tokens per character": found["tokens_per_character"],
         "tokens per word": found["tokens_per_word"],
         "unknown tokens": f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
+        "characters that no token stands for": _percent(found["characters_lost"]),
         "bytes on disk per token": f"{found['bytes_per_token']}, with offsets, orders and tokenizer"
         f" {found['folder_bytes_per_token']}",
         "orders": ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)",
@@ -133,6 +134,10 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
     lines += _decontamination(manifest) + _sources(manifest)
     lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
     return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{100 * share:.4f} %"
 
 
 def _stage_table(manifest: Manifest) -> list[str]:

@@ -26,6 +26,7 @@ class EmbeddedSource(Source):
     """The generated corpus: a pure function of seed and size, so its identity is its generator's source code."""
 
     config_class: ClassVar[type[DataConfig]] = EmbeddedConfig
+    config: EmbeddedConfig
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.config = config

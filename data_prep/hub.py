@@ -55,6 +55,7 @@ class HubSource(Source):
     """A data set of the hub, streamed. Without network it says so at once instead of retrying for half a minute."""
 
     config_class: ClassVar[type[DataConfig]] = HubConfig
+    config: HubConfig
 
     def __init__(self, config: HubConfig) -> None:
         assert config.dataset is not None

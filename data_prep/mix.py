@@ -47,11 +47,13 @@ class MixSource(Source):
     """The parts' documents, interleaved."""
 
     config_class: ClassVar[type[DataConfig]] = MixConfig
+    config: MixConfig
 
     def __init__(self, config: MixConfig) -> None:
         self.config = config
         self.sources = [_open(config, number) for number in range(len(config.parts))]
         self.costly = any(source.costly for source in self.sources)
+        self.in_parts = any(source.in_parts for source in self.sources)
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self._ended_with: str | None = None
@@ -106,7 +108,7 @@ class MixSource(Source):
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
-        streams = [limited(stream, source.config) for stream, source in zip(documents, self.sources)]  # type: ignore[attr-defined]
+        streams = [limited(stream, source) for stream, source in zip(documents, self.sources)]
         names, by_bytes = self.parts(), self.config.unit == "bytes"
         phase = random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
@@ -118,7 +120,8 @@ class MixSource(Source):
             if document is None:
                 self.position, self._ended_with = 100.0, names[turn]
                 return
-            given[turn] += (document.damage.bytes if document.damage else text_bytes(document.text)) if by_bytes else 1
+            size = document.damage.bytes if document.damage else text_bytes(document.text)
+            given[turn] += size if by_bytes else document.part == 0
             self.position = max(
                 100 * source.position / source.total if source.total else 0.0 for source in self.sources
             )

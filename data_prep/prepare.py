@@ -151,7 +151,7 @@ def _train_tokenizer(job: Job) -> Tokenizer:
     config, source = job.tokenizer, job.source
     with Meter("read a sample for the tokenizer", source) as meter:
         sample = vocabulary.sample_text(
-            meter.watch(limited(source.sample_documents(config.sample_mb * 1e6), job.data)),
+            meter.watch(limited(source.sample_documents(config.sample_mb * 1e6), source)),
             lambda text: normalize(text, job.data.clean),
             config.sample_mb,
             job.data.seed,
@@ -182,7 +182,7 @@ def _near_duplicates(job: Job, state: Unfinished, fates: Fates) -> NearDuplicate
         functions = judges(job.data, None) | {SIGN: Signer(config)}
         with Workers(job.data.processes, functions) as workers, Meter("search near-duplicates", source) as meter:
             first_pass = Selection(job.data, Ledger(job.data.seed), fates, workers)
-            unique = first_pass.unique(meter.watch(limited(source.documents(), job.data)))
+            unique = first_pass.unique(meter.watch(limited(source.documents(), source)))
             texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)
             found = find_near_duplicates(texts, config, workers)
         _save(job, state, fates)
@@ -222,7 +222,7 @@ def _pack(job: Job, encoder: pack.Encoder, state: Unfinished, selection: Selecti
             if shard_finished:
                 _save(job, dataclasses.replace(state, shards=dict(packing.shards())), selection.fates)
 
-        selected = selection.run(limited(job.source.documents(), job.data))
+        selected = selection.run(limited(job.source.documents(), job.source))
         pack.pack(selected, packing, selection.workers, lambda: job.source.position, on_batch)
     return packing
 

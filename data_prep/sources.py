@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -117,10 +116,12 @@ ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of 
 class Source(abc.ABC):
     """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
+    config: DataConfig
     total: float | None = None
     position: float = 0
     unit: str = "documents"
     costly: bool = False  # to read it twice takes too long
+    in_parts: bool = False  # long documents may come so
     earlier: list[dict[str, Any]] | None = None  # the inventory of the run that this one goes on with
 
     @abc.abstractmethod
@@ -161,6 +162,7 @@ class TextSource(Source):
     """Local files, read one after the other in the order of `paths`; a glob's matches are sorted."""
 
     config_class: ClassVar[type[DataConfig]] = TextConfig
+    config: TextConfig
     unit = "B"
 
     def __init__(self, config: TextConfig) -> None:
@@ -176,6 +178,7 @@ class TextSource(Source):
             raise UserError(f"{path}: plain text has no records; set data.documents=block, line or file")
         for kind in self.formats:
             dumps.require_package(kind)
+        self.in_parts = "txt" in self.formats
         self._sizes = [_readable_size(path) for path in self.paths]
         self.total = sum(self._sizes)
 
@@ -273,6 +276,16 @@ def _readable_size(path: Path) -> int:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def limited(documents: Iterator[Document], config: DataConfig) -> Iterator[Document]:
-    """The first `max_documents`."""
-    return islice(documents, config.max_documents)
+def limited(documents: Iterator[Document], source: Source) -> Iterator[Document]:
+    """The first `max_documents` of these, which are the source's; one in parts counts once.
+
+    Where documents come whole nothing is read behind the last.
+    """
+    begun, limit = 0, source.config.max_documents
+    for document in documents:
+        begun += document.part == 0
+        if limit is not None and begun > limit:
+            return
+        yield document
+        if begun == limit and not source.in_parts:
+            return

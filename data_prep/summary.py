@@ -15,7 +15,7 @@ from data_prep import card, orders
 from data_prep.job import Job
 from data_prep.pack import Packing
 from data_prep.selection import Selection
-from data_prep.tokenizer import TOKENIZER_CONFIG, describe_for_transformers
+from data_prep.tokenizer import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers, load
 
 
 def complete(
@@ -81,6 +81,7 @@ def _statistics(
     return {
         **card.statistics(np.concatenate(lengths), packing.token_use, sums),
         "unknown_rate": round(int(packing.token_use[packing.encoder.ids.unk]) / tokens, 8),
+        "characters_lost": _characters_lost(folder, documents, sums, packing.token_use),
         "by_source": by_source,
         "tokens_per_byte_by_source": {
             name: round(row["tokens"] / row["bytes"], 6) for name, row in by_source.items() if row["bytes"]
@@ -88,6 +89,18 @@ def _statistics(
         "bytes_per_token": round(shard_bytes / tokens, 4),
         "folder_bytes_per_token": round((shard_bytes + rest) / tokens, 4),
     }
+
+
+def _characters_lost(
+    folder: Path, documents: list[orders.Documents], sums: dict[str, int], token_use: np.ndarray
+) -> float | None:
+    """Share of the text's characters, white space aside, that no token stands for: they are in unknown tokens, or the
+    tokenizer's normaliser drops them. None where it is not known: ready-made ids, other kinds than WordPiece."""
+    characters_V = characters_by_entry(load(folder / shards.TOKENIZER))
+    if characters_V is None or not sums["characters"]:
+        return None
+    written = sums["characters"] - sums["words"] + sum(part.texts.documents for part in documents)
+    return round(max(0.0, 1 - int(token_use @ characters_V) / written), 6)
 
 
 def _late_stages(

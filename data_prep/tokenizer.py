@@ -6,11 +6,13 @@ Whatever its origin (data_prep/vocabulary.py trains one), it ends up with five s
 """
 
 import json
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Tokenizer, processors
+import numpy as np
+from tokenizers import Tokenizer, models, processors
 
 from cramming.config import UserError, file_sha256
 from cramming.data.shards import SpecialIds, TokenizerInfo
@@ -90,6 +92,22 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     """The ids of the five special tokens."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     return SpecialIds(**{name: vocab[token] for name, token in special_tokens(tokenizer).items()})
+
+
+def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
+    """How many characters of text each entry stands for, int64 [vocabulary]: none for a special token.
+
+    None for other kinds than WordPiece, whose unknown tokens are single characters.
+    """
+    if not isinstance(tokenizer.model, models.WordPiece):
+        return None
+    prefix, vocab = tokenizer.model.continuing_subword_prefix, tokenizer.get_vocab(with_added_tokens=True)
+    characters_V = np.zeros(1 + max(vocab.values()), dtype=np.int64)
+    special = set(special_tokens(tokenizer).values())
+    for entry, number in vocab.items():
+        if entry not in special:  # BERT's normaliser takes syllables of Hangul apart
+            characters_V[number] = len(unicodedata.normalize("NFC", entry.removeprefix(prefix)))
+    return characters_V
 
 
 def describe_for_transformers(special: dict[str, str]) -> str:

@@ -48,6 +48,16 @@ def test_proportions_are_exact_at_every_point(mixed: Config, unit: str) -> None:
     assert len(documents) > 400 and max(Counter(d.source for d in documents).values()) == 300
 
 
+def test_a_document_in_parts_is_one_document(mixed: Config, tmp_path: Path, made_up: Callable[..., list[str]]) -> None:
+    (tmp_path / "long.txt").write_text("\n\n".join("\n".join(made_up(20, number)) for number in range(5)))
+    config = mixed([1, 2], unit="documents", clean={"max_characters": 1000})
+    config["data"]["parts"][0]["paths"] = [str(tmp_path / "long.txt")]
+    documents = list(parse(config).source.documents())
+    of_long = [document for document in documents if document.source == "part 0: file0"]
+    assert len(of_long) > 20 and sum(document.part == 0 for document in of_long) == 5
+    assert 9 <= len(documents) - len(of_long) <= 12
+
+
 def test_the_seed_decides_and_repeats(mixed: Config) -> None:
     def order(seed: int) -> list[str]:
         return [d.id for d in parse(mixed([1, 1, 1], seed=seed, unit="documents")).source.documents()]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,11 @@ from transformers import AutoTokenizer
 
 from cramming.config import UserError
 from cramming.data.shards import MANIFEST, Corpus, corpus_folder
-from data_prep import encoding, pack, workers
+from data_prep import encoding, pack, vocabulary, workers
 from data_prep.clean import CleanConfig, normalize, split_by_words
-from data_prep.prepare import main
+from data_prep.prepare import main, parse
+from data_prep.sources import limited
+from data_prep.tokenizer import TokenizerConfig, characters_by_entry
 from eval.datasets import read_task, tasks_in_folder
 
 Config = Callable[..., dict[str, Any]]
@@ -128,11 +131,16 @@ def test_a_long_document_is_counted_once(
     """It is read in parts, so that memory stays bounded."""
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("\n".join("\n".join(made_up(20, number)).split(". ")))
-    corpus = run(text_config(tmp_path / "*.txt", documents="file", clean={"max_characters": 2000}))
+    config = text_config(tmp_path / "*.txt", documents="file", clean={"max_characters": 2000})
+    corpus = run(config)
     source, normalise = corpus.manifest.stages[:2]
     assert (source.documents_in, source.documents_out, normalise.documents_in) == (3, 3, 3)
     assert normalise.notes == {"long_documents_cut": 3, "their_parts": normalise.documents_out}
     assert normalise.documents_out > 6 and corpus.manifest.removed == {}
+    config["data"]["max_documents"] = 2
+    first_two = list(limited(parse(config).source.documents(), parse(config).source))
+    texts = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
+    assert "".join(document.text for document in first_two) == "".join(f"{text}\n" for text in texts)
 
 
 def test_no_advice_on_plain_text_where_there_is_none(
@@ -184,8 +192,32 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     """WordPiece makes one unknown token of a run of over 100 characters without a space."""
     thai = ["".join(chr(0x0E01 + (7 * line + i * i) % 46) for i in range(150)) for line in range(60)]
     (tmp_path / "a.txt").write_text("\n\n".join([*made_up(60), *thai]), encoding="utf-8")
-    run(text_config(tmp_path / "a.txt"))
-    assert re.search(r"[\d.]+% of the tokens are unknown; .* tokenizer=bpe", capsys.readouterr().out)
+    corpus = run(text_config(tmp_path / "a.txt"))
+    found = corpus.manifest.statistics
+    lost, spaces = found["characters_lost"], found["words"] - corpus.manifest.counts["documents"]
+    stops = 60  # the rarest sign, for which the alphabet has no room
+    assert round(lost * (found["characters"] - spaces)) == 150 * len(set(thai)) + stops
+    said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .* tokenizer=bpe"
+    assert re.search(said, capsys.readouterr().out)
+
+
+def test_characters_that_no_token_stands_for_are_known(tmp_path: Path) -> None:
+    """What becomes unknown, and what BERT's normaliser drops; nothing of what it only rewrites."""
+    letters = list("abcdefghijklmnopqrstuvwxyzक,.") + list(unicodedata.normalize("NFD", "한글"))
+    sample = ["".join(letters) + " it is an old city and not a new one"] * 30
+    model = vocabulary.train(sample, TokenizerConfig(vocab_size=200, min_frequency=1))
+    known = characters_by_entry(model)
+    assert known is not None
+    for text, lost in (
+        ("A new CITY, not Äöü.", 0),
+        ("한글", 0),
+        ("city ☃☃☃ it", 3),
+        ("कु", 1),
+        ("not☃new", 7),
+    ):
+        ids = model.encode(text, add_special_tokens=False).ids
+        assert len(text.replace(" ", "")) - int(known[ids].sum()) == lost, text
+    assert characters_by_entry(vocabulary.train(sample, TokenizerConfig(kind="bpe", vocab_size=300))) is None
 
 
 def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
