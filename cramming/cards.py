@@ -39,6 +39,11 @@ class Card(NamedTuple):
         return self.capability >= (8, 0)
 
     @property
+    def is_amd(self) -> bool:
+        """Whether it is AMD's and not NVIDIA's."""
+        return self.name.startswith("MI")
+
+    @property
     def memory_bytes(self) -> int:
         """What torch reports."""
         return int(self.memory * REPORTED_SHARE[self.kind] * 2**30)

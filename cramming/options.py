@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 
 from cramming import device as devices
-from cramming import roofline
+from cramming import energy, roofline
 from cramming.budget import BudgetConfig
 from cramming.config import UserError
 from cramming.data.masking import ObjectiveConfig
@@ -46,15 +46,21 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result."""
+    """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result.
+
+    `price_per_hour` of the device, in whatever currency.
+    """
 
     memory_gb: float | None
     device: str
     json: Path | None
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if self.memory_gb is not None and self.memory_gb <= 0:
-            raise ValueError(f"memory_gb={self.memory_gb} is not above 0")
+        for name in ("memory_gb", "price_per_hour"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}={value} is not above 0")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class Target:
     rates: Rates
     keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
     flash: bool  # FlashAttention runs there
+    watts: float | None = None  # what it may take; not known of a CPU
+    watts_basis: str = ""
 
     @property
     def usable_bytes(self) -> float:
@@ -132,7 +140,7 @@ class Job:
 
 
 def find_target(config: PlanConfig, device: str, job: Job) -> Target:
-    """The device of `plan.device`: this machine's (auto, cpu, cuda), or one of the table by name."""
+    """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
     mode, tf32 = job.execution.precision.mode, job.execution.precision.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if config.device in ("auto", "cpu", "cuda"):
@@ -142,12 +150,13 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
         memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
-        flash = here.type == "cuda" and has_flash(here)
+        flash, uuid = here.type == "cuda" and has_flash(here), devices.nvml_uuid(here)
     else:
         card = roofline.named(config.device, mode)
         resolved = mode if mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         rates = roofline.by_data_sheet(card, resolved, tf32)
         kind, name, memory, flash = "cuda", card.name, card.memory_bytes, card.capability >= FLASH_CAPABILITY
+        uuid = None
     if kind == "cuda" and not flash and job.execution.attention.kernel == "varlen":
         raise UserError(
             f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), {name} is"
@@ -155,7 +164,7 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
         )
     size = config.memory_gb * GIB if config.memory_gb else memory
     keeps_heap = kind == "cpu" and job.execution.runtime.keep_heap
-    return Target(kind, name, size, resolved, rates, keeps_heap, flash)
+    return Target(kind, name, size, resolved, rates, keeps_heap, flash, *energy.power_of(uuid, name))
 
 
 def explore(job: Job, target: Target) -> Iterator[Option]:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cramming.config import UserError, build
+from cramming.costs import Costs
 from cramming.files import write_atomically
 from cramming.model.config import count_parameters
 from cramming.options import (
@@ -38,8 +39,11 @@ def main(settings: dict[str, Any]) -> None:
     options = list(explore(job, target))
     best = max((o for o in options if o.fits), key=lambda o: o.tokens_per_second, default=None)
     report(job, target, options, best)
+    costs = Costs.of(settings, job, target, best.tokens_per_second, config.price_per_hour) if best else None
+    for line in costs.lines(target) if costs else ():
+        say(line)
     if config.json:
-        text = json.dumps(as_json(job, target, options, best), indent=1) + "\n"
+        text = json.dumps(as_json(job, target, options, best, costs), indent=1) + "\n"
         write_atomically(config.json, text)
     if best is None:
         least = min(options, key=lambda o: o.cost.peak_bytes)
@@ -74,6 +78,13 @@ def describe(job: Job, target: Target) -> None:
             " holds what is predicted"
         )
     say(f"rates: {target.rates.basis}")
+    if target.mode == "fp16" and job.execution.precision.mode == "auto":
+        say("precision: fp16, with the loss scaled, as this device has no bf16 units")
+    if target.kind == "cuda" and not target.flash:
+        say(
+            "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
+            " packed documents computes all pairs of a row, with masks in memory"
+        )
     for name in ("offload_activations", "offload_weights", "offload_optimizer"):
         if target.kind == "cuda" and getattr(job.execution.memory, name):
             say(f"memory.{name}: the time of its copies, and of what the CPU computes, is counted as if on the device")
@@ -110,13 +121,8 @@ def report(job: Job, target: Target, options: list[Option], best: Option | None)
         " counted where configured, not proposed"
     )
     if best:
-        tokens = tokens_in_budget(job, best.tokens_per_second)
         rate = format_count(best.tokens_per_second, "tokens")
-        settings = best.overrides(job.execution.memory)
-        say(
-            f"proposed: {' '.join(settings)}: about {rate}/s, {format_count(tokens, 'tokens')} in"
-            f" {job.budget.limit:g} {job.budget.unit} ({tokens / best.tokens_per_second / 3600:.2g} h)"
-        )
+        say(f"proposed: {' '.join(best.overrides(job.execution.memory))}: about {rate}/s")
 
 
 def _differing(options: list[Option]) -> list[str]:
@@ -125,7 +131,9 @@ def _differing(options: list[Option]) -> list[str]:
     return [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
 
 
-def as_json(job: Job, target: Target, options: list[Option], best: Option | None) -> dict[str, Any]:
+def as_json(
+    job: Job, target: Target, options: list[Option], best: Option | None, costs: Costs | None
+) -> dict[str, Any]:
     """The whole result, in bytes and seconds."""
 
     def one(option: Option) -> dict[str, Any]:
@@ -144,10 +152,16 @@ def as_json(job: Job, target: Target, options: list[Option], best: Option | None
         "parameters": count_parameters(job.model).total,
         "vocab_size": job.model.vocab_size,
         "precision": target.mode,
-        "device": {"kind": target.kind, "name": target.name, "memory_bytes": target.memory_bytes},
+        "device": {
+            "kind": target.kind,
+            "name": target.name,
+            "memory_bytes": target.memory_bytes,
+            "watts": target.watts,
+        },
         "usable_bytes": target.usable_bytes,
         "rates": asdict(target.rates),
         "budget": {"unit": job.budget.unit, "limit": job.budget.limit},
         "options": [one(option) for option in options],
         "proposed": one(best) if best else None,
+        "costs": asdict(costs) if costs else None,
     }

@@ -68,6 +68,7 @@ LEVELS = {
     "cramming.parts": 3,
     "cramming.account": 3,
     "cramming.options": 3,
+    "cramming.costs": 3,
     "cramming.plan": 3,
     "cramming.pretrain": 3,
     "cramming.cli": 3,

@@ -11,7 +11,7 @@ import pytest
 
 from cramming import device, energy
 from cramming.budget import BudgetClock, BudgetConfig
-from cramming.energy import COUNTER, SAMPLES, Gpu, Meter, of_run
+from cramming.energy import COUNTER, SAMPLES, Gpu, Meter, of_run, power_of
 from cramming.journal import read_journal
 from cramming.record import load_record
 
@@ -97,6 +97,10 @@ def test_the_power_limit(nvml: Set) -> None:
     nvml(limit=320)
     gpu = Gpu.open(UUID)
     assert gpu and gpu.limit_watts() == 320.0 and gpu.joules() is None and gpu.watts() is None
+    assert power_of(UUID, "NVIDIA GeForce RTX 3090") == (320.0, "its power limit by NVML")
+    nvml()
+    assert power_of(UUID, "NVIDIA GeForce RTX 3090") == (350.0, "board power by the data sheet")
+    assert power_of(UUID, "a card that nobody knows")[0] is None
 
 
 def test_without_nvml_or_without_this_gpu_there_is_none(nvml: Set, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,13 +49,15 @@ def test_a_small_model_on_a_large_card(compose: Compose, tmp_path: Path, capsys:
     assert (first["micro_batch"], first["memory"]["checkpoint_every"]) == (8, 0)  # as configured
     assert best["overrides"] == ["train.micro_batch=32"]
     assert best["tokens_per_second"] == max(o["tokens_per_second"] for o in found["options"])
-    assert best["tokens_in_budget"] == pytest.approx(24 * 3600 * best["tokens_per_second"])
+    assert found["costs"]["tokens"] == pytest.approx(24 * 3600 * best["tokens_per_second"])
+    assert found["costs"]["hours"] == pytest.approx(24.0) and found["costs"]["price"] is None
     for option in found["options"]:
         assert sum(option["peak_by_component"].values()) == option["peak_bytes"]
         assert option["fits"] == (option["peak_bytes"] <= found["usable_bytes"])
     text = capsys.readouterr().out
     assert "proposed: train.micro_batch=32:" in text
     assert "not measured" in text
+    assert text.index("proposed: ") < text.index("training: ") < text.index("electricity: ") and "price" not in text
     assert "tried: checkpointing and the micro-batch." in text  # what is not among the rows may still be better
     assert len({len(line) for line in text.splitlines() if line.endswith("configured")}) == 1
 

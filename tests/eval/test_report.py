@@ -15,6 +15,7 @@ from scipy import stats
 
 from cramming.config import UserError
 from eval import leaderboard, plots, submission, tasks
+from eval.facts import facts
 from eval.reading import Run, load_runs
 from eval.render import DASH, Paragraph
 from eval.report import main
@@ -76,6 +77,13 @@ def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(ru
         assert average.definition in text
     assert "dev split, median of 3 seeds, last epoch scored, 5 epochs" in text
     assert "second-hand" in text
+
+
+def test_measured_energy_is_a_fact_and_one_that_was_not_is_none() -> None:
+    known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
+    for found, lines in ((known, ["9.5 kWh, NVML energy counter"]), (dict.fromkeys(known), [])):
+        rows = [row for group in facts({"pretrain": found}).groups for row in group.rows]
+        assert [value.text for title, value in rows if title.text == "Energy of the GPU"] == lines
 
 
 def test_csv_has_the_exact_numbers(runs: Path) -> None:

@@ -1,0 +1,87 @@
+"""The table of cards in docs/tricks.md: what `cramming plan` reckons for each, BERT-base in rows of 128 tokens.
+
+    python benchmarks/cards.py --docs docs/tricks.md
+
+Without checkpointing, with the largest micro-batch that fits. Nothing is measured: rates are the data sheets' at
+assumed shares (cramming/roofline.py). A simulated step serves all cards with the same number format, kernels and head.
+"""
+
+import argparse
+import functools
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cramming.cards import CARDS, Card
+from cramming.config import config_folder
+from cramming.costs import Costs
+from cramming.model.heads import cuda_chunks
+from cramming.options import Job, Option, PlanConfig, Target, find_target, price_of
+from cramming.simulate import Simulation, micro_batch_sizes
+
+SECTION = "## Cards, reckoned"
+HEADERS = (
+    "card", "memory, GiB", "products, TFLOP/s", "GB/s", "W", "format", "micro-batch", "tokens/s", "tokens in a day",
+    "kWh in a day",
+)  # fmt: skip
+NOTE = (
+    "What `cramming plan experiment=bert-base-day plan.device=<card>` reckons, uncompiled and without checkpointing,"
+    " with the largest micro-batch that fits (`python benchmarks/cards.py`). Not measured: 70 % of the products (dense,"
+    " 16 bits, sums in fp32), 80 % of the bandwidth and 90 % of the power are assumed; memory is what the card is sold"
+    " with. Published rates of others, compiled: 58k tokens/s on a 2080 Ti, 103k on an A6000 (crammed BERT; README)."
+)
+
+
+def settings_of(*overrides: str) -> dict[str, Any]:
+    """The configuration, as the verbs have it."""
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        found: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    return dict(found)
+
+
+def largest(job: Job, target: Target, simulation: Simulation) -> Option | None:
+    """The largest micro-batch that fits, as `plan` would price it."""
+    sizes = reversed(micro_batch_sizes(job.train.batch_size))
+    options = (price_of(job, target, job.execution.memory, simulation, rows) for rows in sizes if rows <= 1024)
+    return next((option for option in options if option.fits), None)
+
+
+def row_of(card: Card, target: Target, option: Option | None, costs: Costs | None) -> list[str]:
+    """One line of the table."""
+    known = [str(card.memory), f"{card.tflops:g}", str(card.bandwidth), str(card.watts), target.mode]
+    if option is None or costs is None:
+        return [card.name, *known, "none fits", "", "", ""]
+    found = [str(option.micro_batch), f"{option.tokens_per_second / 1e3:.0f}k", f"{costs.tokens_per_day / 1e9:.1f}B"]
+    return [card.name, *known, *found, f"{costs.kwh:.1f}"]
+
+
+def main() -> None:
+    """Reckon, and put the section into the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--docs", type=Path, required=True)
+    arguments = parser.parse_args()
+    settings = settings_of("experiment=bert-base-day", "runtime.compile=off")
+    job = Job.of(settings)
+    simulations: dict[Any, Simulation] = {}
+    rows = []
+    for card in CARDS:
+        target = find_target(PlanConfig(None, card.name, None), "cpu", job)
+        alike = (target.mode, target.flash, cuda_chunks(target.memory_bytes))
+        if alike not in simulations:
+            simulations[alike] = Simulation(job.recipe(target, job.execution.memory))
+            simulations[alike].step = functools.cache(simulations[alike].step)  # type: ignore[method-assign]
+        option = largest(job, target, simulations[alike])
+        costs = Costs.of(settings, job, target, option.tokens_per_second, None) if option else None
+        rows.append(row_of(card, target, option, costs))
+        print(" | ".join(rows[-1]), flush=True)
+    lines = [HEADERS, ["---"] * len(HEADERS), *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    before, _, rest = arguments.docs.read_text(encoding="utf-8").partition(SECTION)
+    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
+    arguments.docs.write_text(f"{before.rstrip()}\n\n{SECTION}\n\n{NOTE}\n\n{table}\n{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
