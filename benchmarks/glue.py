@@ -3,8 +3,9 @@
 Same encoder, task, examples, epochs, batch size, learning rate and its course, dropout, AdamW and number format; the
 same number of cores. The other side is `transformers.Trainer` with `DataCollatorWithPadding` in one process that uses
 all cores, tokenized beforehand, no checkpoints, no evaluation but the last; ours is what `cramming glue` runs: a
-process of one thread per core. Each measurement is a process of its own, from its start to its last prediction, imports
-and tokenizing included. Sides alternate over groups of seeds, and who begins alternates too.
+process of one thread per core, or on a GPU one per seed. Each measurement is a process of its own, from its start to
+its last prediction, imports and tokenizing included. Sides alternate over groups of seeds, and who begins alternates
+too.
 
     python benchmarks/glue.py --model <Hugging Face BERT folder> --data <GLUE folder> --out benchmarks/results/<name>.md
 """
@@ -60,8 +61,10 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     runs = [(name, seed) for name in data for seed in arguments.seeds]
     runs.sort(key=lambda run: -len(encoded[run[0]].train.ids_T))
-    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, arguments.precision, "cpu", 1, "last") for n, s in runs]
-    found = run_jobs(jobs, min(arguments.cores, len(jobs)), lambda count: None)
+    how = (arguments.precision, arguments.device, 1, "last")
+    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, *how) for n, s in runs]
+    workers = len(arguments.seeds) if arguments.device == "cuda" else arguments.cores
+    found = run_jobs(jobs, min(workers, len(jobs)), lambda count: None)
     return [result(data[j.task], j.seed, p.scored[data[j.task].scored[0].source.entry], p.seconds) for j, p in found]
 
 
@@ -82,10 +85,9 @@ def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tokenized(tokenizer: Any, split: Any) -> Any:
-    from datasets import Dataset
-
     found = tokenizer(*split.texts, truncation=True, max_length=128, padding=False)
-    return Dataset.from_dict({**found, "labels": split.labels.tolist()})
+    columns = {**found, "labels": split.labels.tolist()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, train: Any, dev: Any, seed: int) -> Any:
@@ -106,8 +108,9 @@ def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, 
             output_dir=folder, num_train_epochs=hyper.epochs, per_device_train_batch_size=hyper.batch_size,
             per_device_eval_batch_size=hyper.batch_size, learning_rate=hyper.learning_rate, lr_scheduler_type="cosine",
             warmup_steps=hyper.warmup, weight_decay=hyper.weight_decay, adam_beta1=hyper.beta1, adam_beta2=hyper.beta2,
-            adam_epsilon=hyper.eps, max_grad_norm=0.0, seed=seed, use_cpu=True, report_to="none", save_strategy="no",
-            logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, bf16=arguments.precision == "bf16",
+            adam_epsilon=hyper.eps, max_grad_norm=0.0, seed=seed, use_cpu=arguments.device == "cpu", report_to="none",
+            save_strategy="no", logging_strategy="no", disable_tqdm=True, bf16=arguments.precision == "bf16",
+            dataloader_pin_memory=arguments.device == "cuda",
         )  # fmt: skip
         trainer = Trainer(model, settings, DataCollatorWithPadding(tokenizer), train_dataset=train)
         trainer.train()
@@ -129,13 +132,23 @@ def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[
     """One process of one side, timed from outside."""
     command = [sys.executable, __file__, "--side", side, "--model", str(arguments.model), "--data", str(arguments.data)]
     command += ["--epochs", str(arguments.epochs), "--rate", str(arguments.rate), "--cores", str(arguments.cores)]
-    command += ["--precision", arguments.precision, "--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
+    command += [
+        "--precision",
+        arguments.precision,
+        "--device",
+        arguments.device,
+        "--tasks",
+        *arguments.tasks,
+        "--seeds",
+        *map(str, seeds),
+    ]
     command += ["--examples", str(arguments.examples)] if arguments.examples else []
     threads = {"OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1), "HF_HUB_OFFLINE": "1"}
     here = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     begun = time.perf_counter()
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": here, **threads}, stdout=subprocess.PIPE, check=True, text=True
+        command, env={**os.environ, "PYTHONPATH": path, **threads}, stdout=subprocess.PIPE, check=True, text=True
     )
     runs = json.loads(done.stdout.splitlines()[-1])
     return {"side": side, "seeds": seeds, "seconds": round(time.perf_counter() - begun, 2), "runs": runs}
@@ -182,7 +195,7 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
     return "\n".join(lines)
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of a BERT that both sides load")
     parser.add_argument("--data", type=Path, required=True, help="folder with the official RTE/, MRPC/, CoLA/")
@@ -194,8 +207,13 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="take this many training examples of each task (a try-out)")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     if arguments.side:
         runs = {"trainer": run_trainer, "cramming": run_cramming}[arguments.side](arguments)
         print(json.dumps(runs))

@@ -5,7 +5,7 @@ rounding alone carries the loss (gate.py), are run when the first trick asks for
 what a trick cannot do (`Trick.basis`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,12 +46,14 @@ def gate_settings(settings: dict[str, Any], changes: Mapping[str, Mapping[str, A
 
 @dataclass
 class Curves:
-    """What a run of `bench tricks` knows of its gate. `settings` are those of `gate_settings`."""
+    """What a run of `bench tricks` knows of its gate. `settings` are those of `gate_settings`; `make` starts a process,
+    or what behaves like one."""
 
     settings: dict[str, Any]
     steps: int
     vocab_size: int
     device: torch.device
+    make: Callable[[Mapping[str, Any]], Worker] = Worker
 
     def __post_init__(self) -> None:
         self._references: dict[str, list[float]] = {}
@@ -119,7 +121,7 @@ class Curves:
 
     def losses(self, jobs: Sequence[dict[str, Any]]) -> list[list[float]]:
         """The loss of every step of each job, one after the other in one process."""
-        with Worker(jobs[0]) as worker:
+        with self.make(jobs[0]) as worker:
             curves = [worker.run(0, self.steps).losses]
             for job in jobs[1:]:
                 worker.rebuild(job)

@@ -5,6 +5,8 @@ half follow from the token before. A model learns the frequencies in tens of ste
 attention, and the successors last: the curve falls all the way, but only if every part works.
 """
 
+import functools
+
 import numpy as np
 
 from cramming.data.batches import BatchSource
@@ -15,6 +17,7 @@ SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOPICS = 4
 
 
+@functools.lru_cache(maxsize=2)  # seconds for a GPU's batches, and one process may serve many sides
 def topic_stream(vocab_size: int, num_tokens: int, document_length: int, seed: int) -> TokenStream:
     """A stream of `num_tokens` ids below `vocab_size` in documents of `document_length`."""
     rng = np.random.default_rng(seed)

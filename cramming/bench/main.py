@@ -7,7 +7,7 @@ conditions.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -111,12 +111,17 @@ def judged_row(trick: Trick, pairs: "Pairs", curves: Curves) -> tuple[dict[str, 
 
 
 class Pairs:
-    """Timed pairs: the reference's processes, one per shape, live as long as `running`, each trick's for its row."""
+    """Timed pairs: the reference's processes, one per shape, live as long as `running`, each trick's for its row.
+
+    `make` starts one: a `Worker`, or what behaves like one.
+    """
 
     def __init__(
-        self, shapes: dict[str, dict[str, Any]], config: BenchConfig, device: torch.device, running: ExitStack
-    ) -> None:
+        self, shapes: dict[str, dict[str, Any]], config: BenchConfig, device: torch.device, running: ExitStack,
+        make: "Make | None" = None,
+    ) -> None:  # fmt: skip
         self.shapes, self.config, self.device, self.running = shapes, config, device, running
+        self.make = make or Worker
         self.bases: dict[str, Worker] = {}
         self.ceilings: dict[tuple[str, bool], float] = {}  # by mode, and whether fp32 products are TF32's
 
@@ -132,10 +137,10 @@ class Pairs:
             return {"error": f"{train['batch_size']} sequences are one pass on {threads} threads"}
         if shape not in self.bases:
             job = job_of(settings, REFERENCE, vocab_size, self.device)
-            self.bases[shape] = self.running.enter_context(Worker(job))
+            self.bases[shape] = self.running.enter_context(self.make(job))
             warm_up(self.bases[shape])
         job = job_of(settings, trick, vocab_size, self.device)
-        row = measure(self.bases[shape], job, self.config)
+        row = measure(self.bases[shape], job, self.config, self.make)
         if "error" in row:
             return row
         mode, tf32 = row["precision"], job["settings"]["precision"]["tf32"]
@@ -205,10 +210,10 @@ def refuse_missing_package(side: str, package: str | None) -> None:
         raise UserError(f"bench: {side}: needs the package {package}; pip install 'cramming[bench]'")
 
 
-def measure(base: Worker, job: dict[str, Any], config: BenchConfig) -> dict[str, Any]:
+def measure(base: Worker, job: dict[str, Any], config: BenchConfig, make: "Make | None" = None) -> dict[str, Any]:
     """Turns of a candidate and the base: seconds per step of both, speed-up, peak memory."""
     try:
-        with Worker(job) as other:
+        with (make or Worker)(job) as other:
             first_seconds = warm_up(other)
             seconds: dict[str, list[float]] = {"base": [], "other": []}
             peaks = {"base": 0, "other": 0}
@@ -252,6 +257,7 @@ def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
     return [t for t in every if t.name in only]
 
 
+Make = Callable[[Mapping[str, Any]], Worker]
 # Of the products that a mode's utilisation is measured by; of fp8 the table says that they are bf16's.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 BERT = {"model.norm_order": "post", "model.mlp": "plain", "model.positions": "learned", "model.norm_bias": True,

@@ -38,15 +38,20 @@ class Steps:
 class Worker:
     """A running side; a context manager, so that no process outlives its measurement, and no file of its.
 
-    Compiled code and all else that it writes goes to a temporary folder of its own: each side compiles anew.
+    Compiled code and all else that it writes goes to a temporary folder of its own: each side compiles anew. Not with
+    `shares_code`, where the time of compilation is not what is measured.
     """
 
-    def __init__(self, job: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], command: Sequence[str] | None = None, shares_code: bool = False
+    ) -> None:
         self.job = job
         # A killed process's compiler threads may write for a moment more.
         self._folder = tempfile.TemporaryDirectory(prefix="cramming-bench-", ignore_cleanup_errors=True)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
-        own = {"TMPDIR": self._folder.name, "TORCHINDUCTOR_CACHE_DIR": str(Path(self._folder.name) / "compiled")}
+        own = {"TMPDIR": self._folder.name}
+        if not shares_code:
+            own["TORCHINDUCTOR_CACHE_DIR"] = str(Path(self._folder.name) / "compiled")
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "cramming.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **own},
@@ -119,7 +124,7 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
 
     def build() -> Any:
         side = SIDES[job["side"]](job, device)
-        _answer(answers, {"flops_per_token": side.flops_per_token, "precision": side.precision})
+        _answer(answers, facts_of(side))
         return side
 
     side = build()
@@ -131,6 +136,12 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
             continue
         seconds, losses = side.run(command["first"], command["count"])
         _answer(answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak_memory_bytes(device)})
+
+
+def facts_of(side: Any) -> dict[str, Any]:
+    """What is known of a side once it is built; `micro_batch=auto` is a number then."""
+    facts = {"flops_per_token": side.flops_per_token, "precision": side.precision}
+    return facts | {"micro_batches": getattr(side, "micro_batches", 1)}
 
 
 def _answer(answers: IO[str], message: Mapping[str, Any]) -> None:

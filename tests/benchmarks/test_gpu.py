@@ -1,58 +1,152 @@
-"""The script for a GPU, on a CPU at a tiny scale: every row is measured, and what cannot be says why."""
+"""The stages' frame: what fails, hangs, dies or comes too late is a line that says so, and the rest goes on."""
 
-import importlib.util
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from cramming.bench import main as bench
 from cramming.config import UserError
 
-
-@pytest.fixture(scope="module")
-def gpu() -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("gpu_script", Path(__file__).parents[2] / "benchmarks" / "gpu.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows_of(gpu: ModuleType, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
-    out = tmp_path / "gpu.md"
-    gpu.main(["--scale", "tiny", "--device", "cpu", "--out", str(out), *arguments])
-    return [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{")]
-
-
-def test_a_capped_run_finds_its_micro_batch(gpu: ModuleType, tmp_path: Path) -> None:
-    (row,) = rows_of(gpu, tmp_path, "--only", "cap base")
-    assert row["tokens_per_step"] == 32 * 16 and row["tokens_per_second"] > 0 and row["memory_gb"] == 11
-
-
-def test_what_cannot_be_measured_says_why(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise UserError("no such peer")
-
-    monkeypatch.setattr(bench, "pair", broken)
-    first, late = (rows_of(gpu, tmp_path, "--only", "bert 128", *more)[0] for more in ([], ["--minutes", "0"]))
-    assert first["error"] == "no such peer" and "not begun within 0.0 minutes" in late["error"]
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
+# A stage of these rows, in place of one that measures.
+STAGE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from run import ANEW, add_line, rows_of
+told = json.loads(sys.argv[1])
+file = Path(told["file"])
+for name, at_most in (("good", 60), ("dies", 60), ("hangs", 0.5), ("slow", 60), ("last", 60)):
+    if rows_of(file).get(name, {}).keys() & {"result", "error"}:
+        continue
+    add_line(file, {"row": name, "begun": time.time(), "at_most": at_most})
+    if name == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "hangs":
+        time.sleep(60)
+    if name == "slow":
+        time.sleep(3 if not (file.parent / "go").exists() else 0)
+    add_line(file, {"row": name, "result": {}})
+    if name == "good":
+        sys.exit(ANEW)
+"""
 
 
-@pytest.mark.slow
-def test_every_row_on_a_cpu(gpu: ModuleType, tmp_path: Path) -> None:
-    rows = rows_of(gpu, tmp_path)
-    assert len(rows) == 9
-    for row in rows:
-        if row["row"].startswith("fp8") and importlib.util.find_spec("torchao") is None:
-            assert "needs the package torchao" in row["error"]
-        elif row["row"] != "ceiling":
-            assert row["tokens_per_second"] > 0 and row["share_of_ceiling"] > 0, row
-        assert row["row"].startswith("fp8") or "error" not in row, row
-    pairs = [row for row in rows if row["row"].split()[0] in ("bert", "modern")]
-    assert len(pairs) == 4 and all(row["speedup"] > 0 for row in pairs)
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The scripts as modules."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import in_process
+    import lab
+    import run
+    import stage
+
+    return SimpleNamespace(in_process=in_process, lab=lab, run=run, stage=stage)
+
+
+def states(file: Path) -> dict[str, str]:
+    """By row, how it ended."""
+    rows: dict[str, str] = {}
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        rows[row["row"]] = next(key for key in ("result", "error", "skipped", "begun") if key in row)
+    return rows
+
+
+def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    (folder / "run.py").write_text((FOLDER / "run.py").read_text())
+    (folder / "stage.py").write_text(STAGE)
+    command = [sys.executable, folder / "run.py", "--stage", "1", "--out", folder, "--work", folder / "work", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_row_that_dies_or_hangs_is_named_and_the_rest_goes_on_after_a_kill_too(tmp_path: Path) -> None:
+    file, first = tmp_path / "stage1.jsonl", start(tmp_path)
+    while not (file.exists() and '"slow"' in file.read_text()):
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    known = {"good": "result", "dies": "error", "hangs": "error"}
+    assert states(file) == known | {"slow": "begun"}
+    time.sleep(3.5)
+    assert states(file)["slow"] == "begun"  # what measured has ended with what watched
+    (tmp_path / "go").touch()
+    with file.open("a") as stream:
+        stream.write('{"row": "torn", "resu')  # as a kill may leave it
+    again = start(tmp_path)
+    said, _ = again.communicate(timeout=60)
+    assert again.returncode == 1
+    assert "dies: the process ended with signal 11" in said and "hangs: took longer than 0 s" in said
+    lines = [line for line in file.read_text().splitlines() if "torn" not in line]
+    file.write_text("\n".join(lines))
+    assert states(file) == known | {"slow": "result", "last": "result"}
+
+
+def test_a_stage_ends_in_time_whatever_its_row_does(gpu: Any, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (reason,) = gpu.run.ended_badly(process, tmp_path / "none", deadline=time.time())
+        process.kill()
+    assert reason == "the stage's time was over"
+
+
+def test_a_failure_leaves_its_traceback_and_nothing_else(gpu: Any, tmp_path: Path) -> None:
+    """Refusals are results; what cannot end in time is not begun; what is known is not measured again."""
+    import torch._functorch.config as functorch
+
+    budget, precision = functorch.activation_memory_budget, torch.get_float32_matmul_precision()
+
+    def fails() -> dict[str, Any]:
+        functorch.activation_memory_budget = 0.125
+        torch.set_float32_matmul_precision("medium")
+        raise ValueError("broken")
+
+    def refuses() -> dict[str, Any]:
+        assert functorch.activation_memory_budget == budget and torch.get_float32_matmul_precision() == precision
+        raise UserError("not here")
+
+    rows = [gpu.lab.Row("fails", 1, fails), gpu.lab.Row("refuses", 1, refuses), gpu.lab.Row("long", 1e5, fails),
+            gpu.lab.Row("told", 1, lambda: {"a": 1}), gpu.lab.Row("good", 1, lambda: {"a": 1})]  # fmt: skip
+    file, scale = tmp_path / "rows.jsonl", gpu.lab.SCALES["full"]
+    lab = gpu.lab.Lab(scale, torch.device("cpu"), tmp_path, None, time.time() + 1000)
+    for _ in range(2):
+        gpu.stage.measure_all(lab, rows, file, "told")
+    found = gpu.run.rows_of(file)
+    assert "ValueError: broken" in found["fails"]["error"] and "told to fail" in found["told"]["error"]
+    assert found["refuses"]["result"] == {"refused": "not here"} and found["good"]["result"] == {"a": 1}
+    assert "100000 s" in found["long"]["skipped"]
+    assert file.read_text().count("begun") == 4  # once each
+
+
+def test_two_sides_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:
+    small = ["model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.intermediate_size=16"]
+    job = {"side": "ours", "vocab_size": 64, "device": "cpu"}
+    sizes = ["train.batch_size=2", "train.micro_batch=2", "train.sequence_length=16", "precision=fp32"]
+    jobs = [job | {"settings": compose(*small, *sizes, f"precision.tf32={tf32}")} for tf32 in ("true", "false")]
+    with gpu.in_process.InProcess(jobs[0]) as one, gpu.in_process.InProcess(jobs[1]) as other:
+        for side, precision in ((one, "high"), (other, "highest"), (one, "high")):
+            assert len(side.run(0, 2).losses) == 2 and torch.get_float32_matmul_precision() == precision
+
+
+def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:
+    import zipfile
+
+    (tmp_path / "wheels").mkdir()
+    wheels = {
+        "torch-9-py3-none-any.whl": "torch>=2",
+        "torch_other-9-py3-none-any.whl": "torch>=99",
+        "new-1.whl": "neww",
+    }
+    for name in wheels:
+        with zipfile.ZipFile(tmp_path / "wheels" / name, "w") as archive:
+            archive.writestr(f"from_{name.split('-')[0]}.py", "")
+    (tmp_path / "bundle.json").write_text(json.dumps({"wheels": wheels}))
+    for _ in range(2):
+        gpu.run.unpack(tmp_path, tmp_path / "site")
+    assert {p.name for p in (tmp_path / "site").glob("*.py")} == {"from_torch_other.py", "from_new.py"}

@@ -1,0 +1,77 @@
+"""A side of a comparison in this process, in place of one of its own (cramming.bench.worker).
+
+Starting a process and importing torch takes seconds, of which a stage has few. What processes keep apart is kept apart
+here: the precision of fp32 products, which is the process's, is set before each turn, and the peak is that above
+what was there before the side was built. What is compiled, and the compiler's settings, are put back by `clean`, once
+no side lives.
+"""
+
+import gc
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cramming import device as devices
+from cramming.bench.sides import SIDES
+from cramming.bench.worker import Steps, facts_of
+
+COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+
+
+class InProcess:
+    """As `Worker`: `facts`, `run`, `rebuild`; a context manager."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.rebuild(job)
+
+    def rebuild(self, job: Mapping[str, Any]) -> None:
+        self.side: Any = None
+        self.device = devices.select(job["device"])
+        release(self.device)
+        self._before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+        self.job, self.side = job, SIDES[job["side"]](job, self.device)
+        self._precision = torch.get_float32_matmul_precision()
+        self.facts = facts_of(self.side)
+
+    def run(self, first: int, count: int) -> Steps:
+        torch.set_float32_matmul_precision(self._precision)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds, losses = self.side.run(first, count)
+        return Steps(seconds, losses, devices.peak_memory_bytes(self.device) - self._before)
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.side = None
+        release(self.device)
+
+
+def release(device: torch.device) -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def clean(device: torch.device) -> Iterator[None]:
+    """Behind it no compiled code, no setting of the compiler and no memory is left of what was done within."""
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    compiler = [importlib.import_module(name) for name in COMPILER]
+    settings = [module.get_config_copy() for module in compiler]
+    try:
+        yield
+    finally:
+        torch.compiler.reset()
+        for module, before in zip(compiler, settings, strict=True):
+            for key, value in module.get_config_copy().items():
+                if value is not before[key] and value != before[key]:
+                    setattr(module, key, before[key])
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
+        release(device)

@@ -1,0 +1,120 @@
+"""What all rows share: the sizes, the device, and how a training step is configured."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cramming.config import config_folder
+
+MODELS = ("bert-base", "crammed-bert", "modern")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes. `shape`: overrides that make any of the models small; `micro`, `batch`: tokens of a micro-batch and step.
+
+    `seconds` is what a row's estimated time, which is that on an H200, is multiplied by. `capped`: sequences a step in
+    11 GiB. `gate`: settings of the gate's loss curves. `budget` is that of the run that is killed, after
+    `kill_after` seconds; `examples`, `epochs` are of fine-tuning.
+    """
+
+    shape: tuple[str, ...]
+    large: tuple[str, ...]
+    lengths: tuple[int, int]
+    micro: int
+    batch: int
+    capped: int
+    vocabulary: int
+    mode: str
+    compiled: str
+    steps: int
+    rounds: int
+    trick_batch: int
+    gate: tuple[str, ...]
+    budget: tuple[str, ...]
+    kill_after: float
+    epochs: int
+    examples: int | None
+    seconds: float
+
+
+SMALL = ("model.hidden_size=32", "model.num_layers=3", "model.num_heads=2", "model.intermediate_size=48")
+TINY_GATE = ("bench.gate_steps=40", "bench.gate_vocab_size=64", "bench.gate.train.batch_size=8", "optim.lr=0.01",
+             "bench.gate.train.micro_batch=8", "bench.gate.train.sequence_length=16", "bench.gate.optim.lr=0.01",
+             "bench.gate.model.hidden_size=32")  # fmt: skip
+SCALES = {
+    "full": Scale(
+        shape=(), large=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
+        compiled="model", steps=6, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
+        budget=("budget=hours", "budget.hours=0.05", "checkpoint.every_minutes=0.4"),
+        examples=None, seconds=1.0,
+    ),
+    "tiny": Scale(
+        shape=SMALL, large=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
+        compiled="off", steps=2, rounds=1, trick_batch=4, gate=TINY_GATE, epochs=1, kill_after=0,
+        budget=("budget=steps", "budget.steps=60", "checkpoint.every_steps=10"),
+        examples=64, seconds=0.1,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def settings(*overrides: str) -> dict[str, Any]:
+    """The root configuration with these overrides; not to be changed."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        composed = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    assert isinstance(composed, dict)
+    return {str(key): value for key, value in composed.items()}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where and at which size it is measured. `deadline` is a time of `time.time`."""
+
+    scale: Scale
+    device: torch.device
+    work: Path
+    bundle: Path | None
+    deadline: float
+    shared: dict[str, Any] = field(default_factory=dict)  # what rows of one process hand on
+
+    def left(self) -> float:
+        """Seconds until all must have ended."""
+        return self.deadline - time.time()
+
+    def overrides(self, model: str, length: int, packing: str = "rows") -> list[str]:
+        """A training step of one of `MODELS`, or of "large", BERT-large's shape."""
+        scale = self.scale
+        small = scale.large if model == "bert-large" else scale.shape
+        return [
+            f"model={model}", *small, f"model.vocab_size={scale.vocabulary}", "optim=adamw", f"precision={scale.mode}",
+            f"runtime.compile={scale.compiled}", f"train.sequence_length={length}", f"train.packing={packing}",
+        ]  # fmt: skip
+
+    def job(
+        self, model: str, length: int, *more: str, packing: str = "rows", side: str = "ours", rows: int = 0,
+        micro_batches: int = 1,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What a side of a comparison is told; `rows` sequences a micro-batch (0: the scale's tokens)."""
+        rows = rows or self.scale.micro // length
+        sizes = [f"train.batch_size={rows * micro_batches}", f"train.micro_batch={rows}"]
+        found = settings(*self.overrides(model, length, packing), *sizes, *more)
+        common = {"vocab_size": self.scale.vocabulary, "device": self.device.type, "name": side}
+        return {"side": side, "settings": found, "compile": self.scale.compiled != "off", **common}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result: a name, what it takes on an H200 in seconds, by estimate, and how it is measured."""
+
+    name: str
+    seconds: float
+    measure: Callable[[], Mapping[str, Any]]

@@ -1,0 +1,93 @@
+"""The process that measures the rows of one stage in turn; run.py starts it and watches.
+
+    python benchmarks/gpu/stage.py '{"stage": 1, "scale": "tiny", ...}'      # run.py's arguments
+
+A row that fails leaves its traceback and nothing else: compiled code, settings and memory go with it. Where the device
+itself does not answer any more, as after an illegal access, this process ends so that another takes over.
+"""
+
+import functools
+import importlib
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from in_process import clean
+from lab import SCALES, Lab, Row
+from run import ANEW, LAST_SECONDS, ROOT, add_line, rows_of
+
+from cramming import device as devices
+from cramming.bench.report import versions
+from cramming.config import UserError
+
+AT_LEAST = 180.0  # seconds that a row may take, whatever its estimate
+
+
+def measure_all(lab: Lab, rows: Sequence[Row], file: Path, fail: str | None) -> None:
+    """Those that are not measured yet and can end in time."""
+    known = rows_of(file)
+    for row in rows:
+        if known.get(row.name, {}).keys() & {"result", "error"}:
+            continue
+        needed, left = row.seconds * lab.scale.seconds, lab.left() - LAST_SECONDS
+        if needed > left:
+            add_line(file, {"row": row.name, "skipped": f"it needs about {needed:.0f} s, and {left:.0f} s were left"})
+            continue
+        began = time.time()
+        add_line(file, {"row": row.name, "begun": began, "at_most": min(left, max(AT_LEAST, 3 * needed))})
+        try:
+            with clean(lab.device):
+                if row.name == fail:
+                    raise RuntimeError("this row was told to fail")
+                found: dict[str, Any] = {"result": row.measure()}
+        except UserError as error:  # what this device cannot do is said in one line
+            found = {"result": {"refused": str(error)}}
+        except Exception:
+            found = {"error": traceback.format_exc()}
+        add_line(file, {"row": row.name, "seconds": round(time.time() - began, 1), **found})
+        print(f"{row.name}: {time.time() - began:.0f} s{', failed' if 'error' in found else ''}", flush=True)
+        if "error" in found and not answers(lab.device):
+            sys.exit(ANEW)
+
+
+def answers(device: torch.device) -> bool:
+    """Whether the device still computes for this process."""
+    try:
+        return torch.ones(2, device=device).sum().item() == 2
+    except RuntimeError:
+        return False
+
+
+def about(lab: Lab, stage: int) -> dict[str, Any]:
+    """Where and with what the following lines were measured."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    where = {**asdict(devices.describe(lab.device)), "threads": torch.get_num_threads(), "versions": versions()}
+    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    return {"about": {"stage": stage, "date": when, "python": sys.version.split()[0], "commit": commit, **where}}
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    bundle = told["bundle"] and Path(told["bundle"])
+    lab = Lab(SCALES[told["scale"]], devices.select(told["device"]), Path(told["work"]), bundle, told["deadline"])
+    file = Path(told["file"])
+    if lab.device.type == "cpu":  # a try-out: its kernels would take minutes to compile, and are not the GPU's
+        torch.compile = functools.partial(torch.compile, backend="eager")
+    rows = importlib.import_module(f"stage{told['stage']}").rows(lab)
+    if told["only"]:
+        rows = [row for row in rows if any(text in row.name for text in told["only"])]
+    add_line(file, {**about(lab, told["stage"]), "scale": told["scale"]})
+    measure_all(lab, rows, file, told["fail"])
+
+
+if __name__ == "__main__":
+    main()

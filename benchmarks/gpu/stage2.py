@@ -1,0 +1,111 @@
+"""Stage 2: Hugging Face's compiled loops beside ours, the memory of a small card, and each lever beside its absence."""
+
+import statistics
+from functools import partial
+from typing import Any, NamedTuple
+
+from in_process import InProcess
+from lab import Lab, Row, settings
+
+from cramming.bench.main import BenchConfig, measure
+from cramming.bench.worker import Worker, warm_up
+from cramming.config import build
+
+SMALL_CARD_GB = 11.0
+
+
+class Lever(NamedTuple):
+    """Settings that are to be faster than their absence; both sides also have `common`, of `model` at `length`.
+
+    `rows`: sequences of a micro-batch, where it is not the scale's. One block is compiled for all, which takes a tenth
+    of the time, unless `common` says otherwise.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    common: tuple[str, ...] = ()
+    model: str = "bert-base"
+    packing: str = "rows"
+    rows: int = 0
+    rows_without: int = 0
+
+
+MODEL = ("runtime.compile=model",)
+LEVERS: tuple[Lever, ...] = (  # the most wanted first
+    Lever("fp8", ("precision.mode=fp8",)),
+    Lever("micro-batches of 65,536 tokens beside 8,192", (), rows_without=64),
+    Lever("micro-batches of 131,072 tokens", (), rows=1024),
+    Lever("the whole pass compiled", MODEL),
+    Lever("FlexAttention on documents", ("attention.kernel=flex",), model="modern", packing="documents"),
+)
+
+
+def rows(lab: Lab) -> list[Row]:
+    """The most wanted first."""
+    short, _ = lab.scale.lengths
+    levers = [Row(f"lever: {lever.name}", 40, partial(beside_absence, lab, lever)) for lever in LEVERS]
+    return [
+        Row(f"BERT {short} beside Hugging Face", 110, partial(beside_loop, lab, "bert-base", "bert loop")),
+        Row("BERT-base in 11 GiB", 45, partial(capped, lab, "bert-base")),
+        *levers[:1],
+        Row(f"ModernBERT {short} beside Hugging Face", 140, partial(beside_loop, lab, "modern", "modernbert loop")),
+        *levers[1:4],
+        Row("BERT-large in 11 GiB", 70, partial(capped, lab, "bert-large")),
+        *levers[4:],
+    ]
+
+
+def turns(lab: Lab) -> BenchConfig:
+    """How many turns of how many steps."""
+    found = settings(f"bench.rounds={lab.scale.rounds}", f"bench.steps={lab.scale.steps}")
+    return build(BenchConfig, found["bench"], "bench")
+
+
+def pair(lab: Lab, base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both in turns; `speedup` is that of the second."""
+    with InProcess(base) as side:
+        base_first = [warm_up(side, 1), warm_up(side, 1)]
+        found = measure(side, other, turns(lab), InProcess)
+    return {**found, "base_first_steps_seconds": base_first}
+
+
+def beside_loop(lab: Lab, model: str, side: str) -> dict[str, Any]:
+    """The same tokens, shapes, number format and optimizer; rows are full, so there is nothing to unpad."""
+    length = lab.scale.lengths[0]
+    return pair(lab, lab.job(model, length, side=side), lab.job(model, length))
+
+
+def capped(lab: Lab, model: str) -> dict[str, Any]:
+    """Ours in the memory of a small card, in a process of its own, which finds the micro-batch by trying."""
+    length, sequences = lab.scale.lengths[0], lab.scale.capped
+    compiled = "blocks" if lab.scale.compiled != "off" else "off"
+    job = lab.job(model, length, f"runtime.compile='{compiled}'", "train.micro_batch=auto", rows=sequences)
+    with Worker(job | {"memory_gb": SMALL_CARD_GB}, shares_code=True) as worker:
+        first_seconds = warm_up(worker, 1)
+        found = worker.run(1, 2)
+    tokens = sequences * length
+    return {
+        **worker.facts, "memory_gb": SMALL_CARD_GB, "tokens_per_step": tokens, "peak_bytes": found.peak_bytes,
+        "tokens_per_second": tokens / statistics.median(found.seconds), "first_steps_seconds": first_seconds,
+        "raw_seconds": found.seconds, "losses": found.losses,
+    }  # fmt: skip
+
+
+def beside_absence(lab: Lab, lever: Lever) -> dict[str, Any]:
+    """As many tokens a step on both sides."""
+    length = lab.scale.lengths[1 if lever.packing == "documents" else 0]
+    blocks = "blocks" if lab.scale.compiled != "off" else "off"
+    sequences = 2 * lab.scale.batch // length
+    jobs = []
+    for rows, more in ((lever.rows_without, ()), (lever.rows, lever.overrides)):
+        rows = min(rows or lab.scale.micro // length, sequences)
+        compiled = (*lever.common, *more) if blocks != "off" else ()
+        plain = [text for text in (*lever.common, *more) if not text.startswith("runtime.")]
+        overrides = {text.split("=")[0]: text for text in (f"runtime.compile='{blocks}'", *plain, *compiled)}
+        if lab.device.type == "cpu" and "precision.mode=fp8" in more:
+            overrides["emulated"] = "precision.emulate_fp8=true"
+        micro_batches = sequences // rows
+        found = lab.job(lever.model, length, *overrides.values(), packing=lever.packing, rows=rows,
+                        micro_batches=micro_batches)  # fmt: skip
+        jobs.append(found)
+    return {"overrides": lever.overrides, "common": lever.common, **pair(lab, *jobs)}

@@ -1,0 +1,101 @@
+"""What the tests share that need a GPU: `pytest -m gpu`.
+
+With CRAMMING_GPU_TESTS=cpu they run on a CPU, as far as it can: smaller, in fp32, and compiled to the operators that
+eager execution has, so that the tests themselves are proven before there is a GPU.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cramming.bench.data import topic_batches
+from cramming.config import build
+from cramming.data.batches import Batch
+from cramming.data.masking import ObjectiveConfig
+from cramming.engine import Engine, StepStats
+from cramming.execution import EngineConfig, build_engine
+from cramming.model.config import ModelConfig
+from cramming.parallel.mesh import Mesh
+
+FORCED = os.environ.get("CRAMMING_GPU_TESTS") == "cpu"
+VOCABULARY, ROWS = 512, 8
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The GPU, or the CPU that is to stand for it."""
+    if FORCED:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def gpu(device: torch.device) -> torch.device:
+    """For what no CPU can stand for."""
+    if device.type != "cuda":
+        pytest.skip("needs a CUDA device")
+    return device
+
+
+@pytest.fixture(scope="session")
+def mode(device: torch.device) -> str:
+    """The number format of training."""
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_is_left(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU compiles no kernels here: they take half a minute a model, and are not the GPU's."""
+    if device.type == "cpu":
+        compile_ = nn.Module.compile
+        monkeypatch.setattr(nn.Module, "compile", lambda self: compile_(self, backend="eager"))
+    yield
+    torch.compiler.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+SMALL = ["model.hidden_size=64", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=128",
+         f"model.vocab_size={VOCABULARY}", "optim=adamw", "optim.lr=0.001"]  # fmt: skip
+
+
+@pytest.fixture
+def make_engine(device: torch.device, mode: str, compose: Callable[..., dict[str, Any]]) -> Callable[..., Engine]:
+    """`make_engine("model=modern", "runtime=compile")`: seeded weights, small unless the overrides say otherwise."""
+
+    def make(*overrides: str) -> Engine:
+        found = compose(f"precision={mode}", *SMALL, *overrides)
+        torch.manual_seed(0)
+        model = build(ModelConfig, found["model"], "model")
+        return build_engine(EngineConfig.of(found), model, Mesh.solo(device), device)
+
+    return make
+
+
+@pytest.fixture
+def train(device: torch.device, compose: Callable[..., dict[str, Any]]) -> Callable[..., list[StepStats]]:
+    """`train(engine, 3)`: three steps of a few sequences in two micro-batches; what each came to."""
+    objective = build(ObjectiveConfig, compose()["objective"], "objective")
+
+    def run(engine: Engine, steps: int, packing: str = "rows", first: int = 0, cut: int = 2) -> list[StepStats]:
+        found = []
+        for step in range(first, first + steps):
+            batches = [make_batch(objective, device, packing, (cut * step + i) * ROWS) for i in range(cut)]
+            stats = engine.step(batches, 1e-3)
+            assert stats is not None and not stats.skipped
+            found.append(stats)
+        return found
+
+    return run
+
+
+def make_batch(objective: ObjectiveConfig, device: torch.device, packing: str, first: int) -> Batch:
+    """Sequences of a length that FlexAttention's blocks divide."""
+    length = 128 if device.type == "cuda" else 32
+    return topic_batches(objective, VOCABULARY, length, packing, ROWS).batch(first, ROWS)

@@ -1,0 +1,115 @@
+"""Single operations on the device beside their definition in fp64: attention by every kernel, and the loss."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cramming.config import UserError
+from cramming.model import attention
+from cramming.model.attention import Packing
+from cramming.model.heads import linear_cross_entropy
+
+pytestmark = pytest.mark.gpu
+TOKENS, HEADS, SIZE = 1024, 4, 64
+# Of rounding inputs, probabilities and sums of gradients to 8 bits of mantissa; of fp32.
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+
+
+def packing_of(name: str, device: torch.device) -> Packing:
+    if name == "rows":
+        return Packing(torch.arange(0, TOKENS + 1, 128, dtype=torch.int32, device=device), 128, 128, 128)
+    bounds = {"documents": [0, 5, 90, 128, 256, 300, 384, 500, 512, 640, 700, 768, 896, 1000, 1024, 1024, 1024],
+              "ragged": [0, 1, 30, 30, 37, 190, 600, 1000, 1024, 1024, 1024]}[name]  # fmt: skip
+    aligned = 128 if name == "documents" else None
+    return Packing(torch.tensor(bounds, dtype=torch.int32, device=device), None, 128 if aligned else 410, aligned)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("name", ["rows", "documents", "ragged"])
+@pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa", "padded", "products"])
+def test_attention_is_its_definition(device: torch.device, kernel: str, name: str, window: int | None) -> None:
+    """Forward and backward, on random numbers."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    packing = packing_of(name, device)
+    try:
+        attention.refuse_unfit(kernel, device, dtype, 0.0)
+        layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
+    except UserError as error:
+        pytest.skip(str(error))
+    torch.manual_seed(0)
+    given = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
+    weight = torch.randn(TOKENS, HEADS, SIZE, device=device, dtype=dtype)
+    qkv, exact = given.clone().requires_grad_(), given.double().requires_grad_()
+    out = attention.attend(*qkv.unbind(1), layout)
+    (out * weight).sum().backward()
+    expected = dense(exact, mask_of(packing, window))
+    (expected * weight.double()).sum().backward()
+    assert qkv.grad is not None and exact.grad is not None
+    assert distance(out, expected) < TOLERANCE[dtype]
+    assert distance(qkv.grad, exact.grad) < TOLERANCE[dtype]
+
+
+def mask_of(packing: Packing, window: int | None) -> Tensor:
+    """Which token sees which: bool [T, T]."""
+    ids = attention.sequence_ids(packing.bounds_S, TOKENS)
+    mask, place = ids[:, None] == ids, torch.arange(TOKENS, device=ids.device)
+    return mask if window is None else mask & ((place[:, None] - place).abs() <= window)
+
+
+def dense(qkv: Tensor, mask: Tensor) -> Tensor:
+    q, k, v = qkv.unbind(1)
+    scores = torch.einsum("mhk,thk->hmt", q, k) * SIZE**-0.5
+    return torch.einsum("hmt,thk->mhk", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("name", ["rows", "documents"])
+@pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa"])
+def test_few_asking_tokens_get_what_they_got_among_all(device: torch.device, kernel: str, name: str) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    packing, asking = packing_of(name, device), torch.arange(3, TOKENS, 8, device=device)
+    try:
+        attention.refuse_unfit(kernel, device, dtype, 0.0)
+    except UserError as error:
+        pytest.skip(str(error))
+    q, k, v = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
+    layout = attention.prepare(kernel, packing, TOKENS, None, dtype, 0.0)
+    fewer = attention.asked_by(layout, asking, TOKENS)
+    assert fewer is not None
+    found, among_all = attention.attend(fewer.at_asking(q), k, v, fewer), attention.attend(q, k, v, layout)[asking]
+    assert distance(found, among_all.double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_fused_loss_is_cross_entropy(device: torch.device, compiled: bool) -> None:
+    """With so many targets that their logits come in chunks; loss, hits and all gradients."""
+    if compiled and device.type == "cpu":
+        pytest.skip("compiles kernels that are not the GPU's")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    targets, vocabulary, width = (10240, 32768, 128) if device.type == "cuda" else (1500, 16384, 16)
+    torch.manual_seed(0)
+    hidden = torch.randn(targets, width, device=device)
+    weight, bias = torch.randn(vocabulary, width, device=device) * 0.1, torch.randn(vocabulary, device=device) * 0.1
+    wanted = torch.randint(0, vocabulary, (targets,), device=device)
+    wanted[::7] = -100
+    function: Callable[..., tuple[Tensor, Tensor]] = linear_cross_entropy
+    if compiled:
+        function = torch.compile(linear_cross_entropy, fullgraph=True)
+    ours = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+    loss, hits = function(*ours, wanted, dtype)
+    (loss * 1e-3).backward()
+    exact = [x.to(dtype).double().requires_grad_() for x in (hidden, weight, bias)]
+    logits = F.linear(*exact)
+    expected = F.cross_entropy(logits, wanted, reduction="sum")
+    (expected * 1e-3).backward()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-3)
+    assert abs(int(hits) - int((logits.argmax(-1) == wanted).sum())) <= 5  # equal logits in 16 bits
+    for found, right in zip(ours, exact, strict=True):
+        assert found.grad is not None and right.grad is not None
+        assert distance(found.grad, right.grad) < TOLERANCE[dtype]

@@ -1,0 +1,135 @@
+"""Whole training steps on the device: compiled as eager, in each number format, with less memory."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from cramming.config import build
+from cramming.data.masking import ObjectiveConfig
+from cramming.device import cap_memory
+from cramming.engine import Engine, StepStats
+from cramming.execution import EngineConfig
+from cramming.model.config import ModelConfig
+from cramming.probe import find_micro_batch
+from cramming.runtime import compiled_graphs
+from cramming.simulate import Recipe
+
+from .conftest import SMALL, make_batch
+
+pytestmark = pytest.mark.gpu
+Make = Callable[..., Engine]
+Train = Callable[..., list[StepStats]]
+CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # nats, of about six
+LESS_MEMORY = {
+    "checkpoint": ["memory=checkpoint"],
+    "selective": ["memory=selective"],
+    "offload": ["memory=offload"],
+    "offload-weights": ["memory=offload-weights"],
+    "offload-optimizer": ["memory=offload-optimizer"],
+    "offload-all": ["memory=offload-all"],
+    "in-backward": ["memory=in-backward", "optim.clip=null"],
+}
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+@pytest.mark.parametrize("model", ["bert-base", "crammed-bert", "modern"])
+def test_a_compiled_step_equals_an_eager_one(
+    make_engine: Make, train: Train, model: str, packing: str, mode: str
+) -> None:
+    """In one graph without a break, compiled once."""
+    from torch._dynamo.utils import counters
+
+    expected = train(make_engine(f"model={model}"), 4, packing)
+    counters.clear()
+    found = train(make_engine(f"model={model}", "runtime.compile=model"), 4, packing)
+    assert compiled_graphs() == 1 and not counters["graph_break"], dict(counters["graph_break"])
+    assert [stats.recompilations for stats in found] == [0] * 4
+    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+    assert [s.grad_norm for s in found] == pytest.approx([s.grad_norm for s in expected], rel=0.05)
+
+
+def test_compiled_blocks_equal_eager_ones(make_engine: Make, train: Train, mode: str) -> None:
+    found, expected = (train(make_engine("model=modern", *more), 3) for more in (["runtime.compile=blocks"], []))
+    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "varlen", "flex", "padded"])
+def test_every_kernel_trains_alike(make_engine: Make, train: Train, device: torch.device, kernel: str) -> None:
+    if device.type == "cpu" and kernel in ("varlen", "flex"):
+        pytest.skip("trains on CUDA only")
+    found, expected = (
+        train(make_engine("model=modern", "precision.mode=auto", f"attention.kernel={k}"), 3, "documents")
+        for k in (kernel, "dense")
+    )
+    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE["bf16"])
+
+
+@pytest.mark.parametrize("format_", ["bf16", "fp16", "fp8"])
+def test_fewer_bits_learn_what_fp32_learns(make_engine: Make, train: Train, device: torch.device, format_: str) -> None:
+    if format_ == "fp8" and find_spec("torchao") is None:
+        pytest.skip("needs torchao")
+    if format_ == "fp16" and device.type == "cpu":
+        pytest.skip("takes minutes where no instruction multiplies fp16")
+    emulated = f"precision.emulate_fp8={str(format_ == 'fp8' and device.type == 'cpu').lower()}"
+    found, expected = (train(make_engine("model=bert-base", *more), 5) for more in (
+        [f"precision.mode={format_}", emulated], ["precision.mode=fp32"]))  # fmt: skip
+    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=0.1)
+
+
+@pytest.mark.parametrize("memory", LESS_MEMORY.values(), ids=LESS_MEMORY)
+def test_less_memory_trains_alike(make_engine: Make, train: Train, memory: list[str], mode: str) -> None:
+    unclipped = memory[1:]
+    found, expected = (
+        train(make_engine("model=crammed-bert", *more), 4, cut=1) for more in (memory, unclipped)
+    )  # fmt: skip
+    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+
+
+@pytest.mark.parametrize("memory", [["memory=checkpoint"], ["memory=offload"], ["memory=offload-all"]])
+def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.device, memory: list[str]) -> None:
+    """Of a model whose activations and weights are what counts."""
+    peaks = []
+    for more in ([], memory):
+        engine = make_engine("model.hidden_size=512", "model.num_layers=8", "model.intermediate_size=2048", *more)
+        torch.cuda.reset_peak_memory_stats()
+        train(engine, 2, cut=1)
+        peaks.append(torch.cuda.max_memory_allocated())
+        del engine
+        torch.cuda.empty_cache()
+    assert peaks[1] < 0.9 * peaks[0]
+
+
+def test_a_batch_too_large_is_survived(
+    make_engine: Make, compose: Callable[..., dict[str, Any]], gpu: torch.device
+) -> None:
+    """A card of 3 GiB: the largest size really runs out of memory, a smaller one is found and trains."""
+    cap_memory(gpu, 3 + torch.cuda.memory_allocated() / 2**30)
+    try:
+        engine, found = make_engine("model=bert-base"), compose("precision=bf16", *SMALL, "model=bert-base")
+        model, objective = (build(ModelConfig, found["model"], "model"),
+                            build(ObjectiveConfig, found["objective"], "objective"))  # fmt: skip
+        recipe = Recipe(model, EngineConfig.of(found), "bf16", "cuda", 128, objective.targets_per_row(128), "rows")
+        sequences = 2**17
+        rows, how = find_micro_batch(engine, lambda first, n: large_batch(objective, gpu, n), recipe, sequences)
+        assert 8 <= rows < sequences and "does not fit" in how
+        stats = engine.step([large_batch(objective, gpu, rows)], 1e-3)
+        assert stats is not None and not stats.skipped
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+
+
+def large_batch(objective: ObjectiveConfig, device: torch.device, rows: int) -> Any:
+    """So many sequences: those of `make_batch` again and again."""
+    from cramming.data.batches import Batch
+    from cramming.model.attention import Packing
+
+    few, again = make_batch(objective, device, "rows", 0), rows // 8
+    length, targets = few.ids_T.numel() // 8, few.target_ids_M
+    shift = 8 * length * torch.arange(again)[:, None]
+    places = (few.target_positions_M + shift).flatten()
+    packing = Packing(torch.arange(0, rows * length + 1, length, dtype=torch.int32), length, length, length)
+    repeated = (few.ids_T.repeat(again), few.positions_T.repeat(again), packing, places, targets.repeat(again))
+    return Batch(*repeated, again * few.num_targets)
