@@ -53,7 +53,7 @@ def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
 def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.device) -> Engine:
     """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
-    precision.convert(model.encoder.blocks)
+    precision.convert(model.encoder)
     optimizer: torch.optim.Optimizer
     if memory.offload_optimizer:
         at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()

@@ -23,7 +23,7 @@ from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.model.kernels import FLASH_CAPABILITY, has_flash
 from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
-from cramming.precision import Mode, refuse_missing_hardware, resolve
+from cramming.precision import Mode, refuse_missing_hardware, refuse_unfit_residual, resolve
 from cramming.roofline import Rates
 from cramming.schedule import ScheduleConfig, ramp_step, sequences_per_step
 from cramming.sections import Sections, TrainConfig, refuse_unfit_ramp
@@ -154,6 +154,7 @@ def find_target(config: PlanConfig, device: str, job: Job) -> Target:
     else:
         card = roofline.named(config.device, mode)
         resolved = mode if mode != "auto" else "bf16" if card.has_bf16 else "fp16"
+        refuse_unfit_residual(job.execution.precision, resolved)
         rates = roofline.by_data_sheet(card, resolved, tf32)
         kind, name, memory, flash = "cuda", card.name, card.memory_bytes, card.capability >= FLASH_CAPABILITY
         uuid = None

@@ -4,21 +4,24 @@ Weights, gradients, optimizer state, softmax and loss stay fp32 in every mode; t
 matrix products to. fp16 has five exponent bits, so its gradients are scaled up by a factor that adapts (Micikevicius et
 al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers of the blocks in
 8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), each tensor scaled to its largest entry when it is
-used; embeddings and the masked-language-model head stay in bf16. So does the last block's projection to queries, keys
-and values with `attention.last_layer=targets`: it is then two products with parts of the layer's matrix, not a call of
-the layer that was converted.
+used, or each row and column to its own; embeddings and the masked-language-model head stay in bf16. So does the last
+block's projection to queries, keys and values with `attention.last_layer=targets`: it is then two products with parts
+of the layer's matrix, not a call of the layer that was converted.
+
+Beside the products, `residual: bf16` lowers what flows between the blocks, and its gradients (model/residual.py).
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from torch import nn
 
 from cramming.config import UserError
+from cramming.model import residual
+from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
@@ -28,14 +31,23 @@ FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 class PrecisionConfig:
     """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
 
-    `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests.
+    `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests. `fp8_scaling`:
+    one scale for a whole tensor, or one for each row and column. `residual`: the type of what flows between the blocks
+    and of norms' outputs.
     """
 
     mode: Literal["auto", "fp32", "bf16", "fp16", "fp8"]
     tf32: bool
     emulate_fp8: bool = False
+    fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
+    residual: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
+        if self.fp8_scaling != "tensorwise" and self.mode != "fp8":
+            raise ValueError(
+                f"fp8_scaling={self.fp8_scaling} does nothing with mode={self.mode}; set precision.mode=fp8, or it to"
+                " tensorwise"
+            )
         if self.emulate_fp8 and self.mode != "fp8":
             raise ValueError(
                 f"emulate_fp8=true does nothing with mode={self.mode}; set precision.mode=fp8, or it to false"
@@ -69,7 +81,7 @@ class Precision:
     def __init__(self, config: PrecisionConfig, device: torch.device):
         self.mode: Mode = resolve(config.mode, device)
         self.device = device
-        self._emulates = config.emulate_fp8
+        self._config = config
         refuse_missing_hardware(config, device)
         # fp32 matrix products on tensor cores with TF32 rounding; a no-op on a CPU and before Ampere.
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
@@ -82,22 +94,29 @@ class Precision:
         dtype = torch.float16 if self.mode == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype)
 
-    def convert(self, blocks: nn.Module) -> None:
-        """In mode fp8 let the linear layers in `blocks` multiply so. Their parameters and names stay what they are."""
+    def convert(self, encoder: Encoder) -> None:
+        """In mode fp8 let the linear layers of the blocks multiply so; lower the residual stream where that is set.
+
+        Parameters and their names stay what they are.
+        """
+        if self._config.residual == "bf16":
+            residual.lower(encoder, torch.bfloat16)
         if self.mode != "fp8":
             return
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         # Kernels take multiples of 16: of features here, other layers stay bf16; tokens are padded with zeros.
+        recipe = Float8LinearConfig.from_recipe_name(self._config.fp8_scaling)
         convert_to_float8_training(
-            blocks,
+            encoder.blocks,
             module_filter_fn=lambda layer, name: layer.in_features % 16 == 0 and layer.out_features % 16 == 0,
-            config=Float8LinearConfig(emulate=self._emulates, pad_inner_dim=True),
+            config=replace(recipe, emulate=self._config.emulate_fp8, pad_inner_dim=True),
         )
 
 
 def refuse_missing_hardware(config: PrecisionConfig, device: torch.device) -> None:
-    """UserError where mode fp8 cannot run on `device`."""
+    """UserError where mode fp8 cannot run on `device`, or a residual stream in bf16 not with the products there."""
+    refuse_unfit_residual(config, resolve(config.mode, device))
     if config.mode != "fp8":
         return
     if find_spec("torchao") is None:
@@ -109,4 +128,14 @@ def refuse_missing_hardware(config: PrecisionConfig, device: torch.device) -> No
         raise UserError(
             f"precision.mode=fp8: needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {name}; take"
             " precision=bf16 (precision.emulate_fp8=true computes it slowly, for tests)"
+        )
+
+
+def refuse_unfit_residual(config: PrecisionConfig, mode: Mode) -> None:
+    """UserError where `residual: bf16` is to go with products in fp32, which want its bits, or fp16, whose range it
+    would widen in some places only."""
+    if config.residual == "bf16" and mode not in ("bf16", "fp8"):
+        raise UserError(
+            f"precision.residual=bf16: goes with products in bf16 or fp8, and they are in {mode}; set"
+            " precision.mode=bf16, or precision.residual=fp32"
         )

@@ -200,7 +200,12 @@ class Simulation:
             attention=replace(execution.attention, kernel=kernel),
             memory=replace(execution.memory, activation_budget=None),
             runtime=replace(execution.runtime, compile="off", side_by_side=False),
-            precision=replace(execution.precision, mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode),
+            precision=replace(
+                execution.precision,
+                mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode,
+                emulate_fp8=False,
+                fp8_scaling="tensorwise",
+            ),
         )
 
     def _follow(self) -> None:

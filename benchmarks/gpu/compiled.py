@@ -211,7 +211,7 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
         with torch.device("cuda"):
             model = build_model(made.execution, made.model)
         precision = Precision(made.execution.precision, torch.device("cuda"))
-        precision.convert(model.encoder.blocks)
+        precision.convert(model.encoder)
         apply(model, made.execution.memory, made.execution.runtime)
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled

@@ -30,7 +30,7 @@ def small_model() -> ModelConfig:
 
 @pytest.fixture
 def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig) -> Callable[..., Engine]:
-    """`make_engine(model=..., precision=..., optim={...}, **memory)`: an engine with seeded weights."""
+    """`make_engine(model=..., mode=..., optim={...}, **memory)`: an engine with seeded weights."""
     plain = EngineConfig.of(compose("precision=fp32", "optim=adamw-tiny"))
 
     def make(
@@ -39,6 +39,7 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
         mode: Any = "fp32",
         optim: dict[str, Any] | None = None,
         device: torch.device = CPU,
+        residual: Any = "fp32",
         **memory: Any,
     ) -> Engine:
         torch.manual_seed(seed)
@@ -48,7 +49,7 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
             plain,
             memory=replace(plain.memory, **memory),
             optim=replace(plain.optim, **{"eps": 1e-8, **(optim or {})}),
-            precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8"),
+            precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual),
         )
         return build_engine(config, model, Mesh(ParallelConfig("auto"), device), device)
 

@@ -141,6 +141,7 @@ def test_every_memory_section_is_planned_with_what_goes_with_it(compose: Compose
     ("overrides", "message"),
     [
         (["memory=offload-all"], "memory.offload_weights=true: fp16"),
+        (["precision.residual=bf16"], "precision.residual=bf16: .* they are in fp16"),
         (["memory=offload-weights", "runtime=compile", "precision=bf16"], "works uncompiled only"),
         (["memory=in-backward", "precision=bf16"], "set optim.clip=null"),
     ],

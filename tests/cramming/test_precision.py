@@ -2,13 +2,20 @@
 
 from contextlib import nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 
 from cramming import precision
 from cramming.config import UserError
-from cramming.precision import Precision, PrecisionConfig, refuse_missing_hardware, resolve
+from cramming.precision import (
+    Precision,
+    PrecisionConfig,
+    refuse_missing_hardware,
+    refuse_unfit_residual,
+    resolve,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -66,6 +73,13 @@ def test_fp8_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, in
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with nullcontext() if accepted else pytest.raises(UserError, match="this is NVIDIA A100"):
         refuse_missing_hardware(PrecisionConfig("fp8", False), GPU)
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [("fp32", False), ("fp16", False), ("bf16", True), ("fp8", True)])
+def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(mode: Any, accepted: bool) -> None:
+    config = PrecisionConfig("auto", False, residual="bf16")
+    with nullcontext() if accepted else pytest.raises(UserError, match=rf"residual=bf16.*they are in {mode}; set"):
+        refuse_unfit_residual(config, mode)
 
 
 @pytest.mark.parametrize(("tf32", "setting"), [(True, "high"), (False, "highest")])

@@ -257,6 +257,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
         (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
+        (["precision.residual=bf16"], "precision.residual=bf16: goes with products in bf16 or fp8, and they are"),
         (["precision.emulate_fp8=true"], "precision: emulate_fp8=true does nothing with mode=fp32; set precision.mode"),
         (["parallel.backend=mpi"], "parallel.backend='mpi'"),
         (["data.corpus=nowhere"], "nowhere: no corpus here"),

@@ -142,6 +142,17 @@ def test_lower_precision_needs_less(recipe: Recipe) -> None:
     assert half["weights"] == full["weights"]
 
 
+def test_a_residual_stream_in_bf16_needs_less(make_recipe: Callable[..., Recipe]) -> None:
+    """Each of the two norms of a block keeps 2 bytes of a number where it kept 4."""
+    full, half = (
+        Simulation(make_recipe(f"precision.residual={kind}", mode="bf16")).step(64) for kind in ("fp32", "bf16")
+    )
+    kept = 2 * MODEL.num_layers * 64 * LENGTH * MODEL.hidden_size  # numbers; the last block's are at the targets
+    saved = full.peak["activations"] - half.peak["activations"]
+    assert 0.8 * 2 * kept < saved < 1.2 * 2 * kept
+    assert half.flops == full.flops and half.peak["weights"] == full.peak["weights"]
+
+
 def test_compiled_settings_are_run_eagerly(make_recipe: Callable[..., Recipe]) -> None:
     compiled = make_recipe("runtime=compile", "memory.activation_budget=0.5")
     assert Simulation(compiled).step(4).peak == Simulation(make_recipe()).step(4).peak

@@ -18,7 +18,7 @@ from torch import Tensor
 from cramming.bench import sides
 from cramming.data.batches import Batch
 from cramming.engine import Engine
-from cramming.model import attention, layers, products
+from cramming.model import attention, layers, products, residual
 from cramming.optim.host import HostOptimizer
 from cramming.optim.in_backward import UpdateInBackward
 from cramming.parallel import apply, passes
@@ -220,6 +220,17 @@ def _fused_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
 
 
+def _norms_lose_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms in 16 bits whose backward pass hands on what comes, as if they did nothing."""
+
+    def broken(ctx: Any, d_out: Tensor) -> Any:
+        normalize, eps, _, *d_weights = backward(ctx, d_out)
+        return normalize, eps, d_out, *d_weights
+
+    backward = residual._Normed.backward
+    monkeypatch.setattr(residual._Normed, "backward", staticmethod(broken))
+
+
 class Fault(NamedTuple):
     """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs, `where` what the
     sound trick is run with, too."""
@@ -244,6 +255,7 @@ FAULTS: dict[str, Fault] = {
     "last layer": Fault(_wrong_tokens, the("last layer at targets")),
     "compiler": Fault(_fused_wrongly, the("compile blocks"), ("compile model", "activation budget 0.5")),
     "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8")),
+    "residual stream": Fault(_norms_lose_gradient, the("bf16 residual stream")),
     "master weights": Fault(_around_adamw(lambda optimizer: None, _weights_in_bf16), PLAIN),
     "passes": Fault(_one_share_twice, the("passes side by side"), where=_two_cores),
     "accumulation": Fault(_forgotten_micro_batches, the("accumulation x4")),

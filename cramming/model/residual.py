@@ -1,0 +1,63 @@
+"""The residual stream in 16 bits: what flows from block to block, and what norms hand on.
+
+Autocast lowers matrix products only. Sums of the stream and norms' outputs stay fp32, with their gradients: the largest
+part of what a compiled step moves through memory beside its products. Here the encoder's first sum is lowered, so that
+all later ones are, and each norm computes in fp32 and returns what it was given. Weights and their gradients stay fp32.
+The norm within the embeddings and those of queries and keys are left as they are.
+
+Shapes: T tokens, D hidden size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cramming.model.encoder import Block, Encoder
+
+Normalize = Callable[..., Tensor]
+
+NORMALIZE: dict[type[nn.Module], Normalize] = {
+    nn.LayerNorm: lambda x, eps, weight, bias=None: F.layer_norm(x, weight.shape, weight, bias, eps),
+    nn.RMSNorm: lambda x, eps, weight: F.rms_norm(x, weight.shape, weight, eps),
+}
+
+
+def lower(encoder: Encoder, dtype: torch.dtype) -> None:
+    """Let the residual stream of `encoder` be of this type; parameters and their names stay what they are."""
+    encoder.embeddings.register_forward_hook(lambda module, arguments, hidden_TD: hidden_TD.to(dtype))
+    blocks = [cast(Block, block) for block in encoder.blocks]
+    for norm in (encoder.final_norm, *(norm for block in blocks for norm in (block.attn_norm, block.mlp_norm))):
+        if not isinstance(norm, nn.Identity):
+            norm.forward = partial(_normed, norm)
+
+
+def _normed(norm: nn.Module, x_TD: Tensor) -> Tensor:
+    """The norm, computed in fp32, of the type of `x_TD`."""
+    normalize, eps, weights = NORMALIZE[type(norm)], norm.eps, tuple(norm.parameters())
+    if torch.compiler.is_compiling():
+        return normalize(x_TD.float(), eps, *weights).to(x_TD.dtype)
+    normed: Tensor = _Normed.apply(normalize, eps, x_TD, *weights)
+    return normed
+
+
+class _Normed(torch.autograd.Function):
+    """Eager execution's: keeps the 16 bits it was given, where autograd would keep their copy in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, normalize: Normalize, eps: float, x_TD: Tensor, *weights: Tensor) -> Tensor:
+        ctx.normalize, ctx.eps = normalize, eps
+        ctx.save_for_backward(x_TD, *weights)
+        return normalize(x_TD.float(), eps, *weights).to(x_TD.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d_TD: Tensor) -> tuple[Tensor | None, ...]:
+        # Once: a checkpoint hands out what it has made again a single time.
+        x, *weights = [tensor.detach().float().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            normed = ctx.normalize(x, ctx.eps, *weights)
+        d_x, *d_weights = torch.autograd.grad(normed, (x, *weights), d_TD.float())
+        return None, None, d_x.to(d_TD.dtype), *d_weights
