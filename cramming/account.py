@@ -19,7 +19,7 @@ from cramming.model.stock import FAMILIES, stock_family
 from cramming.parts import Parts, note_changed_files
 from cramming.progress import say
 from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
-from cramming.runtime import compiled_graphs
+from cramming.runtime import compile_seconds, compiled_graphs
 from cramming.sections import tiny_defaults
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
@@ -240,8 +240,8 @@ def setup_of(parts: Parts) -> dict[str, Any]:
 def work_of(parts: Parts, budget: dict[str, Any]) -> dict[str, Any]:
     """Of the record's section `pretrain`, what was done in the budget (the clock's summary) and how fast.
 
-    All but the peak of memory is about the whole run, not its last process; speed and shares are of all the seconds
-    charged.
+    All but the peak of memory and the seconds of compiling is about the whole run, not its last process; speed and
+    shares are of all the seconds charged.
     """
     work, device = parts.work, parts.engine.device
     last_row: dict[str, Any] = next((row for row in reversed(load_metrics(parts.folder)) if "loss" in row), {})
@@ -259,6 +259,7 @@ def work_of(parts: Parts, budget: dict[str, Any]) -> dict[str, Any]:
         "data_wait_share": work.data_wait_seconds / seconds if seconds else None,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "recompilations": work.recompilations,
+        "compile_seconds": compile_seconds(),
         "peak_memory_bytes": devices.peak_memory_bytes(device),
         "skipped_steps": work.skipped_steps,
         "partly_skipped_steps": work.partly_skipped_steps,

@@ -51,7 +51,11 @@ class Computed(NamedTuple):
 
 
 class Engine:
-    """Owns the model and the optimizer during training."""
+    """Owns the model and the optimizer during training.
+
+    With `cuda_graphs` the model's compiled passes write all that they return into the same memory at each replay. So
+    gradients have memory of their own, made once and set to zero, into which a pass adds; loss and hits are copied.
+    """
 
     def __init__(
         self,
@@ -63,12 +67,14 @@ class Engine:
         device: torch.device,
         update_in_backward: bool = False,
         side_by_side: bool = False,
+        cuda_graphs: bool = False,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.in_backward = UpdateInBackward(optimizer) if update_in_backward else None
         self.side_by_side = SideBySide(self.parameters) if side_by_side else None
+        self.cuda_graphs = cuda_graphs
         # From the moment that `may_update` is asked to the synchronisation: of the last step, and of the one under way
         # as far as it can be foretold (0: not at all).
         self.update_seconds, self.foreseen_seconds = 0.0, 0.0
@@ -94,7 +100,7 @@ class Engine:
         compute = self._accumulate if self.in_backward is None else self._forward_once
         computed = compute(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
         if computed is None or not may_update():
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             devices.set_random_states(random_states)
             return None
         set_learning_rate(self.optimizer, learning_rate)
@@ -120,6 +126,8 @@ class Engine:
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = batch.to(self.device)
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
             loss_sum, correct = self.model(
                 batch.ids_T,
@@ -147,8 +155,13 @@ class Engine:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
         if self.side_by_side and self.passes(batch.rows, batch.row_length) > 1:
             return self.side_by_side.accumulate(batch, self._forward, targets)
+        if self.cuda_graphs:
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         loss_sum, correct = self._forward(batch)
         self.precision.scaler.scale(loss_sum / targets).backward()
+        if self.cuda_graphs:
+            return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
 
     def _forward_once(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
@@ -195,8 +208,11 @@ class Engine:
             self.optimizer.step()
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         return Update(norm.item(), finite)
+
+    def _forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:

@@ -45,7 +45,8 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, de
 
 def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
     """The plain model, with random weights; those of `optim.frozen` stay so."""
-    model = MaskedLM(model_config, config.attention.kernel, config.attention.last_layer)
+    attention = config.attention
+    model = MaskedLM(model_config, attention.kernel, attention.last_layer, config.memory.loss_chunk)
     freeze(model, config.optim.frozen)
     return model
 
@@ -62,5 +63,14 @@ def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.devic
         optimizer = build_optimizer(model, config.optim)
     side_by_side = can_share(config.runtime, memory, model.config, precision.mode, device)
     model = apply(model, memory, config.runtime)
-    update_in_backward = memory.update_in_backward
-    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, update_in_backward, side_by_side)
+    return Engine(
+        model,
+        optimizer,
+        precision,
+        config.optim.clip,
+        mesh,
+        device,
+        memory.update_in_backward,
+        side_by_side,
+        config.runtime.cuda_graphs,
+    )

@@ -9,11 +9,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
+from cramming.config import UserError
 from cramming.files import remove
 
 COMPILE_CACHE = "compile_cache"  # in the run's folder
@@ -25,7 +26,11 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 class RuntimeConfig:
     """The `runtime` section.
 
-    `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass.
+    `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass. `tune`
+    (GPU) lets the compiler try more kernels before it takes one: `coordinate-descent` other tiles of its own,
+    `max-autotune` also its own matrix products beside the libraries'; trying is on the clock. `cuda_graphs` (GPU,
+    `compile: model`) replays a pass's launches as one: for small micro-batches, whose kernels are done before the host
+    starts the next.
     `keep_heap` (CPU, glibc) keeps freed memory in the process instead of handing it back after every step.
     `side_by_side` (CPU, where `parallel.passes` can) shares a micro-batch out to passes that run at the same time.
     `prefetch` is the number of batches made ahead.
@@ -35,10 +40,41 @@ class RuntimeConfig:
     keep_heap: bool
     side_by_side: bool
     prefetch: int
+    tune: Literal["off", "coordinate-descent", "max-autotune"] = "off"
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
+        if self.tune != "off" and self.compile == "off":
+            raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime=compile, or it to off")
+        if self.cuda_graphs and self.compile != "model":
+            raise ValueError(
+                f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime=compile, or it to false"
+            )
         if self.prefetch < 1:
             raise ValueError(f"prefetch={self.prefetch} is below 1")
+
+
+TUNING: dict[str, dict[str, Any]] = {  # as torch.compile's modes have it (`torch._inductor.list_mode_options`)
+    "off": {},
+    "coordinate-descent": {"coordinate_descent_tuning": True},
+    "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
+}
+
+
+def compile_arguments(config: RuntimeConfig) -> dict[str, Any]:
+    """What `nn.Module.compile` is called with."""
+    options = {**TUNING[config.tune], **({"triton.cudagraphs": True} if config.cuda_graphs else {})}
+    return {"options": options} if options else {}
+
+
+def refuse_missing_gpu(config: RuntimeConfig, device: torch.device) -> None:
+    """UserError for what only a GPU's kernels can be asked for."""
+    if device.type == "cuda":
+        return
+    if config.tune != "off":
+        raise UserError(f"runtime.tune={config.tune}: tries kernels of a GPU, and this is a CPU; set runtime.tune=off")
+    if config.cuda_graphs:
+        raise UserError("runtime.cuda_graphs=true: needs a GPU, and this is a CPU; set it to false")
 
 
 def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> None:
@@ -108,3 +144,10 @@ def compiled_graphs() -> int:
     """How many graphs torch.compile has made in this process so far, recompilations for other shapes included."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def compile_seconds() -> float:
+    """For how long this process has compiled so far; without what kernels try in their first launch (`tune`)."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    times = dynamo.cumulative_time_spent_ns if dynamo else {}
+    return sum(times.get(name, 0.0) for name in ("entire_frame_compile", "entire_backward_compile")) / 1e9

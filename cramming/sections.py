@@ -25,6 +25,7 @@ from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.passes import can_share
 from cramming.precision import refuse_missing_hardware, resolve
+from cramming.runtime import refuse_missing_gpu
 from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.start import StartConfig
 from cramming.tricks import changed
@@ -141,6 +142,7 @@ def refuse_unfit_step(
 ) -> None:
     """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
     refuse_missing_hardware(execution.precision, device)
+    refuse_missing_gpu(execution.runtime, device)
     refuse_missing_package(execution.optim)
     refuse_contradictions(execution.memory, execution.runtime)
     refuse_unfit(

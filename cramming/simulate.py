@@ -145,7 +145,8 @@ class Simulation:
             return {}
         gradients = sum(p.numel() * p.element_size() for p in self.engine.parameters)
         assert recipe.model.vocab_size
-        logits, chunk = rows * recipe.targets_per_row * recipe.model.vocab_size, CHUNK_ELEMENTS["cpu"]
+        logits = rows * recipe.targets_per_row * recipe.model.vocab_size
+        chunk = execution.memory.loss_chunk or CHUNK_ELEMENTS["cpu"]
         further = number * min(chunk, logits // number) - min(chunk, logits)
         return {"gradients": gradients * (number - (micro_batches == 1)), "head": 4 * further}
 
@@ -199,7 +200,7 @@ class Simulation:
             execution,
             attention=replace(execution.attention, kernel=kernel),
             memory=replace(execution.memory, activation_budget=None),
-            runtime=replace(execution.runtime, compile="off", side_by_side=False),
+            runtime=replace(execution.runtime, compile="off", tune="off", cuda_graphs=False, side_by_side=False),
             precision=replace(
                 execution.precision,
                 mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode,

@@ -17,8 +17,11 @@ REFERENCE: Settings = {
     "runtime.side_by_side": False,
     "precision.mode": "fp32",
     "precision.tf32": False,
+    "precision.fp8_scaling": "tensorwise",
     "precision.residual": "fp32",
     "runtime.compile": "off",
+    "runtime.tune": "off",
+    "runtime.cuda_graphs": False,
     "memory.checkpoint_every": 0,
     "memory.checkpoint": "full",
     "memory.activation_budget": None,
@@ -26,6 +29,7 @@ REFERENCE: Settings = {
     "memory.offload_weights": False,
     "memory.offload_optimizer": False,
     "memory.update_in_backward": False,
+    "memory.loss_chunk": None,
 }
 
 SIDE_BY_SIDE: Settings = {"runtime.side_by_side": True}
@@ -67,6 +71,15 @@ ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick
 
 UNCLIPPED: Settings = {"optim.clip": None}  # what clipping needs is known only when all gradients are there
 
+FP8: tuple[tuple[str, str, str], ...] = (
+    ("fp8", "tensorwise", "blocks' linear layers in fp8, a scale for each tensor, the rest bf16"),
+    ("fp8 rowwise", "rowwise", "the same with a scale for each row and column"),
+)
+COMPILED: tuple[tuple[str, Settings, str], ...] = (
+    ("coordinate descent", {"runtime.tune": "coordinate-descent"}, "compiled, tiles of fused kernels searched for"),
+    ("max-autotune", {"runtime.tune": "max-autotune"}, "compiled, matrix products too by the kernels that win here"),
+    ("CUDA graphs", {"runtime.cuda_graphs": True}, "compiled, all launches of a pass replayed as one"),
+)
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
     ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
@@ -109,6 +122,10 @@ TRICKS: tuple[Trick, ...] = (
     ),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
     Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
+    *(
+        Trick(name, {"runtime.compile": "model", **settings}, SAME, about, "cuda", decisive=tuple(settings))
+        for name, settings, about in COMPILED
+    ),
     Trick("tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"),
     Trick("bf16", {"precision.mode": "bf16"}, COARSE, "products in bf16, weights and sums in fp32"),
     Trick(
@@ -119,6 +136,13 @@ TRICKS: tuple[Trick, ...] = (
         decisive=("precision.residual",),
     ),
     Trick("fp16", {"precision.mode": "fp16"}, COARSE, "products in fp16, loss scaled, fp32 master weights"),
+    Trick(
+        "large loss chunks",
+        {"memory.loss_chunk": 2**28},
+        SAME,
+        "2^28 logits at a time, mostly all of a micro-batch's",
+        any_value=True,
+    ),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
     Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again", any_value=True),
     Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
@@ -149,7 +173,10 @@ TRICKS: tuple[Trick, ...] = (
         decisive=("memory.update_in_backward",),
         basis=UNCLIPPED,
     ),
-    Trick("fp8", {"precision.mode": "fp8"}, COARSE, "blocks' linear layers in fp8, the rest bf16", "cuda"),
+    *(
+        Trick(name, {"precision.mode": "fp8", "precision.fp8_scaling": scaling}, COARSE, about, "cuda")
+        for name, scaling, about in FP8
+    ),
     Trick(
         "8-bit AdamW",
         {"optim.name": "adamw8bit", "optim.eps": 1e-8},

@@ -222,7 +222,7 @@ def measure(base: Worker, job: dict[str, Any], config: BenchConfig, make: "Make 
                     steps = side.run(2 + turn * config.steps, config.steps)
                     seconds[name] += steps.seconds
                     peaks[name] = steps.peak_bytes
-            facts = other.facts
+            facts = {**other.facts, "compile_seconds": steps.compile_seconds}  # the last turn is the other's
     except UserError as error:  # a trick that cannot run here is a row that says why
         return {"error": str(error)}
     medians = {name: statistics.median(values) for name, values in seconds.items()}

@@ -28,11 +28,15 @@ from cramming.config import UserError
 
 @dataclass(frozen=True)
 class Steps:
-    """What some steps cost: seconds of each, loss of each, and the process's peak memory so far, in bytes."""
+    """What some steps cost: seconds of each, loss of each, and the process's peak memory so far, in bytes.
+
+    `compile_seconds`: for how long the process has compiled so far.
+    """
 
     seconds: list[float]
     losses: list[float]
     peak_bytes: int
+    compile_seconds: float = 0.0
 
 
 class Worker:
@@ -116,6 +120,7 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
     """The worker's life: build the side, then answer until the parent closes the pipe."""
     from cramming.bench.sides import SIDES
     from cramming.device import cap_memory, peak_memory_bytes, select
+    from cramming.runtime import compile_seconds
 
     job = json.loads(commands.readline())
     device = select(job["device"])
@@ -135,7 +140,10 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
             side = build()
             continue
         seconds, losses = side.run(command["first"], command["count"])
-        _answer(answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak_memory_bytes(device)})
+        peak, compiled = peak_memory_bytes(device), compile_seconds()
+        _answer(
+            answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak, "compile_seconds": compiled}
+        )
 
 
 def facts_of(side: Any) -> dict[str, Any]:

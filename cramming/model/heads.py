@@ -23,7 +23,7 @@ from cramming.model.layers import ACTIVATIONS, initialize, make_norm
 # Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
 # CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md). Compiled, each chunk is a
 # piece of the graph. A chunk needs 8 bytes an element in 16 bits (logits, probabilities, their copy for the products),
-# 2 GiB at 2^28: a card of 40 GB or more can spare that.
+# 2 GiB at 2^28: a card of 40 GB or more can spare that. `memory.loss_chunk` sets another number.
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26, "large cuda": 2**28}
 LARGE_CARD_BYTES = 38 * 2**30  # sold as 40 GB
 FP16_SUM = 6e4  # below 65504, its largest number, by what partial sums may be rounded up
@@ -48,12 +48,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_M: Tensor,
+        dtype: torch.dtype,
+        chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        loss, hits = _sums(hidden, weight, bias, targets_M, grads)
+        loss, hits = _sums(hidden, weight, bias, targets_M, grads, chunk)
         if grads is not None:
             ctx.save_for_backward(*grads.finish())
             ctx.dtype = hidden_MD.dtype
@@ -66,11 +72,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (d_hidden, d_weight, d_bias):
             if gradient is not None:
                 gradient.mul_(d_loss)
-        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None
+        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None, None
 
 
 def _sums(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None"
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets_M: Tensor,
+    grads: "_Gradients | None",
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted.
 
@@ -78,7 +89,7 @@ def _sums(
     """
     loss = hidden.new_zeros((), dtype=torch.float32)
     hits = targets_M.new_zeros(())
-    rows = max(1, chunk_elements(hidden.device) // weight.shape[0])
+    rows = max(1, (chunk or chunk_elements(hidden.device)) // weight.shape[0])
     for first in range(0, hidden.shape[0], rows):
         h, target = hidden[first : first + rows], targets_M[first : first + rows]
         logits = F.linear(h, weight, bias)
@@ -153,18 +164,23 @@ def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_M: Tensor,
+    dtype: torch.dtype,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
     Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar: targets whose logit
-    is the largest, or one of several that are, as happens in 16 bits. Only a chunk of logits exists at a time. The
-    backward pass can run once; under `no_grad` nothing is made for it.
+    is the largest, or one of several that are, as happens in 16 bits. Only `chunk` logits exist at a time (None: what
+    suits the device). The backward pass can run once; under `no_grad` nothing is made for it.
     """
     if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
         bias = None if bias_V is None else bias_V.to(dtype)
-        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None)
-    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype)
+        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk)
+    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk)
     return loss, hits
 
 
@@ -172,12 +188,18 @@ class MaskedLM(nn.Module):
     """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.
 
     `last_layer` says for which tokens the last block is computed: all of them, or the targets, which is all that the
-    loss needs (same numbers, less work).
+    loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a time, None for what suits the device.
     """
 
-    def __init__(self, config: ModelConfig, kernel: str = "auto", last_layer: LastLayer = "targets") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernel: str = "auto",
+        last_layer: LastLayer = "targets",
+        loss_chunk: int | None = None,
+    ) -> None:
         super().__init__()
-        self.config, self.last_layer = config, last_layer
+        self.config, self.last_layer, self.loss_chunk = config, last_layer, loss_chunk
         self.encoder = Encoder(config, kernel)
         self.transform = HeadTransform(config) if config.head_transform else nn.Identity()
         vocab = self.encoder.embeddings.tokens.num_embeddings
@@ -202,7 +224,8 @@ class MaskedLM(nn.Module):
         hidden = self.encoder(ids_T, positions_T, packing, token_types_T, wanted_M)
         hidden_MD = self.transform(hidden if wanted_M is not None else hidden.index_select(0, target_positions_M))
         weight = self._decoder()
-        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight))
+        dtype = compute_dtype(weight)
+        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk)
 
     def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
         """Scores over the vocabulary at any tokens, [M, V]."""

@@ -20,7 +20,7 @@ from cramming.model.heads import MaskedLM
 from cramming.parallel.activations import Activations
 from cramming.parallel.host_weights import HostWeights
 from cramming.parallel.lane import Lane
-from cramming.runtime import RuntimeConfig, forbid_fallback
+from cramming.runtime import RuntimeConfig, compile_arguments, forbid_fallback
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class MemoryConfig:
     `offload_activations` keeps what blocks save for the backward pass in main memory, `offload_weights` their
     parameters and gradients, `offload_optimizer` the optimizer's state, which then is updated by the CPU (Ren et al.
     2021, ZeRO-Offload). All three are pinned on CUDA; on a CPU they copy and win nothing. `update_in_backward` updates
-    each parameter as soon as its gradient is there and frees that (Lv et al. 2023, LOMO).
+    each parameter as soon as its gradient is there and frees that (Lv et al. 2023, LOMO). `loss_chunk`: how many logits
+    of the loss exist at a time, 8 bytes each in 16 bits (null: what suits the device, cramming/model/heads.py).
     """
 
     checkpoint_every: int
@@ -44,8 +45,11 @@ class MemoryConfig:
     offload_weights: bool
     offload_optimizer: bool
     update_in_backward: bool
+    loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_chunk is not None and self.loss_chunk < 1:
+            raise ValueError(f"loss_chunk={self.loss_chunk} is below 1; null takes what suits the device")
         if self.checkpoint_every < 0:
             raise ValueError(f"checkpoint_every={self.checkpoint_every} is below 0; 0 turns it off")
         if self.checkpoint == "selective" and not self.checkpoint_every:
@@ -84,9 +88,9 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
         forbid_fallback()
     if runtime.compile == "blocks":
         for block in blocks:
-            block.compile()
+            block.compile(**compile_arguments(runtime))
     elif runtime.compile == "model":
-        model.compile()
+        model.compile(**compile_arguments(runtime))
     return model
 
 

@@ -256,6 +256,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
+        (["memory.loss_chunk=0"], "memory: loss_chunk=0 is below 1; null takes what suits the device"),
         (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
         (["precision.residual=bf16"], "precision.residual=bf16: goes with products in bf16 or fp8, and they are"),
         (["precision.emulate_fp8=true"], "precision: emulate_fp8=true does nothing with mode=fp32; set precision.mode"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,9 +130,41 @@ def test_a_resume_does_not_take_back_that_compiled_code_was_given(
     assert (found, parts.compile_cache(tmp_path)) == ("given", "given")
 
 
-def test_bad_values_are_refused() -> None:
-    with pytest.raises(UserError, match="prefetch=0 is below 1"):
-        build(RuntimeConfig, {"compile": "off", "keep_heap": True, "side_by_side": True, "prefetch": 0}, "runtime")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prefetch": 0}, "prefetch=0 is below 1"),
+        ({"tune": "max-autotune"}, "tune=max-autotune does nothing with compile=off"),
+        ({"cuda_graphs": True, "compile": "blocks"}, "cuda_graphs=true goes with compile=model, not blocks"),
+    ],
+)
+def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
+    plain = {"compile": "off", "keep_heap": True, "side_by_side": True, "prefetch": 1}
+    with pytest.raises(UserError, match=says):
+        build(RuntimeConfig, plain | changes, "runtime")
+
+
+@pytest.mark.parametrize("changes", [{"tune": "coordinate-descent"}, {"cuda_graphs": True}])
+def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(changes: dict[str, Any]) -> None:
+    config = RuntimeConfig("model", False, False, 1, **changes)
+    with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
+        runtime.refuse_missing_gpu(config, torch.device("cpu"))
+    runtime.refuse_missing_gpu(config, torch.device("cuda"))
+
+
+def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
+    from torch._inductor import list_mode_options
+
+    modes = {"coordinate-descent": None, "max-autotune": "max-autotune-no-cudagraphs", "off": "default"}
+    assert modes.keys() == runtime.TUNING.keys()
+    for tune, mode in modes.items():
+        config = RuntimeConfig("model", False, False, 1, tune=tune)  # type: ignore[arg-type]
+        options = runtime.compile_arguments(config).get("options", {})
+        assert options == (list_mode_options(mode) if mode else {"coordinate_descent_tuning": True})
+    graphs = RuntimeConfig("model", False, False, 1, cuda_graphs=True)
+    assert runtime.compile_arguments(graphs)["options"] == list_mode_options("reduce-overhead")
+    plain = torch.nn.Linear(2, 2)
+    plain.compile(**runtime.compile_arguments(graphs))  # which knows each option, or says so
 
 
 def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(

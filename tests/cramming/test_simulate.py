@@ -178,10 +178,16 @@ def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
-def test_a_large_card_has_more_logits_at_a_time(recipe: Recipe) -> None:
+def test_a_large_card_and_who_sets_it_have_more_logits_at_a_time(recipe: Recipe) -> None:
     wide = replace(recipe, model=replace(MODEL, vocab_size=2**17), device_type="cuda", mode="bf16")
-    small, large = (Simulation(replace(wide, memory_bytes=size * 2**30)).step(256).peak["head"] for size in (11, 80))
+    memory = replace(wide.execution.memory, loss_chunk=heads.CHUNK_ELEMENTS["large cuda"])
+    as_set = replace(wide, execution=replace(wide.execution, memory=memory))
+    small, large, small_as_set = (
+        Simulation(replace(one, memory_bytes=size * 2**30)).step(256).peak["head"]
+        for one, size in ((wide, 11), (wide, 80), (as_set, 11))
+    )
     assert large > 2 * small
+    assert small_as_set == large
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")

@@ -18,7 +18,7 @@ from torch import Tensor
 from cramming.bench import sides
 from cramming.data.batches import Batch
 from cramming.engine import Engine
-from cramming.model import attention, layers, products, residual
+from cramming.model import attention, heads, layers, products, residual
 from cramming.optim.host import HostOptimizer
 from cramming.optim.in_backward import UpdateInBackward
 from cramming.parallel import apply, passes
@@ -231,6 +231,16 @@ def _norms_lose_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residual._Normed, "backward", staticmethod(broken))
 
 
+def _half_a_chunk_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half of a chunk's rows counts in the loss and not in the gradients."""
+
+    def broken(self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor) -> None:
+        add(self, first, h, probabilities, index, counted & (torch.arange(len(h)) < len(h) // 2))
+
+    add = heads._Gradients.add
+    monkeypatch.setattr(heads._Gradients, "add", broken)
+
+
 class Fault(NamedTuple):
     """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs, `where` what the
     sound trick is run with, too."""
@@ -253,9 +263,13 @@ FAULTS: dict[str, Fault] = {
     "attention": Fault(_no_attention, PLAIN, ("attention varlen", "attention flex")),
     "attention products": Fault(_values_gradient_turned, the("attention products")),
     "last layer": Fault(_wrong_tokens, the("last layer at targets")),
-    "compiler": Fault(_fused_wrongly, the("compile blocks"), ("compile model", "activation budget 0.5")),
-    "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8")),
+    "compiler": Fault(
+        _fused_wrongly, the("compile blocks"),
+        ("compile model", "activation budget 0.5", "coordinate descent", "max-autotune", "CUDA graphs"),
+    ),
+    "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8", "fp8 rowwise")),
     "residual stream": Fault(_norms_lose_gradient, the("bf16 residual stream")),
+    "loss in chunks": Fault(_half_a_chunk_teaches_nothing, the("large loss chunks")),
     "master weights": Fault(_around_adamw(lambda optimizer: None, _weights_in_bf16), PLAIN),
     "passes": Fault(_one_share_twice, the("passes side by side"), where=_two_cores),
     "accumulation": Fault(_forgotten_micro_batches, the("accumulation x4")),
