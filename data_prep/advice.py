@@ -17,10 +17,9 @@ _SETTINGS = {
 } | {name: f"data.filters.{field}" for name, (field, _) in filters.FILTERS.items()}
 
 
-def advice(manifest: Manifest, config: DataConfig) -> Iterator[str]:
+def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
     """At most three lines: text that filters took or documents that are tiny, unknown tokens, and a hold-out of many
-    times its share."""
-    documents = getattr(config, "documents", None)
+    times its share. `documents` is the setting of this name where plain text was cut by it."""
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     found = manifest.statistics
     words = found["words"] / max(1, manifest.counts["documents"])

@@ -57,6 +57,7 @@ class MixSource(Source):
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self._ended_with: str | None = None
+        self._taken: dict[str, int] = {}  # documents of each part
         self.unit = "%"
         self.total = 100.0
 
@@ -99,27 +100,31 @@ class MixSource(Source):
         if self._ended_with is None:
             return None
         read = [
-            f"{name} {source.position / source.total:.0%}"
-            for name, source in zip(self.parts(), self.sources)
-            if source.total and name != self._ended_with
+            f"{name} {count:,} documents{_share(source)}"
+            for (name, count), source in zip(self._taken.items(), self.sources)
+            if name != self._ended_with
         ]
-        others = f"; read of the others: {', '.join(read)}" if read else ""
+        others = f"; read of the others: {'; '.join(read)}"
         return f"the mix ended with {self._ended_with}, which has no more{others}; weights decide how far each lasts"
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
-        streams = [limited(stream, source) for stream, source in zip(documents, self.sources)]
+        streams = [
+            _naming(limited(stream, source), number)
+            for number, (stream, source) in enumerate(zip(documents, self.sources))
+        ]
         names, by_bytes = self.parts(), self.config.unit == "bytes"
         phase = random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
-        self.position, self._ended_with = 0.0, None
+        self.position, self._ended_with, self._taken = 0.0, None, dict.fromkeys(names, 0)
         while True:
             turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
             document = next(streams[turn], None)
             if document is None:
                 self.position, self._ended_with = 100.0, names[turn]
                 return
+            self._taken[names[turn]] += document.part == 0
             size = document.damage.bytes if document.damage else text_bytes(document.text)
             given[turn] += size if by_bytes else document.part == 0
             self.position = max(
@@ -130,6 +135,20 @@ class MixSource(Source):
 
 def _name(part: dict[str, Any], number: int) -> str:
     return f"part {number}: {part.get('name') or part.get('dataset') or part['source']}"
+
+
+def _share(source: Source) -> str:
+    """How much of it was read, where that says anything: a file is read a megabyte ahead of its documents."""
+    return f", {source.position / source.total:.0%}" if source.total and 0 < source.position < source.total else ""
+
+
+def _naming(documents: Iterator[Document], number: int) -> Iterator[Document]:
+    """The documents of this part. A source by itself gives advice for the section `data`; here it is for the part."""
+    try:
+        yield from documents
+    except UserError as error:
+        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in data.parts[{number}]"),)
+        raise
 
 
 # Not taken over from the mix by its parts.

@@ -231,8 +231,7 @@ def _require_documents(job: Job, ledger: Ledger, finished: Mapping[Split, list[S
     if all(finished.values()):
         return
     removed = ", ".join(f"{count} {reason}" for reason, count in ledger.removed().items()) or "none"
-    plain = isinstance(job.source, TextSource) and "txt" in job.source.formats
-    hint = "; data.documents says how plain text is cut into documents" if plain else ""
+    hint = "; data.documents says how plain text is cut into documents" if _documents_setting(job) else ""
     kept, read = ledger["tokens"].documents_out, ledger["source"].documents_in
     if kept >= 2:
         raise UserError(
@@ -244,6 +243,11 @@ def _require_documents(job: Job, ledger: Ledger, finished: Mapping[Split, list[S
         f"too little text: {kept} of {read} documents remain (removed: {removed}), at least 2 are needed, one of them"
         f" for validation{hint}"
     )
+
+
+def _documents_setting(job: Job) -> str | None:
+    """`data.documents` where there is plain text that it cuts."""
+    return job.source.config.documents if isinstance(job.source, TextSource) and job.source.in_parts else None
 
 
 def _write_tasks(job: Job) -> None:
@@ -267,5 +271,8 @@ def _report(job: Job, manifest: Manifest) -> None:
         f"{job.folder}: {train:,} training tokens, {validation:,} for validation, from {manifest.counts['documents']:,}"
         f" documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed: {manifest.removed or 'nothing'}"
     )
-    for line in [*filter(None, [manifest.statistics.get("remark")]), *advice(manifest, job.data)]:
+    for line in [
+        *filter(None, [manifest.statistics.get("remark")]),
+        *advice(manifest, job.data, _documents_setting(job)),
+    ]:
         say(line)

@@ -58,6 +58,18 @@ def test_a_document_in_parts_is_one_document(mixed: Config, tmp_path: Path, made
     assert 9 <= len(documents) - len(of_long) <= 12
 
 
+def test_the_end_of_a_mix_and_mistakes_in_it_name_the_part(mixed: Config, tmp_path: Path) -> None:
+    config = mixed([3, 1], unit="documents")
+    lines = (tmp_path / "1.jsonl").read_text().splitlines()
+    (tmp_path / "1.jsonl").write_text("\n".join(lines[:2]))
+    source = parse(config).source
+    count = sum(document.source == "part 0: file0" for document in source.documents())
+    assert count < 10 and str(source.remark()).split(";")[1] == f" read of the others: part 0: file0 {count} documents"
+    (tmp_path / "1.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"1\.jsonl: empty file; damaged: drop in data\.parts\[1\] leaves"):
+        list(parse(config).source.documents())
+
+
 def test_the_seed_decides_and_repeats(mixed: Config) -> None:
     def order(seed: int) -> list[str]:
         return [d.id for d in parse(mixed([1, 1, 1], seed=seed, unit="documents")).source.documents()]

@@ -144,13 +144,21 @@ def test_a_long_document_is_counted_once(
 
 
 def test_no_advice_on_plain_text_where_there_is_none(
-    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
+    tmp_path: Path,
+    text_config: Config,
+    made_up: Callable[..., list[str]],
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = "1," + " ".join(made_up(40)).replace(",", "") + "\n"
     (tmp_path / "a.csv").write_text("id,text\n" + row * 3)
     with pytest.raises(UserError, match=r"too little text: 1 of 3 documents remain") as error:
         run(text_config(tmp_path / "a.csv"))
     assert "data.documents" not in str(error.value)
+    (tmp_path / "b.csv").write_text("id,text\n" + "".join(f"1,{text[:40]}\n" for text in made_up(60)))
+    run(text_config(tmp_path / "b.csv"))
+    said = capsys.readouterr().out
+    assert "documents are tiny" in said and "data.documents" not in said
 
 
 ADVICE: dict[str, tuple[dict[str, Any], str]] = {
