@@ -12,7 +12,8 @@ fine-tunings (eval/history.py). The budget's is the truth about what a run has s
 `elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
 of the last elapsed time each one wrote. `slowest_update_seconds` is how long an update took at most so far: a resume
 must not begin one that ends too late. `joules` are those of the GPU since that process began, where they are measured
-(cramming/energy.py). Journals of before rules version 5 have no `previous`, no limit and no checkpoints.
+(cramming/energy.py). A `resume` inside a process took back a step that ended after the deadline. Journals of before
+rules version 5 have no `previous`, no limit and no checkpoints.
 """
 
 import errno
