@@ -78,11 +78,12 @@ class Parts:
     def take_back(self) -> None:
         """Go back to the newest checkpoint, to no work at all if there is none: the step just done ended too late."""
         engine, folder = self.engine, self.folder / "checkpoints"
+        late = -self.clock.seconds_left() if self.clock else 0.0
         known = checkpoints_of(read_journal(self.folder / JOURNAL)) if self.mesh.is_main else []
         saved = checkpoint.newest_of(folder, known) if self.mesh.is_main else None
         steps = int(self.mesh.from_main(saved.steps if saved else 0))
-        if self.clock:
-            late, number = -self.clock.seconds_left(), self.work.steps + 1
+        if self.mesh.is_main:
+            number = self.work.steps + 1
             say(f"step {number} ended {late:.1f} s after the deadline, so it is not kept: back to step {steps}")
         state = (engine.model, engine.optimizer, engine.precision.scaler)
         self.work = checkpoint.load(checkpoint.path_of(folder, steps), *state) if steps else Work()
@@ -194,7 +195,11 @@ def note_changed_files(folder: Path, *corpora: Corpus, again: bool = False) -> N
     `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null before. It
     is looked at before each checkpoint, so that a kill hides nothing of what is in the weights.
     """
-    changed = {str(c.folder / name): c.is_as_prepared(name) if again else None for c in corpora for name in c.changed()}
+    changed = {
+        str(corpus.folder / name): corpus.is_as_prepared(name) if again else None
+        for corpus in dict.fromkeys(corpora)  # most runs have one
+        for name in corpus.changed()
+    }
     known = changed_before(folder) if changed else {}
     for path, as_prepared in changed.items():
         if again:

@@ -46,9 +46,7 @@ class Worker:
     `shares_code`, where the time of compilation is not what is measured.
     """
 
-    def __init__(
-        self, job: Mapping[str, Any], command: Sequence[str] | None = None, shares_code: bool = False
-    ) -> None:
+    def __init__(self, job: Mapping[str, Any], command: Sequence[str] | None = None, shares_code: bool = False) -> None:
         self.job = job
         # A killed process's compiler threads may write for a moment more.
         self._folder = tempfile.TemporaryDirectory(prefix="cramming-bench-", ignore_cleanup_errors=True)
