@@ -48,10 +48,11 @@ def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
     bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
     emulated = "" if card.has_bf16 or mode != "bf16" else "; it has no bf16 units and emulates it: take precision=fp16"
     refused = "; training refuses AMD GPUs, as nothing here was tried on one" if card.is_amd else ""
+    launch = f"{KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel"
     basis = (
-        f"{card.name}, {card.source}, x assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)} matrix"
-        f" products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s ({BANDWIDTH_UTILISATION:.0%}),"
-        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel; not measured{emulated}{refused}"
+        f"{card.name} ({card.source}) times an assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)}"
+        f" matrix products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s"
+        f" ({BANDWIDTH_UTILISATION:.0%}), {launch}; not measured{emulated}{refused}"
     )
     return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis)
 
