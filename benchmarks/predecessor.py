@@ -6,7 +6,7 @@ which it has for GPUs alone, so that its engine is told here that a CPU can do i
 It needs an environment of its own:
 
     python -m venv old && old/bin/pip install "torch>=2.11,<2.14" transformers==4.57.6 datasets==5.0.1 hydra-core \
-        evaluate pynvml psutil zstandard
+        evaluate pynvml psutil zstandard einops
     git clone https://github.com/JonasGeiping/cramming checkout
     python benchmarks/predecessor.py --python old/bin/python --checkout checkout --out <file>.md
 
