@@ -178,7 +178,8 @@ class BudgetClock:
     budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
     """
 
-    def __init__(self, config: BudgetConfig, journal: Path, meter: energy.Meter | None = None):
+    def __init__(self, config: BudgetConfig, journal: Path, meter: energy.Meter | None = None, corpus: str = ""):
+        """`corpus`: what this process reads, by its manifest's SHA-256."""
         self.config, self.journal, self._meter = config, journal, meter
         self._began = time.monotonic() - process_age_seconds()
         events = read_journal(journal)
@@ -195,7 +196,7 @@ class BudgetClock:
         if self.has_ended:
             return
         self._file = Journal(journal)
-        self._write("start", unit=config.unit, limit=config.limit)
+        self._write("start", unit=config.unit, limit=config.limit, corpus=corpus)
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
 

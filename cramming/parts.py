@@ -177,7 +177,8 @@ def open_record(
     described = devices.describe(device)
     create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
     gpu = energy.Gpu.open(devices.nvml_uuid(device)) if mesh.world_size == 1 else None  # one card is all it would know
-    clock = BudgetClock(sections.budget, folder / JOURNAL, energy.Meter(gpu) if gpu else None)
+    meter = energy.Meter(gpu) if gpu else None
+    clock = BudgetClock(sections.budget, folder / JOURNAL, meter, found.corpus.manifest_sha256)
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),

@@ -44,7 +44,7 @@ def checkpoint_to_resume(
     events, newest = read_journal(path), checkpoint.newest_steps(checkpoints)
     if not is_run(folder) and (events or newest is not None):
         raise UserError(f"{folder}: a run's journal or checkpoints without its record.json; restore it or {_OTHER}")
-    _refuse_other_journal(folder, events)
+    _refuse_other_journal(folder, events, corpus)
     for event in events:
         if event["event"] == "start" and (event["unit"], event["limit"]) != (budget.unit, budget.limit):
             raise UserError(
@@ -67,14 +67,27 @@ def checkpoint_to_resume(
     return found
 
 
-def _refuse_other_journal(folder: Path, events: Sequence[Event]) -> None:
-    """The record names the journal that its run began with."""
+def _refuse_other_journal(folder: Path, events: Sequence[Event], corpus: Mapping[str, Any]) -> None:
+    """The record names the journal that its run began with, and each process the corpus that it read.
+
+    A run that was killed while it began has a journal of no step, of which the record does not know yet.
+    """
     begun = load_record(folder).get("pretrain") if is_run(folder) else None
+    if begun is None and any(event["steps"] or event["event"] == "checkpoint" for event in events):
+        raise UserError(
+            f"{folder}: record.json does not know that training began, and {JOURNAL} has steps; restore the record, or"
+            f" {_OTHER}"
+        )
     if begun is not None and begun.get("journal_start") != first_line_sha256(folder / JOURNAL):
         what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
         raise UserError(f"{folder / JOURNAL}: the journal is {what}; restore it or {_OTHER}")
     if events and not is_chained(events):
         raise UserError(f"{folder / JOURNAL}: begun by an earlier version, whose journals prove less; {_OTHER}")
+    if any(event.get("corpus") != corpus["manifest_sha256"] for event in events if event["event"] == "start"):
+        raise UserError(
+            f"{folder / JOURNAL}: a process of this journal read another corpus than {corpus['folder']} (its manifest"
+            f" differs): the journal is another run's; restore it or {_OTHER}"
+        )
 
 
 def _refuse_later_log(folder: Path, events: Sequence[Event]) -> None:

@@ -285,7 +285,7 @@ def enough_seeds(record: Record) -> Outcome:
 
 
 def full_tasks(record: Record) -> Outcome:
-    """Every task of the averages is scored, on its full official data."""
+    """Every task of the averages is scored, on its full official data; embedded tasks are those of the run's corpus."""
     averages = at(record, "glue.pretrained.averages")
     problems = [
         f"{name} lacks {', '.join(map(str, entries(at(averages, f'{name}.missing')))) or 'a value'}"
@@ -298,11 +298,20 @@ def full_tasks(record: Record) -> Outcome:
         if init == "pretrained" and (task.get("subset") or other_sizes(record, init, entry, task))
     ]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
-    problems += _trained_on_what_is_scored(record)
+    problems += [*_tasks_of_another_corpus(record), *_trained_on_what_is_scored(record)]
     contents = _contents(record)
     problems += [f"{OTHER}: {', '.join(names)}" for name, names in contents.items() if name == OTHER]
     shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data; {shown}" if shown else "every task, on all of its data")
+
+
+def _tasks_of_another_corpus(record: Record) -> list[str]:
+    """Embedded tasks come with a corpus; records of before version 5 do not say with which."""
+    section, own = at(record, "glue.pretrained"), at(record, "corpus.manifest_sha256")
+    foreign = own is None or at(section, "tasks_corpus_sha256") != own
+    if at(section, "suite") != "embedded" or not foreign or before(record, "5"):
+        return []
+    return ["the embedded tasks are not known to be those of the corpus that the model was trained on"]
 
 
 def _trained_on_what_is_scored(record: Record) -> list[str]:

@@ -58,6 +58,9 @@ def main(config: dict[str, Any]) -> None:
         kind = suite.section
         if (folder / "record.json").exists():
             history.refuse_altered(folder)
+            trained_on = at(load_record(folder), "corpus.manifest_sha256")
+            if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
+                say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
         # Written with the first model's scores: until then those of another suite stay in the record.
         beside = score_without_encoder(folder / kind, suite, data) if settings.floor else {}
         if settings.minimal_pairs:

@@ -26,7 +26,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
     is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
     `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows, `config_there` whether
-    there is one.
+    there is one; `corpora` what each process read, by the SHA-256 of its manifest.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -49,6 +49,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "uncharged_seconds": _uncharged_seconds(events),
         "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
         "budgets": _budgets(events),
+        "corpora": [event.get("corpus") for event in events if event["event"] == "start"],
         "config_budget": _config_budget(config),
         "config_there": config.exists(),
     }

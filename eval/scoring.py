@@ -154,6 +154,7 @@ def score_model(
     more = {
         "conditions": {name: made_on(found, made[name]) for name, found in same.items()},
         "history_entries": history.stamp(history.history_file(run))["entries"],
+        **({"tasks_corpus_sha256": suite.corpus_sha256} if suite.corpus_sha256 else {}),
     }
     return {**with_seconds(summary, seconds), **more, "environment": machine}
 

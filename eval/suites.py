@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cramming.config import UserError
-from cramming.data.shards import corpus_folder
+from cramming.data.shards import TASKS as TASK_FOLDER
+from cramming.data.shards import Corpus, corpus_folder, damage
 from eval import superglue
 from eval.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
 from eval.tasks import TASKS, Task, find_tasks
@@ -16,12 +17,14 @@ SourceName = Literal["local", "hub", "embedded", "superglue"]
 
 @dataclass(frozen=True)
 class Suite:
-    """The tasks to score, how to read one, and why the others are not scored."""
+    """The tasks to score, how to read one, why the others are not scored, and of embedded ones the SHA-256 of their
+    corpus's manifest."""
 
     name: Literal["glue", "embedded", "superglue"]
     tasks: list[Task]
     absent: dict[str, str]
     read: Callable[[Task], TaskData]
+    corpus_sha256: str | None = None
 
     @property
     def section(self) -> str:
@@ -38,7 +41,7 @@ def find_suite(
         absent = {name: "not in eval.tasks" for name, task in TASKS.items() if task not in tasks}
         return Suite("glue", tasks, absent, read_hub_task)
     if source == "embedded":
-        folder = corpus_folder(config) / "tasks"
+        folder = corpus_folder(config) / TASK_FOLDER
         if not folder.is_dir():
             raise UserError(
                 f"{folder}: no embedded tasks; run `cramming prepare` with the same data settings first, "
@@ -54,5 +57,17 @@ def find_suite(
         tasks, absent = superglue.tasks_in(folder, wanted)
         return Suite("superglue", tasks, absent, lambda task: superglue.read_task(folder, task))
     tasks, absent = tasks_in_folder(folder, wanted)
-    name: Literal["glue", "embedded"] = "embedded" if source == "embedded" else "glue"
-    return Suite(name, tasks, absent, lambda task: read_task(folder, task))
+    if source == "embedded":
+        return Suite("embedded", tasks, absent, lambda task: read_task(folder, task), _corpus_with(folder))
+    return Suite("glue", tasks, absent, lambda task: read_task(folder, task))
+
+
+def _corpus_with(tasks: Path) -> str:
+    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it."""
+    corpus = Corpus.open(tasks.parent)
+    known = corpus.manifest.hashes()
+    for file in sorted(tasks.rglob("[!.]*.*")):
+        name = file.relative_to(tasks.parent).as_posix()
+        if problem := damage(file, known[name]) if name in known else f"{file}: no file of this corpus":
+            raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
+    return corpus.manifest_sha256

@@ -93,8 +93,9 @@ def budget_kept(record: Record) -> Outcome:
 
 def journal_agrees(record: Record) -> Outcome:
     """The journal budget.jsonl lies beside the record, has the recorded SHA-256, and by itself gives the recorded
-    processes, steps, seconds and spent budget; every process had the limit of config.yaml and went on from a checkpoint
-    of this journal only, none trained after the run's end, and metrics.jsonl knows of no later step.
+    processes, steps, seconds and spent budget; every process had the limit of config.yaml, read the corpus of the
+    record and went on from a checkpoint of this journal only, none trained after the run's end, and metrics.jsonl knows
+    of no later step.
     """
     if at(record, "pretrain") is None:
         return True, NO_PRETRAINING
@@ -140,6 +141,9 @@ def _journal_form(record: Record, journal: Record) -> tuple[str, list[str]]:
         problems.append("budget.jsonl is not the journal that the run began with")
     if number(journal, "logged_seconds") is None:
         problems.append("metrics.jsonl is not beside the record, or has no training step: restore it")
+    read = entries(journal.get("corpora"))
+    if not read or any(corpus != at(record, "corpus.manifest_sha256") for corpus in read):
+        problems.append("a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest)")
     unit, limit = at(record, "pretrain.budget.unit"), number(record, "pretrain.budget.limit")
     limits = {"config.yaml": journal.get("config_budget"), "the record": [unit, limit]}
     if not journal.get("config_there"):

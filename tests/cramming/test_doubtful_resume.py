@@ -13,7 +13,7 @@ from cramming import checkpoint, parts, pretrain
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.engine import Engine
-from cramming.journal import checkpoints_of, processes_of, read_journal
+from cramming.journal import Journal, checkpoints_of, processes_of, read_journal
 from cramming.record import load_metrics, load_record, write_record_section
 from eval.reading import load_run
 from eval.rules import RULES
@@ -124,6 +124,26 @@ def test_a_log_that_does_not_know_of_the_checkpoint(crashed: Path, refused: Refu
 def test_another_runs_journal(crashed: Path, unbroken: Path, refused: Refused) -> None:
     shutil.copy(unbroken / "budget.jsonl", crashed)
     assert "budget.jsonl: the journal is not the one that this run began with" in refused("resume=true", EVERY)
+
+
+def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning(
+    crashed: Path, refused: Refused
+) -> None:
+    """A run on one corpus must not become a run on another."""
+    record = json.loads((crashed / "record.json").read_text())
+    begun = record.pop("pretrain")
+    (crashed / "record.json").write_text(json.dumps(record))
+    assert "record.json does not know that training began" in refused("resume=true", EVERY)
+    journal = crashed / "budget.jsonl"
+    rows = [{**json.loads(line), "previous": None} for line in journal.read_text().splitlines()]
+    journal.unlink()
+    writer = Journal(journal)
+    for row in rows:
+        writer.write(row | ({"corpus": "0" * 64} if row["event"] == "start" else {}))
+    writer.close()
+    record["pretrain"] = {**begun, "journal_start": parts.first_line_sha256(journal)}
+    (crashed / "record.json").write_text(json.dumps(record))
+    assert "budget.jsonl: a process of this journal read another corpus" in refused("resume=true", EVERY)
 
 
 def test_a_later_checkpoint_of_another_run_is_refused(crashed: Path, unbroken: Path, refused: Refused) -> None:

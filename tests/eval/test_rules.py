@@ -249,6 +249,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(config_budget=["hours", 24.0]),
         lambda r: r["journal"].update(config_budget=None),
         lambda r: r["journal"].update(config_there=False),
+        lambda r: r["corpus"].update(manifest_sha256="0" * 64),
+        lambda r: r["journal"].update(corpora=["cd" * 32, None]),
         lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
         lambda r: r["pretrain"]["budget"].update(limit=1.0),
     ],
@@ -438,6 +440,15 @@ def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(
     assert judge(good).division == "closed"
     good["corpus"]["sources"].append({"name": "a.txt", "kind": "text", "license": "MIT"})
     assert judge(good).division == "open"
+
+
+def test_embedded_tasks_are_those_of_the_corpus(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+    """A folder of anybody's making, or another seed's, is none; older records do not say."""
+    good = dict(load_run(write_run(tmp_path / "first", make_record("embedded"))).record)
+    for sha256 in ("0" * 64, None):
+        good["glue"]["pretrained"]["tasks_corpus_sha256"] = sha256
+        assert [f.rule for f in judge(good).broken] == ["R22"]
+    assert judge(_of(good, "4")).division == "closed"
 
 
 def test_before_there_are_scores_the_numbers_of_the_searched_texts_are_compared(good: Record) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cramming.config import UserError, file_sha256
+from cramming.data.shards import Corpus
 from cramming.record import load_record
 from eval import suites
 from eval.glue import main
@@ -113,17 +115,50 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     )
 
 
+@pytest.fixture
+def corpus(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_corpus: Callable[..., Path]
+) -> Path:
+    """A corpus with tasks, where the settings look for it."""
+    folder = make_corpus(tmp_path / "corpus", documents=20)
+    monkeypatch.setattr(suites, "corpus_folder", lambda config: folder)
+    shutil.copytree(config["eval"]["data_dir"], folder / "tasks")
+    files = {f.relative_to(folder).as_posix(): file_sha256(f) for f in (folder / "tasks").rglob("*.tsv")}
+    (folder / "manifest.json").write_text(Corpus.open(folder).manifest.with_files(files).to_json())
+    return folder
+
+
 def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_eval: Change
+    config: dict[str, Any], corpus: Path, with_eval: Change
 ) -> None:
-    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
-    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
     main(with_eval(config, source="embedded", data_dir=None, predict_test=False, seeds=[0]))
     section = load_record(Path(config["runs"]) / "first")["glue"]["pretrained"]
     assert section["suite"] == "embedded" and set(section["averages"]) == {"embedded"}
+    assert section["tasks_corpus_sha256"] == Corpus.open(corpus).manifest_sha256
     assert all(t["official_train_examples"] is None and not t["subset"] for t in section["tasks"].values())
     predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed0.npz")
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda f: (f / "tasks/CoLA/dev.tsv").write_text("x\t1\t\ta\n"),
+            r"dev\.tsv: its SHA-256 is not the manifest's",
+        ),
+        (lambda f: shutil.copytree(f / "tasks/CoLA", f / "tasks/RTE"), r"RTE/\w+\.tsv: no file of this corpus"),
+        (lambda f: (f / "manifest.json").unlink(), r"half-written corpus, or none"),
+    ],
+)
+def test_embedded_tasks_that_were_not_made_with_the_corpus_are_refused(
+    config: dict[str, Any], corpus: Path, with_eval: Change, change: Callable[[Path], object], says: str
+) -> None:
+    (corpus / "tasks/.DS_Store").touch()
+    change(corpus)
+    with pytest.raises(UserError, match=says):
+        main(with_eval(config, source="embedded", data_dir=None))
+    assert not Path(config["runs"]).exists()
 
 
 def interrupt(*_: object) -> None:
@@ -132,14 +167,12 @@ def interrupt(*_: object) -> None:
 
 def test_scores_of_another_suite_leave_the_record(
     config: dict[str, Any],
+    corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     with_eval: Change,
 ) -> None:
     """As when GLUE follows the embedded tasks without a random baseline: theirs must not stand beside its scores."""
-    monkeypatch.setattr(suites, "corpus_folder", lambda config: tmp_path / "corpus")
-    shutil.copytree(config["eval"]["data_dir"], tmp_path / "corpus/tasks")
     few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
     main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], floor=True))
     assert "dropped" not in capsys.readouterr().err
