@@ -230,10 +230,22 @@ def nothing_selected(record: Record) -> Outcome:
 
 def _other_sets(record: Record, init: str, section: Record) -> list[str]:
     """How many sets of hyperparameters there were to choose from: in a sweep, in the history of the trained model."""
-    runs = [section, *(fine_tuned(record, init) if init == "pretrained" else [])]
-    count = len({json.dumps(made_with(run), sort_keys=True, default=str) for run in runs})
-    said = [swept(section), f"one of {count} sets in its history" if count > 1 else "", _other_outcomes(runs[1:])]
-    return [*filter(None, said)]
+    competes = init == "pretrained"
+    runs = [*fine_tuned(record, init), *_tried_elsewhere(record)] if competes else []
+    count = len({json.dumps(made_with(run), sort_keys=True, default=str) for run in (section, *runs)})
+    said = [swept(section), f"one of {count} sets in its history" if count > 1 else "", _other_outcomes(runs)]
+    names = ", ".join(str(at(other, "run")) for other in entries(at(record, "elsewhere")))
+    return [*filter(None, said), *([f"same weights as {names}"] if competes and names and any(said) else [])]
+
+
+def _tried_elsewhere(record: Record) -> list[Record]:
+    """What other runs of the report fine-tuned of the same weights and suite before this one began: what came later
+    cannot have been a choice for this one. Records of before version 5 do not say when they began."""
+    own = fine_tuned(record, "pretrained")
+    began, suite = min((str(run.get("time")) for run in own), default=""), at(record, "glue.pretrained.suite")
+    lines = [line for other in entries(at(record, "elsewhere")) for line in entries(at(other, "lines"))]
+    tried = [line for line in lines if isinstance(line, Mapping) and line.get("suite") == suite]
+    return [line for line in tried if not before(record, "5") and str(line.get("time")) <= began]
 
 
 def _other_outcomes(runs: list[Record]) -> str:

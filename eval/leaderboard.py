@@ -40,16 +40,18 @@ def table(rows: Sequence[Entrant], suite: str) -> Table:
     baselines = distinct([r for r in of_suite if r.baseline and r.verdict.division != "invalid"])
     mine = [r for r in of_suite if not r.baseline or r.verdict.division == "invalid"]
     full = [r for r in mine if r.verdict.division != "invalid" and r.main is not None and not r.subset]
-    closed = [r for r in full if r.verdict.division == "closed"]
-    others = [r for r in full if r not in closed]
+    again = [r for r in full if r.again]
+    closed = [r for r in full if r.verdict.division == "closed" and not r.again]
+    others = [r for r in full if r.verdict.division != "closed"]
     invalid = [r for r in mine if r.verdict.division == "invalid"]
     partial = [r for r in mine if r not in full and r not in invalid]
     best = {
         c: max((r.scores[c].value or 0.0 for r in closed if c in r.scores), default=None) for c in columns_of(suite)
     }
-    title = "Closed division" if others or partial or baselines else ""
+    title = "Closed division" if again or others or partial or baselines else ""
     groups = [
         Group([_row(r, str(place), best) for r, place in zip(closed, ranks(closed))], title),
+        Group([_row(r, "", {}) for r in again], "Not ranked: the weights of a row above"),
         Group([_row(r, "", {}) for r in others], "Open division, not ranked"),
         Group(
             [_row(r, "", {}) for r in partial], f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
@@ -131,6 +133,7 @@ def _detail(row: Entrant) -> str:
     parts = [BASELINES.get(row.init, row.init), seeds_words(row), swept(row.section)]
     if not row.baseline:
         parts += [model_words(row.run.record), budget_words(row.run.record)]
+        parts += [f"same weights as {', '.join(row.same_weights)}"] if row.same_weights else []
     return ", ".join(p for p in parts if p)
 
 

@@ -9,8 +9,8 @@ never as a number that nobody measured.
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,24 @@ def load_runs(runs: Path) -> list[Run]:
     if not loaded:
         raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
     labels = [run.label for run in loaded]
-    return [
-        run if labels.count(run.label) == 1 else Run(run.folder, f"{run.label} ({run.folder.name})", *_rest(run))
+    named = [
+        run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({run.folder.name})")
         for run in loaded
+    ]
+    return [
+        replace(run, record={**run.record, "elsewhere": found}) if (found := list(_elsewhere(run, named))) else run
+        for run in named
     ]
 
 
-def _rest(run: Run) -> tuple[Record, list[dict[str, Any]], str | None]:
-    return run.record, run.metrics, run.problem
+def _elsewhere(run: Run, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """The other runs that scored the weights of this one, each with its lines of fine-tuning them."""
+    sha256 = at(run.record, "glue.pretrained.model_sha256")
+    for other in (other for other in runs if sha256 and other is not run):
+        past = entries(at(other.record, "scorings.entries"))
+        lines = [line for line in past if at(line, "model_sha256") == sha256]
+        if lines or at(other.record, "glue.pretrained.model_sha256") == sha256:
+            yield {"run": other.label, "lines": lines}
 
 
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
@@ -72,7 +82,7 @@ def load_run(folder: Path) -> Run:
     except OSError as error:
         return Run(folder, folder.name, problem=f"{folder / 'record.json'}: {error.strerror}")
     # These are read from their files; what a record has in their place is nobody's evidence.
-    record = {key: value for key, value in record.items() if key not in ("scorings", "journal", "beside")}
+    record = {key: value for key, value in record.items() if key not in ("scorings", "journal", "beside", "elsewhere")}
     try:
         record["beside"] = _beside(folder)
     except OSError as error:

@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.special import stdtr
@@ -54,6 +54,7 @@ class Entrant:
     scores: Mapping[str, Score]
     averages: Mapping[str, float | None]
     section: Mapping[str, Any]
+    again: bool = False  # a row with the same weights stands before it
 
     @property
     def baseline(self) -> bool:
@@ -87,14 +88,27 @@ class Entrant:
 
     @property
     def ranked(self) -> bool:
-        """Whether the row competes: a trained model of the closed division, all tasks, all data."""
-        return not self.baseline and self.main is not None and not self.subset and self.verdict.division == "closed"
+        """Whether the row competes: a trained model of the closed division, all tasks, all data, each model once."""
+        whole = self.main is not None and not self.subset
+        return whole and not self.baseline and not self.again and self.verdict.division == "closed"
+
+    @property
+    def same_weights(self) -> list[str]:
+        """The other runs of the report that scored the weights of this row."""
+        others = [] if self.baseline else entries(at(self.run.record, "elsewhere"))
+        return [str(at(other, "run")) for other in others]
 
 
 def entrants(runs: Sequence[Run]) -> list[Entrant]:
     """All rows of all readable runs, best first, missing averages last."""
     rows = [entrant for run in runs if not run.problem for entrant in _entrants_of(run)]
-    return sorted(rows, key=lambda e: (e.main is None, -(e.main or 0.0), e.baseline, e.run.label))
+    ordered = sorted(rows, key=lambda e: (e.main is None, -(e.main or 0.0), e.baseline, e.run.label))
+    found, seen = [], set()
+    for row in ordered:
+        model = (row.suite, str(row.section.get("model_sha256")))
+        found.append(replace(row, again=row.ranked and model in seen))
+        seen |= {model} if row.ranked else set()
+    return found
 
 
 def ranks(rows: Sequence[Entrant]) -> list[int]:

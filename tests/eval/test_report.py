@@ -14,8 +14,10 @@ import pytest
 from scipy import stats
 
 from cramming.config import UserError
+from cramming.journal import Journal
 from eval import leaderboard, plots, submission, tasks
 from eval.facts import facts
+from eval.history import history_file, stamp
 from eval.reading import Run, load_runs
 from eval.render import DASH, Paragraph
 from eval.report import main
@@ -52,6 +54,51 @@ def runs(tmp_path: Path, make_record: Any, write_run: Any, make_section: Any) ->
 
 def _first_column(text: str) -> list[str]:
     return [line.split("|")[2].strip().split("<br>")[0] for line in text.splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("copy", [shutil.copytree, lambda folder, other: other.symlink_to(folder)])
+def test_the_same_run_twice_has_one_rank_and_is_named(runs: Path, copy: Any) -> None:
+    copy(runs / "high", runs / "other")
+    text = (_report(runs, each_run=False) / "leaderboard.md").read_text(encoding="utf-8")
+    assert "| 1 | high (high)<br>" in text and "| 2 | low<br>" in text and "|  | high (other)<br>" in text
+    assert "Not ranked: the weights of a row above" in text and "same weights as high (other)" in text
+    rows = [row for row in entrants(load_runs(runs)) if not row.baseline]
+    assert [row.ranked for row in rows] == [True, False, True]
+    assert all(row.verdict.division == "closed" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("time", "change", "division"),
+    [
+        ("2030-01-01", {"hyperparameters": {"epochs": 3}}, "open"),
+        ("2030-01-01", {"scores": {"rte": 0.5}}, "open"),
+        ("2030-01-03", {"hyperparameters": {"epochs": 3}}, "closed"),  # chose nothing for what was before it
+        ("2030-01-01", {"model_sha256": "0" * 64}, "closed"),
+        ("2030-01-01", {"suite": "embedded"}, "closed"),
+    ],
+)
+def test_settings_that_were_tried_on_the_same_weights_under_another_name_count(
+    runs: Path, time: str, change: dict[str, Any], division: str
+) -> None:
+    """R20, where the report sees both; a scoring that was stopped is enough."""
+    shutil.copytree(runs / "high", runs / "probe")
+    for name, changes in (("high", {"time": "2030-01-02"}), ("probe", {"time": time, **change})):
+        path, record = history_file(runs / name), json.loads((runs / name / "record.json").read_text())
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+        journal = Journal(path)
+        for line in lines:
+            journal.write(line | changes)
+        journal.close()
+        record |= {"name": name, "history": stamp(path)}
+        if name == "probe":
+            del record["glue"]
+        (runs / name / "record.json").write_text(json.dumps(record))
+    (row,) = (row for row in entrants(load_runs(runs)) if row.run.label == "high" and not row.baseline)
+    assert row.verdict.division == division
+    if division == "open":
+        assert [f.rule for f in row.verdict.broken] == ["R20"]
+        assert "same weights as probe" in row.verdict.broken[0].evidence
 
 
 def test_writes_everything_and_names_the_page_last(runs: Path, drawn: None, capsys: pytest.CaptureFixture[str]) -> None:
