@@ -139,9 +139,7 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
             continue
         seconds, losses = side.run(command["first"], command["count"])
         peak, compiled = peak_memory_bytes(device), compile_seconds()
-        _answer(
-            answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak, "compile_seconds": compiled}
-        )
+        _answer(answers, {"seconds": seconds, "losses": losses, "peak_bytes": peak, "compile_seconds": compiled})
 
 
 def facts_of(side: Any) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """`cramming verify <corpus>`: every byte of a corpus folder against its manifest; each problem is named."""
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from cramming.config import UserError
-from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
-from cramming.data.shards import damage
-from cramming.files import LOCK
-from cramming.progress import Progress, say
+from cramming.data.integrity import problems
+from cramming.data.manifest import MANIFEST, corpus_folder
+from cramming.progress import say
 
 
 def main(config: Mapping[str, Any]) -> None:
@@ -24,45 +20,3 @@ def main(config: Mapping[str, Any]) -> None:
     if found:
         raise UserError(f"{folder}: {len(found)} problem(s); delete the folder and run `cramming prepare` again")
     say(f"{folder}: every file is as `prepare` wrote it")
-
-
-def problems(folder: Path, most_bytes: float = math.inf, first: Collection[str] = ()) -> Iterator[str]:
-    """What differs from the manifest, one line each: files altered or missing, and files that nobody knows.
-
-    Of whole files at most `most_bytes` are read: those named `first`, then the smallest.
-    """
-    place = folder / MANIFEST
-    try:
-        manifest = Manifest.from_json(place.read_text(encoding="utf-8"), str(place))
-    except UnicodeDecodeError:
-        yield f"{place}: not UTF-8; the file was altered"
-        return
-    except UserError as error:
-        yield str(error)
-        return
-    if manifest.format == 1:
-        say(f"{place}: format 1 has no checksum of itself and none of tasks/; those are not checked")
-    hashes = manifest.hashes()
-    compared = _affordable(folder, hashes, most_bytes, first)
-    with Progress("verify", float(len(compared)), "files") as bar:
-        for name in sorted(compared):
-            if problem := damage(folder / name, hashes[name]):
-                yield problem
-            bar.advance()
-    known = {MANIFEST, LOCK, *hashes}  # a kill at the very end leaves the lock file
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):
-            yield f"{path}: unexpected; `prepare` has not made this file"
-
-
-def _affordable(folder: Path, names: Iterable[str], most_bytes: float, first: Collection[str]) -> list[str]:
-    """The names of files that have at most so many bytes together; of those that are missing too."""
-    sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in names}
-    by_price = sorted(sizes, key=lambda name: (name not in first, sizes[name]))
-    totals = accumulate(sizes[name] for name in by_price)
-    return [name for name, total in zip(by_price, totals) if total <= most_bytes]
-
-
-def _of_format_1(manifest: Manifest, name: str) -> bool:
-    return manifest.format == 1 and name.startswith("tasks/")

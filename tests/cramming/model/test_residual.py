@@ -41,9 +41,7 @@ def test_all_between_the_blocks_is_in_16_bits_and_no_weight(
             residual.lower(model.encoder, torch.bfloat16)
             assert list(model.state_dict()) == names
         with torch.autocast("cpu", torch.bfloat16):
-            loss, _ = model(
-                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
-            )
+            loss, _ = model(batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M)
         loss.backward()
         assert {x.dtype for x in seen} == {torch.bfloat16 if lowered else torch.float32}
         assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
