@@ -134,7 +134,7 @@ class Manifest:
         try:
             node = json.loads(text)
             version = node["format"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(
                 f"{place}: not a corpus manifest; delete the folder, run `cramming prepare` again"
             ) from None

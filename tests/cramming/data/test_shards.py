@@ -134,6 +134,7 @@ def _other_format(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
+    "too deep": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "not a corpus manifest"),
     "other format": (_other_format, "corpus format 99, this version reads 1 and 2"),
     "cut short": (_truncate, r"train-00001.bin: \d+ bytes instead of \d+"),
     "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
