@@ -1,8 +1,8 @@
 """A side of a comparison in this process, in place of one of its own (cramming.bench.worker).
 
 Starting a process and importing torch takes seconds, of which a stage has few. What processes keep apart is kept apart
-here: the precision of fp32 products, which is the process's, is set before each turn, and the peak is that above
-what was there before the side was built. What is compiled, and the compiler's settings, are put back by `clean`, once
+here: the precision of fp32 products, which is the process's, is set before each turn, and what other
+sides hold meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once
 no side lives.
 """
 
@@ -17,6 +17,7 @@ import torch
 from cramming import device as devices
 from cramming.bench.sides import SIDES
 from cramming.bench.worker import Steps, facts_of
+from cramming.runtime import compile_seconds
 
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 
@@ -31,17 +32,21 @@ class InProcess:
         self.side: Any = None
         self.device = devices.select(job["device"])
         release(self.device)
-        self._before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+        before, self._compiled_before = allocated(self.device), compile_seconds()
         self.job, self.side = job, SIDES[job["side"]](job, self.device)
+        self._kept = allocated(self.device) - before  # grows by the optimizer's state
         self._precision = torch.get_float32_matmul_precision()
         self.facts = facts_of(self.side)
 
     def run(self, first: int, count: int) -> Steps:
         torch.set_float32_matmul_precision(self._precision)
+        before = allocated(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds, losses = self.side.run(first, count)
-        return Steps(seconds, losses, devices.peak_memory_bytes(self.device) - self._before)
+        peak = devices.peak_memory_bytes(self.device) - (before - self._kept)
+        self._kept += allocated(self.device) - before
+        return Steps(seconds, losses, peak, compile_seconds() - self._compiled_before)
 
     def __enter__(self) -> "InProcess":
         return self
@@ -49,6 +54,11 @@ class InProcess:
     def __exit__(self, *_: object) -> None:
         self.side = None
         release(self.device)
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes of all tensors on a GPU."""
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
 
 
 def release(device: torch.device) -> None:
