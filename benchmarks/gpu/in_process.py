@@ -1,8 +1,8 @@
 """A side of a comparison in this process, in place of one of its own (cramming.bench.worker).
 
 Starting a process and importing torch takes seconds, of which a stage has few. What processes keep apart is kept apart
-here: the precision of fp32 products, which is the process's, is set before each turn, and what other
-sides hold meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once
+here: the precision of fp32 products, which is the process's, is set before each turn, and what other sides hold
+meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once
 no side lives.
 """
 

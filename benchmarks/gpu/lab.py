@@ -44,13 +44,13 @@ class Scale:
 
 
 SMALL = ("model.hidden_size=32", "model.num_layers=3", "model.num_heads=2", "model.intermediate_size=48")
-TINY_GATE = ("bench.gate_steps=40", "bench.gate_vocab_size=64", "bench.gate.train.batch_size=8", "optim.lr=0.01",
-             "bench.gate.train.micro_batch=8", "bench.gate.train.sequence_length=16", "bench.gate.optim.lr=0.01",
+TINY_GATE = ("bench.gate_steps=60", "bench.gate_vocab_size=64", "bench.gate.train.batch_size=16", "optim.lr=0.01",
+             "bench.gate.train.micro_batch=16", "bench.gate.train.sequence_length=32", "bench.gate.optim.lr=0.01",
              "bench.gate.model.hidden_size=32")  # fmt: skip
 SCALES = {
     "full": Scale(
         shape=(), large=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
-        compiled="model", steps=6, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
+        compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
         budget=("budget=hours", "budget.hours=0.05", "checkpoint.every_minutes=0.4"),
         examples=None, seconds=1.0,
     ),

@@ -50,7 +50,14 @@ LEVERS: tuple[Lever, ...] = (  # the most wanted first
 def rows(lab: Lab) -> list[Row]:
     """The most wanted first."""
     short, _ = lab.scale.lengths
-    levers = [Row(f"lever: {lever.name}", 70 if MODEL[0] in (*lever.common, *lever.overrides) else 35, partial(beside_absence, lab, lever)) for lever in LEVERS]
+    levers = [
+        Row(
+            f"lever: {lever.name}",
+            70 if MODEL[0] in (*lever.common, *lever.overrides) else 35,
+            partial(beside_absence, lab, lever),
+        )
+        for lever in LEVERS
+    ]
     return [
         Row(f"BERT {short} beside Hugging Face", 110, partial(beside_loop, lab, "bert-base", "bert loop")),
         Row("BERT-base in 11 GiB", 45, partial(capped, lab, "bert-base")),

@@ -88,7 +88,8 @@ def train(device: torch.device, compose: Callable[..., dict[str, Any]]) -> Calla
         for step in range(first, first + steps):
             batches = [make_batch(objective, device, packing, (cut * step + i) * ROWS) for i in range(cut)]
             stats = engine.step(batches, 1e-3)
-            assert stats is not None and not stats.skipped
+            assert stats is not None
+            assert not stats.skipped or engine.precision.mode == "fp16"  # until its scale fits
             found.append(stats)
         return found
 
