@@ -149,7 +149,7 @@ class Engine:
             losses.append(loss_sum)
             corrects.append(correct)
         self.mesh.sum_gradients(self.parameters)
-        return Computed(torch.stack(losses).sum().item(), torch.stack(corrects).sum().item(), self._update)
+        return Computed(*_read(torch.stack(losses).sum(), torch.stack(corrects).sum()), self._update)
 
     def _pass(self, batch: Batch, targets: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
@@ -177,7 +177,7 @@ class Engine:
         (batch,) = batches
         began = time.monotonic()
         loss_sum, correct = self._forward(batch)
-        found = loss_sum.item(), correct.item()
+        found = _read(loss_sum, correct)
         self.foreseen_seconds = 0.0 if self.update_seconds else 4 * (time.monotonic() - began)
         update = self.in_backward
 
@@ -195,7 +195,8 @@ class Engine:
         scaler.unscale_(self.optimizer)
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-        finite = bool(torch.isfinite(norm))
+        length = norm.item()
+        finite = math.isfinite(length)
         by_update = self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
         if self.clip is not None and by_update:  # which divides by it on the way: a pass over all gradients less
             self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
@@ -209,7 +210,7 @@ class Engine:
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
         self._forget_gradients()
-        return Update(norm.item(), finite)
+        return Update(length, finite)
 
     def _forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)
@@ -220,7 +221,13 @@ class Engine:
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, 0
         for batch in batches:
-            loss, right = self._forward(batch)
-            loss_sum, correct, targets = loss_sum + loss.item(), correct + right.item(), targets + batch.num_targets
+            loss, right = _read(*self._forward(batch))
+            loss_sum, correct, targets = loss_sum + loss, correct + right, targets + batch.num_targets
         self.model.train()
         return loss_sum / targets, correct / targets, targets
+
+
+def _read(loss_sum: torch.Tensor, correct: torch.Tensor) -> tuple[float, float]:
+    """Both numbers, for which the host waits once."""
+    loss, hits = torch.stack((loss_sum.double(), correct.double())).tolist()
+    return loss, hits
