@@ -57,6 +57,7 @@ def pieces() -> Iterator[dict[str, Any]]:
         yield job(architecture, model, length)
     yield job("sm_90", "bert-base", 128, tokens=8192, name="micro-batches of 8,192 tokens")
     yield job("sm_90", "bert-base", 128, "precision=fp8", name="fp8")
+    yield job("sm_90", "bert-base", 128, "precision.residual=bf16", name="bf16 residual")
     yield job("sm_90", "modern", 512, "attention.kernel=flex", "model.num_layers=4", packing="documents", name="flex")
     yield job("sm_90", "modern", 512, "model.num_layers=4", packing="documents", name="documents")
 
