@@ -234,6 +234,20 @@ def test_evaluation_changes_nothing(make_model: Callable[..., Any], tiny_source:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("rows", [[4], [2, 2]])
+def test_the_host_reads_two_times_a_step(
+    make_model: Callable[..., Any], tiny_source: Any, monkeypatch: pytest.MonkeyPatch, rows: list[int]
+) -> None:
+    """Loss and hits together, then the gradient's norm: on a GPU it waits for each."""
+    one, batches, reads = engine(make_model(), clip=1.0), [tiny_source.batch(0, n) for n in rows], []
+    with monkeypatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+            read = getattr(torch.Tensor, name)
+            patch.setattr(torch.Tensor, name, lambda self, read=read, name=name: (reads.append(name), read(self))[1])
+        one.step(batches, 0.1)
+    assert reads == ["tolist", "item"]
+
+
 class Replayed(nn.Module):
     """As compiled into a CUDA graph: each pass writes what it returns where the pass before wrote it."""
 
