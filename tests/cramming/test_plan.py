@@ -156,7 +156,8 @@ def test_what_pretrain_would_refuse_is_not_planned(
 def test_fp8_is_planned_as_bf16_and_says_so(
     compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [planned(compose, tmp_path, *TINY, f"precision={mode}", "plan.device=H100") for mode in ("fp8", "bf16")]
+    fp8 = ("precision=fp8", "precision.emulate_fp8=true", "precision.fp8_scaling=rowwise")
+    found = [planned(compose, tmp_path, *TINY, *how, "plan.device=H100") for how in (fp8, ("precision=bf16",))]
     assert found[0]["precision"] == "fp8"
     assert found[0]["options"] == found[1]["options"]
     text = capsys.readouterr().out
