@@ -17,6 +17,7 @@ from cramming.model.packing import Layout, Packing, group_by_length, refuse_drop
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TYPES = (torch.bfloat16, torch.float16)
+FLASH_MULTIPLE = 8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
 PRODUCTS_LENGTH = 512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 # What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
 # (docs/log.md); on a GPU by reckoning: 20 launches.
@@ -210,14 +211,17 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
 
     assert dropout == 0.0, "refused before, and `auto` does not choose it when there is any"
-    side = -1 if layout.half_window is None else layout.half_window
+    side = -1 if layout.half_window is None or not layout.is_windowed() else layout.half_window
     bounds, longest = layout.packing.bounds_S, layout.packing.max_length
-    if layout.asking_bounds_S is None:
-        out = varlen_attn(q_THK, k_THK, v_THK, bounds, bounds, longest, longest, window_size=(side, side))
-    else:
-        out = varlen_attn(q_THK, k_THK, v_THK, layout.asking_bounds_S, bounds, longest, longest)
+    asking = bounds if layout.asking_bounds_S is None else layout.asking_bounds_S
+    size = q_THK.shape[-1]
+    if missing := -size % FLASH_MULTIPLE:
+        q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
+    out = varlen_attn(
+        q_THK, k_THK, v_THK, asking, bounds, longest, longest, scale=size**-0.5, window_size=(side, side)
+    )
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
-    return out
+    return out[..., :size]
 
 
 class Kernel(NamedTuple):

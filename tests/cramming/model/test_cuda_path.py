@@ -39,7 +39,7 @@ def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
         q, k, v = qkv[first:last].unbind(1)
         place = torch.arange(last - first)
         hidden = (place[:, None] - place).abs() > (TOKENS if window is None else window)
-        scores = torch.einsum("qhk,lhk->hql", q, k) * SIZE**-0.5
+        scores = torch.einsum("qhk,lhk->hql", q, k) * q.shape[-1] ** -0.5
         outputs.append(torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v))
     return torch.cat(outputs)
 
@@ -52,6 +52,7 @@ def _weights(
     A window counts from the common end of a sequence's queries and keys. `rest`: causal (a window too), scale, window;
     what 2.13 has beyond that is not used.
     """
+    assert q.shape[-1] % 8 == 0, "head_size_og should be a multiple of 8, this is ensured by padding!"
     scale, window = q.shape[-1] ** -0.5 if rest[1] is None else rest[1], rest[2]
     sequences, from_end = [], []
     for bounds, x, longest in ((bounds_q, q, max_q), (bounds_k, k, max_k)):
@@ -101,9 +102,9 @@ def trains_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention.KERNELS, "flex", attention.KERNELS["flex"]._replace(refuse=None))
 
 
-def compare(kernel: str, packing: Packing, window: int | None) -> None:
+def compare(kernel: str, packing: Packing, window: int | None, size: int = SIZE) -> None:
     """Of all tokens, and of fewer that ask: output and gradients of a weighted sum, in fp64."""
-    qkv = torch.randn(TOKENS, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
     layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0)
     asked = attention.KERNELS[kernel].restrict(layout, ASKING, TOKENS)
     truth = alone(qkv, packing, window)
@@ -123,6 +124,12 @@ def compare(kernel: str, packing: Packing, window: int | None) -> None:
 @pytest.mark.usefixtures("flash")
 def test_what_flash_attention_is_told_is_what_is_meant(packing: str, window: int | None) -> None:
     compare("varlen", PACKINGS[packing], window)
+
+
+@pytest.mark.parametrize("size", [4, 12])
+@pytest.mark.usefixtures("flash")
+def test_flash_attention_gets_heads_of_a_size_that_it_takes(size: int) -> None:
+    compare("varlen", PACKINGS["ragged"], None, size)
 
 
 @pytest.mark.parametrize("window", [None, 3])
