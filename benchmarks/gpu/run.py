@@ -116,10 +116,10 @@ def ended_badly(process: "subprocess.Popen[bytes]", file: Path, deadline: float)
 
 def measure(args: argparse.Namespace, file: Path, deadline: float) -> None:
     """Processes one after the other until all rows have ended or the time is over."""
-    known, env = rows_of(file), environment(args)
-    if args.again:
-        for row in [name for name, row in known.items() if "error" in row]:
-            add_line(file, {"row": row, "again": True})
+    env = environment(args)
+    anew = ("begun", "error") if args.again else ("begun",)  # begun: when an earlier call was ended from outside
+    for name in [name for name, row in rows_of(file).items() if any(key in row for key in anew)]:
+        add_line(file, {"row": name, "again": True})
     while time.time() < deadline - LAST_SECONDS:
         told = json.dumps(vars(args) | {"file": file, "deadline": deadline}, default=str)
         command = [sys.executable, Path(__file__).with_name("stage.py"), told]

@@ -9,7 +9,7 @@ file is written, with the lines themselves at its end.
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +144,8 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     rows = {name: row for file in files_of(folder) for name, row in rows_of(file).items()}
     about = [json.loads(line) for line in lines_of(folder) if line.startswith('{"about"')][-1]
     found = {name: row["result"] for name, row in rows.items() if "result" in row}
-    where, scale = about["about"], about["scale"]
-    text = [f"`python benchmarks/gpu/run.py --stage 1|2|3`, {where['date'][:10]}, commit {where['commit']}:"
-            f" {where['name']}, Python {where['python']},"
-            f" {', '.join(f'{name} {version}' for name, version in where['versions'].items())}."]  # fmt: skip
-    text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (scale != "full")
+    text = ["`python benchmarks/gpu/run.py --stage 1|2|3`", "", *measured_with(folder, found)]
+    text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (about["scale"] != "full")
     for title, part in PARTS.items():
         if lines := part(found):
             text += ["", f"### {title}", "", *lines]
@@ -156,6 +153,25 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     if missing:
         text += ["", "### Not measured", "", *(f"- {name}: {why}" for name, why in missing.items())]
     return about, text
+
+
+def measured_with(folder: Path, found: Collection[str]) -> list[str]:
+    """Dates, commits and versions of these rows; which rows, where several calls of run.py differ in them."""
+    where, of_row = "", dict[str, str]()
+    for line in lines_of(folder):
+        if line.startswith('{"about"'):
+            where = call_of(json.loads(line)["about"])
+        elif (name := re.match(r'\{"row": "(.*?)", ', line)) and name[1] in found:
+            of_row[name[1]] = where
+    calls = list(dict.fromkeys(of_row.values())) or [where]
+    if len(calls) == 1:
+        return [f"{calls[0]}."]
+    return [f"- {call}: {', '.join(name for name in of_row if of_row[name] == call)}" for call in calls]
+
+
+def call_of(where: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    return f"{where['date'][:10]}, commit {where['commit']}: {where['name']}, Python {where['python']}, {versions}"
 
 
 def files_of(folder: Path) -> list[Path]:

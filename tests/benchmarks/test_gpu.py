@@ -1,6 +1,7 @@
 """The stages' frame: what fails, hangs, dies or comes too late is a line that says so, and the rest goes on."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from pathlib import Path
 from run import ANEW, add_line, rows_of
 told = json.loads(sys.argv[1])
 file = Path(told["file"])
-for name, at_most in (("good", 60), ("dies", 60), ("hangs", 0.5), ("slow", 60), ("last", 60)):
+go = (file.parent / "go").exists()
+time.sleep(0.6 if go else 0)  # imports
+for name, at_most in (("good", 60), ("dies", 60), ("hangs", 0.5), ("slow", 60 if go else 3), ("last", 60)):
     if rows_of(file).get(name, {}).keys() & {"result", "error"}:
         continue
     add_line(file, {"row": name, "begun": time.time(), "at_most": at_most})
@@ -31,7 +34,7 @@ for name, at_most in (("good", 60), ("dies", 60), ("hangs", 0.5), ("slow", 60), 
     if name == "hangs":
         time.sleep(60)
     if name == "slow":
-        time.sleep(3 if not (file.parent / "go").exists() else 0)
+        time.sleep(0 if go else 3)
     add_line(file, {"row": name, "result": {}})
     if name == "good":
         sys.exit(ANEW)
@@ -46,8 +49,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     import lab
     import run
     import stage
+    import write
 
-    return SimpleNamespace(in_process=in_process, lab=lab, run=run, stage=stage)
+    return SimpleNamespace(in_process=in_process, lab=lab, run=run, stage=stage, write=write)
 
 
 def states(file: Path) -> dict[str, str]:
@@ -55,7 +59,7 @@ def states(file: Path) -> dict[str, str]:
     rows: dict[str, str] = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
-        rows[row["row"]] = next(key for key in ("result", "error", "skipped", "begun") if key in row)
+        rows[row["row"]] = next(key for key in ("result", "error", "skipped", "begun", "again") if key in row)
     return rows
 
 
@@ -122,6 +126,19 @@ def test_a_failure_leaves_its_traceback_and_nothing_else(gpu: Any, tmp_path: Pat
     assert found["refuses"]["result"] == {"refused": "not here"} and found["good"]["result"] == {"a": 1}
     assert "100000 s" in found["long"]["skipped"]
     assert file.read_text().count("begun") == 4  # once each
+
+
+def test_rows_of_other_commits_are_named_as_such(gpu: Any, tmp_path: Path) -> None:
+    file = tmp_path / "stage1.jsonl"
+    where = {"date": "2026-11-22 10:00:00", "name": "card", "python": "3.12", "versions": {"torch": "2"}}
+    for commit, names in (("aaa", ("one", "two")), ("bbb", ("two",))):
+        gpu.run.add_line(file, {"about": where | {"commit": commit}, "scale": "full"})
+        for name in names:
+            gpu.run.add_line(file, {"row": name, "seconds": 1.0, "result": {}})
+    text = "\n".join(gpu.write.report(tmp_path)[1])
+    assert re.search("commit aaa: .*: one\n.*commit bbb: .*: two$", text)
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if "one" not in line))
+    assert "aaa" not in "\n".join(gpu.write.report(tmp_path)[1])
 
 
 def test_two_sides_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:
