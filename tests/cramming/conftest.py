@@ -80,6 +80,22 @@ def weights() -> Callable[[Engine], list[Tensor]]:
 
 
 @pytest.fixture
+def host_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[str]]:
+    """`host_reads(work)`: how tensors were read as numbers while it ran; on a GPU the host waits for each."""
+
+    def count(work: Callable[[], object]) -> list[str]:
+        reads: list[str] = []
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+                read = getattr(Tensor, name)
+                patch.setattr(Tensor, name, lambda self, read=read, name=name: (reads.append(name), read(self))[1])
+            work()
+        return reads
+
+    return count
+
+
+@pytest.fixture
 def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Callable[..., Path]:
     """`start("name=a", ...)` trains and returns the run folder."""
 
