@@ -29,8 +29,8 @@ NAME = "killed-and-resumed"
 FIRST = (tricks.BEST, "bf16", "bf16 residual stream", "attention varlen", "fp8", "last layer at targets", "tf32",
          "max-autotune", "CUDA graphs", "compile model", "checkpoint all")  # fmt: skip
 COMPILING = ("compile", "budget", "stack", "autotune", "descent", "graphs", "flex", "AdamW")  # in names of slow rows
-KEPT = ("status", "steps", "tokens", "exaflops", "train_loss", "validation", "micro_batch", "peak_memory_bytes",
-        "budget")  # fmt: skip
+KEPT = ("status", "steps", "tokens", "exaflops", "train_loss", "validation", "micro_batch", "energy_kwh",
+        "energy_source")  # fmt: skip
 
 
 def rows(lab: Lab) -> list[Row]:

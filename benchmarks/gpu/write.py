@@ -182,6 +182,11 @@ def lines_of(folder: Path) -> list[str]:
     return [line for file in files_of(folder) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def without_places(line: str) -> str:
+    """Where a checkout and its packages lie is no result."""
+    return re.sub(r"(?<![\w.])/[^\s\"']*/(site-packages/|(?=(tests|benchmarks|build|cramming|eval)/))", "", line)
+
+
 def reason(row: dict[str, Any]) -> str | None:
     """Why a row has no numbers, in a line."""
     result = row.get("result", {})
@@ -201,14 +206,11 @@ def main(arguments: list[str] | None = None) -> None:
     slug = re.sub(r"[^A-Za-z0-9]+", "-", where["name"]).strip("-").lower()
     theme = "gpu" if about["scale"] == "full" else "gpu_tryout"
     file = args.results / f"{theme}_{slug}_{where['date'][:10]}.md"
-    raw = [
-        line
-        for n in (1, 2, 3)
-        if (f := args.measured / f"stage{n}.jsonl").exists()
-        for line in f.read_text().splitlines()
-    ]
-    raw = [line for line in raw if '"begun"' not in line]
-    file.write_text("\n".join([f"# {where['name']}", "", *text, "", "## Raw", "", "```json", *raw, "```", ""]))
+    raw = [line for line in lines_of(args.measured) if '"begun"' not in line]
+    text = [without_places(line) for line in text]
+    file.write_text(
+        "\n".join([f"# {where['name']}", "", *text, "", "## Raw", "", "```json", *map(without_places, raw), "```", ""])
+    )
     print(file)
     if args.docs:
         title = f"## A GPU, measured: {where['name']}"

@@ -91,8 +91,8 @@ def test_the_suite_runs_from_the_bundle_alone(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert python("import hydra", bare).returncode != 0
     assert {path.name for path in bundle.iterdir()} == {".gitignore", "bundle.json", "corpus", "glue", "wheels"}
-    for stage, names in ((1, ["ceilings", "ours bert-base 16"]), (2, ["lever: fp8"]),
-                         (3, ["killed", "fine-tuning", "trick: bf16"])):  # fmt: skip
+    for stage, names in ((1, ["ceilings", "ours bert-base 16"]), (2, ["lever: fp8 by rows"]),
+                         (3, ["killed", "fine-tuning", "trick: accumulation"])):  # fmt: skip
         command = [bare, FOLDER / "run.py", "--stage", str(stage), "--out", tmp_path / "out", "--bundle", bundle,
                    "--work", tmp_path / "work", "--scale", "tiny", "--device", "cpu", "--only", *names]  # fmt: skip
         ran = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})

@@ -167,3 +167,32 @@ def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_p
     for _ in range(2):
         gpu.run.unpack(tmp_path, tmp_path / "site")
     assert {p.name for p in (tmp_path / "site").glob("*.py")} == {"from_torch_other.py", "from_new.py"}
+
+
+def test_the_lines_become_a_devices_section_which_is_replaced(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import write
+
+    about = {"date": "2026-11-22 10:00:00", "commit": "abc", "name": "NVIDIA H200", "python": "3.12", "versions": {}}
+    ours = {"flops_per_token": 5e8, "tokens_per_second": 6e5, "peak_tflops": 989.0, "peak_bytes": 5e10,
+            "first_steps_seconds": [40.0, 0.1], "plan": {"peak_bytes": 4.9e10, "tokens_per_second": 7e5}}  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {"about": about, "scale": "full"},
+        {"row": "ours bert-base 128", "result": ours},
+        {"row": "ceilings", "error": "Traceback\n  /a/b/site-packages/torch/x.py\nRuntimeError: /a/b/build/x"},
+        {"row": "tests", "result": {"passed": 1, "tests": 2, "failed": 1, "texts": {"failed": {"t": "E  assert 1"}}}},
+        {"row": "lever: fp8", "begun": 1.0},
+    ]  # fmt: skip
+    (tmp_path / "stage1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    docs = tmp_path / "tricks.md"
+    docs.write_text("# Measured\n\n## A GPU, measured: NVIDIA H200\n\nold\n\n## after\n\nlast\n")
+    for _ in range(2):
+        write.main([str(tmp_path), "--results", str(tmp_path), "--docs", str(docs)])
+    text = docs.read_text()
+    assert text.count("## A GPU, measured: NVIDIA H200\n") == 1 and "old" not in text and "## after\n\nlast" in text
+    assert "| bert-base 128 | 600,000 | – | 30% | 700,000 | 50.00 | 49.00 | 40 |" in text
+    assert "1 of 2 tests passed, 1 failed" in text and "- t: E  assert 1" in text
+    assert "- ceilings: RuntimeError: build/x" in text and "- lever: fp8: under way when all ended" in text
+    raw = (tmp_path / "gpu_nvidia-h200_2026-11-22.md").read_text()
+    assert '"tokens_per_second": 600000.0' in raw and "/a/b/" not in raw

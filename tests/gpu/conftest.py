@@ -79,24 +79,28 @@ def make_engine(device: torch.device, mode: str, compose: Callable[..., dict[str
 
 
 @pytest.fixture
-def train(device: torch.device, compose: Callable[..., dict[str, Any]]) -> Callable[..., list[StepStats]]:
-    """`train(engine, 3)`: three steps of a few sequences in two micro-batches; what each came to."""
+def batch_of(device: torch.device, compose: Callable[..., dict[str, Any]]) -> Callable[..., Batch]:
+    """`batch_of(first, packing="rows")`: eight sequences, of a length that FlexAttention's blocks divide."""
     objective = build(ObjectiveConfig, compose()["objective"], "objective")
+    length = 128 if device.type == "cuda" else 32
 
-    def run(engine: Engine, steps: int, packing: str = "rows", first: int = 0, cut: int = 2) -> list[StepStats]:
+    def make(first: int, packing: str = "rows") -> Batch:
+        return topic_batches(objective, VOCABULARY, length, packing, ROWS).batch(first, ROWS)
+
+    return make
+
+
+@pytest.fixture
+def train(batch_of: Callable[..., Batch]) -> Callable[..., list[StepStats]]:
+    """`train(engine, 3)`: three steps of a few sequences in two micro-batches; what each came to."""
+
+    def run(engine: Engine, steps: int, packing: str = "rows", cut: int = 2) -> list[StepStats]:
         found = []
-        for step in range(first, first + steps):
-            batches = [make_batch(objective, device, packing, (cut * step + i) * ROWS) for i in range(cut)]
-            stats = engine.step(batches, 1e-3)
+        for step in range(steps):
+            stats = engine.step([batch_of((cut * step + i) * ROWS, packing) for i in range(cut)], 1e-3)
             assert stats is not None
             assert not stats.skipped or engine.precision.mode == "fp16"  # until its scale fits
             found.append(stats)
         return found
 
     return run
-
-
-def make_batch(objective: ObjectiveConfig, device: torch.device, packing: str, first: int) -> Batch:
-    """Sequences of a length that FlexAttention's blocks divide."""
-    length = 128 if device.type == "cuda" else 32
-    return topic_batches(objective, VOCABULARY, length, packing, ROWS).batch(first, ROWS)

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from cramming.config import build
-from cramming.data.masking import ObjectiveConfig
+from cramming.data.batches import Batch
 from cramming.device import cap_memory
 from cramming.engine import Engine, StepStats
 from cramming.execution import EngineConfig
+from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.probe import find_micro_batch
 from cramming.runtime import compiled_graphs
 from cramming.simulate import Recipe
-
-from .conftest import SMALL, make_batch
 
 pytestmark = pytest.mark.gpu
 Make = Callable[..., Engine]
@@ -103,33 +102,37 @@ def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.
 
 
 def test_a_batch_too_large_is_survived(
-    make_engine: Make, compose: Callable[..., dict[str, Any]], gpu: torch.device
+    make_engine: Make, compose: Callable[..., dict[str, Any]], gpu: torch.device, batch_of: Callable[..., Batch]
 ) -> None:
     """A card of 3 GiB: the largest size really runs out of memory, a smaller one is found and trains."""
+    few = batch_of(0)
     cap_memory(gpu, 3 + torch.cuda.memory_allocated() / 2**30)
     try:
-        engine, found = make_engine("model=bert-base"), compose("precision=bf16", *SMALL, "model=bert-base")
-        model, objective = (build(ModelConfig, found["model"], "model"),
-                            build(ObjectiveConfig, found["objective"], "objective"))  # fmt: skip
-        recipe = Recipe(model, EngineConfig.of(found), "bf16", "cuda", 128, objective.targets_per_row(128), "rows")
-        sequences = 2**17
-        rows, how = find_micro_batch(engine, lambda first, n: large_batch(objective, gpu, n), recipe, sequences)
-        assert 8 <= rows < sequences and "does not fit" in how
-        stats = engine.step([large_batch(objective, gpu, rows)], 1e-3)
+        engine = make_engine("model=bert-base", "model.vocab_size=512")
+        sections = compose("precision=bf16", "model=bert-base", "model.hidden_size=64", "model.num_layers=2",
+                           "model.num_heads=2", "model.intermediate_size=128", "model.vocab_size=512")  # fmt: skip
+        model = build(ModelConfig, sections["model"], "model")
+        recipe = Recipe(model, EngineConfig.of(sections), "bf16", "cuda", 128, few.num_targets // 8, "rows")
+        rows, how = find_micro_batch(engine, lambda first, count: repeated(few, count), recipe, 2**17)
+        assert 8 <= rows < 2**17 and "does not fit" in how
+        stats = engine.step([repeated(few, rows)], 1e-3)
         assert stats is not None and not stats.skipped
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, gpu)
 
 
-def large_batch(objective: ObjectiveConfig, device: torch.device, rows: int) -> Any:
-    """So many sequences: those of `make_batch` again and again."""
-    from cramming.data.batches import Batch
-    from cramming.model.attention import Packing
-
-    few, again = make_batch(objective, device, "rows", 0), rows // 8
-    length, targets = few.ids_T.numel() // 8, few.target_ids_M
-    shift = 8 * length * torch.arange(again)[:, None]
-    places = (few.target_positions_M + shift).flatten()
+def repeated(few: Batch, rows: int) -> Batch:
+    """So many sequences: the eight of `few` again and again."""
+    again, length = rows // 8, few.ids_T.numel() // 8
+    places = (few.target_positions_M + 8 * length * torch.arange(again)[:, None]).flatten()
     packing = Packing(torch.arange(0, rows * length + 1, length, dtype=torch.int32), length, length, length)
-    repeated = (few.ids_T.repeat(again), few.positions_T.repeat(again), packing, places, targets.repeat(again))
-    return Batch(*repeated, again * few.num_targets)
+    tokens = (few.ids_T.repeat(again), few.positions_T.repeat(again), packing)
+    return Batch(*tokens, places, few.target_ids_M.repeat(again), again * few.num_targets)
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_a_repeated_batch_has_the_loss_of_one(make_engine: Make, batch_of: Callable[..., Batch], again: int) -> None:
+    """What the test above makes is a batch."""
+    few = batch_of(0)
+    found, expected = (make_engine("model=bert-base").evaluate([b]) for b in (repeated(few, 8 * again), few))
+    assert found[0] == pytest.approx(expected[0], abs=1e-2) and found[2] == again * expected[2]
