@@ -210,7 +210,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
 
     A resume does the steps behind its checkpoint again, or has no time for them: a row takes back those of later steps,
-    and an earlier one of its kind of the same step.
+    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too.
     """
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
@@ -221,15 +221,20 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                while rows and _is_taken_back(rows[-1], row):
-                    rows.pop()
+                _take_back(rows, row)
                 rows.append(row)
     return rows
 
 
-def _is_taken_back(earlier: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    same_kind = ("validation_loss" in earlier) == ("validation_loss" in row)
-    return bool(earlier["step"] > row["step"] or (earlier["step"] == row["step"] and same_kind))
+def _take_back(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> None:
+    """Remove from `rows`, whose steps ascend, what stands no longer once there is `row`."""
+    first = len(rows)
+    while first and rows[first - 1]["step"] >= row["step"]:
+        first -= 1
+    same = [other for other in rows[first:] if other["step"] == row["step"]]
+    is_validation = "validation_loss" in row
+    twin = next((i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation), len(same))
+    rows[first:] = same[:twin] + (same[twin + 1 :] if is_validation else [])
 
 
 class MetricsLog:

@@ -182,6 +182,24 @@ class TestMetrics:
             {"step": 1, "loss": 5.0}, {"step": 2, "loss": 5.0}, {"step": 2, "validation_loss": 4.0},
         ]  # fmt: skip
 
+    def test_a_step_that_is_done_again_takes_back_its_validation(self, tmp_path: Path) -> None:
+        """The process before was killed behind step 60; its validation is of weights that are gone."""
+        log = MetricsLog(tmp_path)
+        rows = [("loss", 50, 4.0), ("loss", 60, 3.0), ("validation_loss", 60, 3.0), ("loss", 60, 2.0)]
+        for kind, step, value in rows:
+            log.write({"step": step, kind: value})
+        log.close()
+        assert load_metrics(tmp_path) == [{"step": 50, "loss": 4.0}, {"step": 60, "loss": 2.0}]
+
+    def test_the_last_steps_row_leaves_its_validation(self, tmp_path: Path) -> None:
+        """It is logged when training is over, if it is not one of every so many."""
+        log = MetricsLog(tmp_path)
+        rows = [{"step": 7, "validation_loss": 3.0}, {"step": 7, "loss": 2.0}, {"step": 7, "validation_loss": 1.0}]
+        for row in rows:
+            log.write(row)
+        log.close()
+        assert load_metrics(tmp_path) == rows[1:]
+
     def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
         assert [r["step"] for r in load_metrics(tmp_path)] == [1]
