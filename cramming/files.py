@@ -149,15 +149,25 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, descriptor: int) -> "Stamp":
         """Of an open file: what a path leads to may be exchanged between two looks."""
-        found = os.fstat(descriptor)
+        return cls._of(os.fstat(descriptor))
+
+    @classmethod
+    def _of(cls, found: os.stat_result) -> "Stamp":
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
 
     @classmethod
     def at(cls, path: Path) -> "Stamp | None":
-        """None where there is no file that can be opened."""
+        """None where there is no file; OSError where the system does not tell.
+
+        Opening lets a network file system ask its server. Where that fails, for want of descriptors say, it is looked
+        at all the same.
+        """
         with suppress(OSError), path.open("rb") as handle:
             return cls.of(handle.fileno())
-        return None
+        try:
+            return cls._of(path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def is_unchanged(self, later: "Stamp | None") -> bool:
         """Whether the file is as it was. A network file system may number it anew meanwhile; its times it keeps."""

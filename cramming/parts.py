@@ -193,21 +193,25 @@ def open_record(
 def note_changed_files(folder: Path, *corpora: Corpus, again: bool = False) -> None:
     """Put on record, and say, which files of the corpora were written to since this process checked them.
 
-    `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null before. It
-    is looked at before each checkpoint, so that a kill hides nothing of what is in the weights.
+    `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null before,
+    and where it could not be read. It is looked at before each checkpoint, so that a kill hides nothing of what is in
+    the weights.
     """
     changed = {
         str(corpus.folder / name): corpus.is_as_prepared(name) if again else None
         for corpus in dict.fromkeys(corpora)  # most runs have one
-        for name in corpus.changed()
+        for name in corpus.changed(last=again)
     }
     known = changed_before(folder) if changed else {}
     for path, as_prepared in changed.items():
         if again:
-            now = "" if as_prepared else "not "
-            say(f"{path}: changed while training read it; now it is {now}as `prepare` wrote it")
+            now = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[as_prepared]
+            say(f"{path}: changed while training read it; now {now} as `prepare` wrote it")
         elif path not in known:
-            say(f"warning: {path}: changed while training reads it, so the run breaks R15; let nothing write there")
+            say(
+                f"warning: {path}: changed while training reads it, so the run breaks R15; let nothing write there, nor"
+                " change rights, owner or links: the system's time of a change is the same for all of these"
+            )
     if changed:
         write_record_section(folder, corpus={"changed": {**known, **changed}})
 

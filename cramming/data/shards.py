@@ -217,17 +217,26 @@ class Corpus:
             assert stamp, "what could be hashed could be opened"
             self._checked[name] = stamp
 
-    def changed(self) -> list[str]:
-        """Names of the checked files that were written to, exchanged or taken away since; nothing of them is read."""
-        return [
-            name
-            for name, stamp in self._checked.items()
-            if not stamp.is_unchanged(Stamp.at(self.folder / name)) or self._mapped.get(name, stamp) != stamp
-        ]
+    def changed(self, *, last: bool = False) -> list[str]:
+        """Names of the checked files that were written to, exchanged or taken away since; nothing of them is read.
 
-    def is_as_prepared(self, name: str) -> bool:
-        """Whether a file now has the SHA-256 that the manifest knows."""
-        return damage(self.folder / name, self.manifest.hashes()[name]) is None
+        One that the system tells nothing of for the moment counts at the `last` look only: the next one sees as much.
+        """
+        return [name for name, stamp in self._checked.items() if not self._is_as_checked(name, stamp, last)]
+
+    def _is_as_checked(self, name: str, stamp: Stamp, last: bool) -> bool:
+        try:
+            is_unchanged = stamp.is_unchanged(Stamp.at(self.folder / name))
+        except OSError:
+            is_unchanged = not last
+        return is_unchanged and self._mapped.get(name, stamp) == stamp
+
+    def is_as_prepared(self, name: str) -> bool | None:
+        """Whether a file now has the SHA-256 that the manifest knows; None where it cannot be read."""
+        try:
+            return damage(self.folder / name, self.manifest.hashes()[name]) is None
+        except OSError:
+            return None
 
     @property
     def tokenizer_file(self) -> Path:

@@ -192,6 +192,35 @@ def test_a_file_that_was_written_to_since_it_was_checked_is_known(
     assert [corpus.changed() for corpus in corpora] == [[f"{split}-00000.bin"]] * 2
 
 
+def test_a_process_without_descriptors_has_no_changed_files(tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
+    resource = pytest.importorskip("resource")
+    corpus = Corpus.open(make_corpus(tmp_path / "corpus"), verify=True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        found = corpus.changed(), corpus.changed(last=True), corpus.is_as_prepared("tokenizer.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == ([], [], None)
+    (corpus.folder / "tokenizer.json").unlink()
+    assert corpus.changed() == ["tokenizer.json"]
+
+
+def test_what_the_system_does_not_tell_for_a_moment_is_no_change(
+    tmp_path: Path, make_corpus: Callable[..., Path]
+) -> None:
+    """A path that cannot be followed, as of a file system that is gone: the next look decides, or the last."""
+    folder = make_corpus(tmp_path / "corpus")
+    corpus = Corpus.open(folder, verify=True)
+    folder.rename(tmp_path / "away")
+    folder.symlink_to(folder)
+    assert corpus.changed() == []
+    assert set(corpus.changed(last=True)) == corpus.manifest.hashes().keys()
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    assert corpus.changed(last=True) == []
+
+
 def test_tokens_that_come_from_another_file_than_was_checked_are_known(
     tmp_path: Path, make_corpus: Callable[..., Path]
 ) -> None:
