@@ -80,15 +80,16 @@ def check(config: Mapping[str, Any]) -> None:
 def confirm(job: Job) -> None:
     """The corpus is there: check that it is the one asked for and that its sources have not changed; write nothing."""
     manifest = Corpus.open(job.folder, verify=True).manifest
-    if manifest.settings_hash != job.settings_hash:
-        different = ", ".join(_differences(manifest.settings, job.settings))
+    earlier = manifest.settings_hash != job.settings_hash
+    if earlier and (different := ", ".join(_differences(manifest.settings, job.settings))):
         raise UserError(
             f"{job.folder}: holds a corpus of other settings ({different}); delete it, or name another data.corpus"
         )
     if changed := job.changed(manifest.sources, manifest.decontamination.get("files", [])):
         raise UserError(f"{job.folder}: its sources have changed since ({changed}); delete it to prepare anew")
     finish(job.folder)
-    say(f"{job.folder}: already prepared with these settings, nothing to do")
+    by = ", by an earlier version's rules for text (delete it to prepare anew by today's)" if earlier else ""
+    say(f"{job.folder}: already prepared with these settings{by}, nothing to do")
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -124,7 +125,7 @@ def _begin(job: Job) -> Unfinished:
     state = Unfinished.load(job.folder)
     if state is not None:
         same_settings = state.settings_hash == job.settings_hash
-        changed = job.changed(state.sources, state.compared) if same_settings else "settings"
+        changed = job.changed(state.sources, state.compared) if same_settings else "settings, or the rules for text"
         if changed is None:
             finished = sum(map(len, state.shards.values()))
             say(f"{job.folder}: going on with an interrupted run, {finished} shards are finished")

@@ -13,6 +13,8 @@ _INNERMOST = re.compile(r"\{\{([^{}]*)\}\}")
 _BETWEEN_PARAMETERS = re.compile(r"\|(?![^\[\]]*\]\])")  # not in [[link|text]]
 _NAME = re.compile(r"[\w -]+")
 
+_MOST_DIGITS = 20  # of what is a number in an article; Python refuses to read one of thousands
+
 Parameters = dict[str, str]  # by name; those without one as "1", "2" ...
 Text = Callable[[Parameters], str]
 
@@ -71,7 +73,9 @@ def _years(sign: str, between: str = " – ") -> Text:
 
 
 def _grouped(value: str) -> str:
-    return f"{int(value):,}" if value.isdecimal() else value.replace("+", " ")  # 5+1/2
+    if value.isdecimal() and len(value) <= _MOST_DIGITS:
+        return f"{int(value):,}"
+    return value.replace("+", " ")  # 5+1/2
 
 
 def _number(given: Parameters) -> str:
@@ -106,7 +110,7 @@ def _quantity(given: Parameters) -> str:
 def _as_of(given: Parameters) -> str:
     year, month, *_ = [*_listed(given), "", ""]
     words = "Since" if given.get("since") else "As of"
-    named = month_name[int(month)] if month.isdecimal() and int(month) <= 12 else month
+    named = month_name[int(month)] if month.isdecimal() and len(month) <= 2 and int(month) <= 12 else month
     words = given.get("alt") or " ".join(filter(None, [words, named, year]))
     return words[:1].lower() + words[1:] if given.get("lc") else words
 

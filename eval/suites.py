@@ -63,10 +63,13 @@ def find_suite(
 
 
 def _corpus_with(tasks: Path) -> str:
-    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it."""
+    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it.
+
+    Manifests of format 1 do not name the files of tasks.
+    """
     corpus = Corpus.open(tasks.parent)
     known = corpus.manifest.hashes()
-    for file in sorted(tasks.rglob("[!.]*.*")):
+    for file in sorted(tasks.rglob("[!.]*.*")) if corpus.manifest.format > 1 else ():
         name = file.relative_to(tasks.parent).as_posix()
         if problem := damage(file, known[name]) if name in known else f"{file}: no file of this corpus":
             raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")

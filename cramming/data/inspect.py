@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, build
-from cramming.data.integrity import problems
+from cramming.data.integrity import damaged
 from cramming.data.manifest import Split, corpus_folder
 from cramming.data.shards import SPLITS, Corpus, TokenStream
 from cramming.progress import say, show_table
@@ -42,7 +42,7 @@ def main(config: Mapping[str, Any]) -> None:
     settings = build(InspectConfig, config["inspect"], "inspect")
     corpus = Corpus.open(corpus_folder(config))
     shown = list(_documents(corpus, settings))
-    altered = list(problems(corpus.folder, COMPARED_BYTES, _shards_of(corpus, settings)))
+    altered = list(damaged(corpus.folder, corpus.manifest, COMPARED_BYTES, _shards_of(corpus, settings)))
     show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], list(_splits(corpus)))
     show_table("tokens per document", ["", *QUANTILES, "mean"], [_lengths(corpus, split) for split in SPLITS])
     if by_source := corpus.manifest.statistics.get("by_source"):  # format 1 has none

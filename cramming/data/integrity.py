@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from itertools import accumulate
 from pathlib import Path
 
 from cramming.config import UserError
@@ -12,11 +11,8 @@ from cramming.files import LOCK
 from cramming.progress import Progress, say
 
 
-def problems(folder: Path, most_bytes: float = math.inf, first: Collection[str] = ()) -> Iterator[str]:
-    """What differs from the manifest, one line each: files altered or missing, and files that nobody knows.
-
-    Of whole files at most `most_bytes` are read: those named `first`, then the smallest.
-    """
+def problems(folder: Path) -> Iterator[str]:
+    """What differs from the manifest, one line each: files altered or missing, and files that nobody knows."""
     place = folder / MANIFEST
     try:
         manifest = Manifest.from_json(place.read_text(encoding="utf-8"), str(place))
@@ -26,8 +22,23 @@ def problems(folder: Path, most_bytes: float = math.inf, first: Collection[str] 
     except UserError as error:
         yield str(error)
         return
+    yield from damaged(folder, manifest)
+    known = {MANIFEST, LOCK, *manifest.hashes()}  # a kill at the very end leaves the lock file
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):
+            yield f"{path}: unexpected; `prepare` has not made this file"
+
+
+def damaged(
+    folder: Path, manifest: Manifest, most_bytes: float = math.inf, first: Collection[str] = ()
+) -> Iterator[str]:
+    """The files that are altered or missing, one line each.
+
+    At most `most_bytes` are read: those named `first`, then the smallest; one that would be too much is left out.
+    """
     if manifest.format == 1:
-        say(f"{place}: format 1 has no checksum of itself and none of tasks/; those are not checked")
+        say(f"{folder / MANIFEST}: format 1 has no checksum of itself and none of tasks/; those are not checked")
     hashes = manifest.hashes()
     compared = _affordable(folder, hashes, most_bytes, first)
     with Progress("verify", float(len(compared)), "files") as bar:
@@ -35,19 +46,17 @@ def problems(folder: Path, most_bytes: float = math.inf, first: Collection[str] 
             if problem := damage(folder / name, hashes[name]):
                 yield problem
             bar.advance()
-    known = {MANIFEST, LOCK, *hashes}  # a kill at the very end leaves the lock file
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):
-            yield f"{path}: unexpected; `prepare` has not made this file"
 
 
 def _affordable(folder: Path, names: Iterable[str], most_bytes: float, first: Collection[str]) -> list[str]:
     """The names of files that have at most so many bytes together; of those that are missing too."""
     sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in names}
-    by_price = sorted(sizes, key=lambda name: (name not in first, sizes[name]))
-    totals = accumulate(sizes[name] for name in by_price)
-    return [name for name, total in zip(by_price, totals) if total <= most_bytes]
+    chosen, left = [], most_bytes
+    for name in sorted(sizes, key=lambda name: (name not in first, sizes[name])):
+        if sizes[name] <= left:
+            chosen.append(name)
+            left -= sizes[name]
+    return chosen
 
 
 def _of_format_1(manifest: Manifest, name: str) -> bool:

@@ -19,6 +19,8 @@ from cramming.config import UserError, build, expand_home, settings_hash
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
+# Of the rules by which `prepare` makes text, raised when they make other bytes of the same text and settings.
+TEXT_VERSION = 2
 INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -195,8 +197,8 @@ def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:
-    """The hash that names a corpus: of its content settings and the format version."""
-    return settings_hash(FORMAT_VERSION, content_settings(config))
+    """The hash that names a corpus: of its content settings, the format version, and that of the rules for text."""
+    return settings_hash(FORMAT_VERSION, TEXT_VERSION, content_settings(config))
 
 
 def corpus_folder(config: Mapping[str, Any]) -> Path:

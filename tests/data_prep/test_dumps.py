@@ -94,6 +94,7 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
         ("{{nihongo|Tokyo Tower|東京タワー|Tōkyō tawā}}", "Tokyo Tower (東京タワー, Tōkyō tawā)"),
         ("said:{{blockquote|text=To be.|author=W}}End.", "said:\nTo be.\nEnd."),
         ("Paris ({{IPA|pa}}; {{respell|x}}) is, Rome ({{IPA|r}}, born) was f(x)", "Paris is, Rome (born) was f(x)"),
+        (f"{{{{formatnum:{'9' * 5000}}}}}{{{{as of|2020|{'1' * 5000}}}}}", f"{'9' * 5000}As of {'1' * 5000} 2020"),
         ("a{{citation needed|date=May {{CURRENTYEAR}}}} b {{unknown {{lang|fr|c}}|d}}", "a b"),
     ],
 )  # fmt: skip

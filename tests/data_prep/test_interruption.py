@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.data.shards import Corpus
+from cramming.data import manifest
+from cramming.data.shards import Corpus, corpus_folder
 from cramming.files import lock
 from data_prep import pack, prepare
 from data_prep.prepare import UNFINISHED, main
@@ -99,6 +100,30 @@ prepare.main(config)
     assert killed.returncode == -signal.SIGKILL and any(folder.iterdir())
     run(config)
     assert not [path.name for path in folder.iterdir() if path.name.startswith((".", "unfinished"))]
+
+
+def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_settings(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: Any
+) -> None:
+    """It is read by its name as before, and `prepare` leaves it as it is."""
+    config = text_config(text_file, corpus=str(tmp_path / "c"))
+    config["corpora"], unnamed = str(tmp_path), config | {"data": config["data"] | {"corpus": None}}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION - 1)
+        name_before = corpus_folder(unnamed)
+        with earlier.context() as stopped, pytest.raises(KeyboardInterrupt):
+            stopped.setattr(prepare.summary, "complete", interrupt)
+            main(config)
+    assert corpus_folder(unnamed) != name_before
+    run(config)
+    assert "has changed: settings, or the rules for text; starting over" in capsys.readouterr().out
+    monkeypatch.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION + 1)
+    main(config)
+    assert "by an earlier version's rules for text" in capsys.readouterr().out and Corpus.open(tmp_path / "c")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_resuming_does_not_tokenize_finished_shards_again(

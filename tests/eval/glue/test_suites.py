@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError, file_sha256
+from cramming.data.manifest import SINCE_FORMAT_2
 from cramming.data.shards import Corpus
 from cramming.record import load_record
 from eval import suites
@@ -159,6 +160,17 @@ def test_embedded_tasks_that_were_not_made_with_the_corpus_are_refused(
     with pytest.raises(UserError, match=says):
         main(with_eval(config, source="embedded", data_dir=None))
     assert not Path(config["runs"]).exists()
+
+
+def test_embedded_tasks_of_a_corpus_whose_manifest_does_not_name_them(corpus: Path) -> None:
+    """Format 1: they have no SHA-256 to be held against."""
+    file = corpus / "manifest.json"
+    node = json.loads(file.read_text())
+    for name in ("checksum", *SINCE_FORMAT_2):
+        del node[name]
+    file.write_text(json.dumps(node | {"format": 1}))
+    suite = suites.find_suite("embedded", None, None, {"data": {"corpus": str(corpus)}})
+    assert suite.tasks and suite.corpus_sha256 == Corpus.open(corpus).manifest_sha256
 
 
 def interrupt(*_: object) -> None:
