@@ -11,7 +11,7 @@ from cramming.budget import Pace, seconds_before_import
 from cramming.config import UserError
 from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
-from cramming.journal import EndReason
+from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.model.config import count_parameters
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
@@ -183,9 +183,7 @@ def finish(parts: Parts, reason: EndReason) -> None:
     }
     write_record_section(parts.folder, pretrain=section)
     if status == "exhausted":
-        raise UserError(
-            f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
-        )
+        raise UserError(no_step_left(parts))
     if status == "diverged":
         raise UserError(
             f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
@@ -199,6 +197,16 @@ def finish(parts: Parts, reason: EndReason) -> None:
             f"{parts.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
             f", validation loss {validation['loss']:.3f}; model in {parts.folder / 'final'} (format: {form})"
         )
+
+
+def no_step_left(parts: Parts) -> str:
+    """Why a run ended without a step, and what to do."""
+    if has_trained(read_journal(parts.folder / JOURNAL)):
+        return (
+            f"{parts.folder}: the budget ended and no step is left: there were steps, but no checkpoint to go back or"
+            " on from; begin under another name, with checkpoint.every_minutes well below the budget"
+        )
+    return f"budget: not one step of train.batch_size={parts.train.batch_size} fits into it; raise the budget"
 
 
 def status_of(reason: EndReason, validation: Mapping[str, Any] | None) -> Status:

@@ -220,6 +220,7 @@ class BudgetClock:
             raise self._failure
         seconds = self.elapsed_seconds()
         if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
+            self._write("heartbeat")  # the steps before it may be taken back too: the journal has had them
             return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = seconds
@@ -263,10 +264,10 @@ class BudgetClock:
         return self.spent() + cost[self.config.unit] <= self.config.limit * (1 + 1e-12)
 
     def is_near_the_end(self, before: float, now: float) -> bool:
-        """Whether a step that went from progress `before` to `now` was the first behind 99 % of a budget of hours.
+        """Whether 99 % of a budget of hours were passed between the ends of two steps, at progress `before` and `now`.
 
-        Time to save: should the last step end too late, no more than a hundredth is lost. Saving takes no more, either:
-        what comes behind the deadline is not charged.
+        Time to save: a later step that ends too late costs no more than a hundredth. Saving takes no more, either: what
+        comes behind the deadline is not charged.
         """
         return self.config.unit == "hours" and before < 0.99 <= now
 

@@ -11,9 +11,9 @@ fine-tunings (eval/history.py). The budget's is the truth about what a run has s
     {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
 `elapsed` are seconds of `time.monotonic` since that process began. What a run has spent is the sum over its processes
 of the last elapsed time each one wrote. `slowest_update_seconds` is how long an update took at most so far: a resume
-must not begin one that ends too late. `joules` are those of the GPU since that process began, where they are measured
-(cramming/energy.py). A `resume` inside a process took back a step that ended after the deadline. Journals of before
-rules version 5 have no `previous`, no limit and no checkpoints.
+must not begin one that ends too late. `joules` are those of the GPU since that process opened the journal, behind
+imports and the corpus's hashing, where they are measured (cramming/energy.py). A `resume` inside a process took back a
+step that ended after the deadline. Journals of before rules version 5 have no `previous`, no limit and no checkpoints.
 """
 
 import errno
@@ -147,6 +147,11 @@ def spent_seconds(events: Sequence[Event]) -> float:
 def checkpoints_of(events: Sequence[Event]) -> list[Saved]:
     """The checkpoints that were made, oldest first."""
     return [Saved(event["steps"], event["sha256"]) for event in events if event["event"] == "checkpoint"]
+
+
+def has_trained(events: Sequence[Event]) -> bool:
+    """Whether any process made a step, kept or not."""
+    return any(event["steps"] for event in events)
 
 
 def ended_after(events: Sequence[Event]) -> int | None:

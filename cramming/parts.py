@@ -18,7 +18,7 @@ from cramming.data.shards import Corpus, corpus_folder
 from cramming.engine import Engine
 from cramming.environment import environment
 from cramming.execution import build_engine
-from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, read_journal
+from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 from cramming.optim import HostOptimizer
@@ -289,8 +289,7 @@ def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
 def compile_cache(folder: Path) -> Literal["own", "given"]:
     """`runtime.compile_cache` of all of this run's processes: one that was given is not taken back by a resume."""
     before = load_record(folder).get("pretrain", {}).get("compile_cache")
-    has_trained = any(event["steps"] for event in read_journal(folder / JOURNAL))
-    return "given" if before == "given" else runtime.compile_cache(folder, has_trained)
+    return "given" if before == "given" else runtime.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:

@@ -31,7 +31,7 @@ from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
 from cramming.files import LOCK, clear, explained
-from cramming.journal import EndReason
+from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, format_count, say
@@ -88,7 +88,8 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
             warn(parts, judge)
         reason = train_and_finish(parts, stop)
     except (UserError, OSError) as error:
-        started = not is_new or (parts is not None and parts.work.steps > 0) or isinstance(error, ResumeWithLessError)
+        has_steps = (parts is not None and parts.work.steps > 0) or has_trained(read_journal(folder / JOURNAL))
+        started = not is_new or has_steps or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
             clear(folder)
         if isinstance(error, OSError):
@@ -147,6 +148,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
     recent = deque[StepStats](maxlen=config.log_every)
     began = last_save = time.monotonic()
     tokens_at_start = work.tokens
+    reached = mesh.from_main(clock.progress() if clock else 0.0)
     reason: EndReason = "finished"
 
     def update_fits() -> bool:
@@ -188,18 +190,18 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
             pace.note(count, seconds, engine.update_seconds, compiled)
             recent.append(stats)
 
-            reached = mesh.from_main(clock.progress() if clock else 0.0)
+            before, reached = reached, mesh.from_main(clock.progress() if clock else 0.0)
             if mesh.is_main:
                 rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
                 speed = format_count(rate, "tokens")
                 bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
                 bar.update(100 * reached)
             is_due = parts.saving.is_due(work.steps, time.monotonic() - last_save)
-            is_saved = bool(clock and (is_due or clock.is_near_the_end(progress, reached)))
+            is_saved = bool(clock and (is_due or clock.is_near_the_end(before, reached)))
             is_logged = work.steps % config.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if mesh.is_main and is_logged:
                 log_step(parts, recent, reached, learning_rate, rate)
-            if mesh.is_main and is_validation_due(config, progress, reached):
+            if mesh.is_main and is_validation_due(config, before, reached):
                 validate_if_it_fits(parts, reached, pace, count)
             if is_saved:
                 parts.save_checkpoint()
@@ -211,7 +213,8 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
-    """Whether the step from progress `before` to `now` passed one of the even points; the end is `finish`'s."""
+    """Whether one of the even points was passed between the ends of two steps, at progress `before` and `now`; the end
+    is `finish`'s."""
     return int(before * config.validations) < int(now * config.validations) < config.validations
 
 

@@ -37,7 +37,7 @@ from cramming.environment import git
 from cramming.files import lock, sweep, sync, write_atomically
 
 FORMAT_VERSION = 1
-# Of a run's pretraining; exhausted: the budget ended before there was a step to keep.
+# Of a run's pretraining; exhausted: the budget ended without a step that was kept.
 Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
 RULES_VERSION = "5"
 
@@ -65,7 +65,7 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     if status == "diverged":
         raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
     if status == "exhausted":
-        raise UserError(f"{begins} has a run whose budget is spent, without a step; give another name")
+        raise UserError(f"{begins} has a run whose budget is spent, without a step that was kept; give another name")
     if status == "finished" and not settings["resume"]:
         raise UserError(
             f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"

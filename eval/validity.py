@@ -70,7 +70,7 @@ def pretraining_finished(record: Record) -> Outcome:
         return True, NO_PRETRAINING
     status = at(record, "pretrain.status")
     if status != "finished":
-        why = ": the budget ended before there was a step to keep" if status == "exhausted" else ", not finished"
+        why = ": the budget ended without a step that was kept" if status == "exhausted" else ", not finished"
         return False, f"pretraining is {status or 'of unknown status'}{why}"
     needed = ("parameters", "steps", "tokens", "train_loss", "validation.loss", "tokens_per_second")
     absent = [f"pretrain.{key} is missing" for key in needed if number(record, f"pretrain.{key}") is None]

@@ -116,7 +116,7 @@ class TestRestart:
         ("sections", "names"),
         [
             ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
-            ({"pretrain": {"status": "exhausted"}}, "budget is spent, without a step; give another name"),
+            ({"pretrain": {"status": "exhausted"}}, "budget is spent, without a step that was kept; give another name"),
             ({"config": {"model_path": "bert"}, "glue": {}}, "scores of model_path=bert; give another name"),
         ],
     )

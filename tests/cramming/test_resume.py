@@ -243,22 +243,40 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     assert [f.rule for f in judge(record).findings if not f.ok and f.rule in ("R3", "R4", "R5", "R11")] == []
 
 
+@pytest.mark.parametrize(
+    ("late", "said"), [(1, "budget: not one step"), (2, "there were steps, but no checkpoint to go back or on from")]
+)
 def test_without_a_checkpoint_before_it_no_step_is_left(
-    start: Start, stall: Callable[[int], None], refused: Refused, tmp_path: Path
+    start: Start, stall: Callable[[int], None], refused: Refused, tmp_path: Path, late: int, said: str
 ) -> None:
-    stall(2)
-    assert "budget: not one step" in refused(*HOURS)
-    assert not (tmp_path / "runs" / "a").exists()
+    """A run that has made steps stays, with its journal."""
+    stall(late)
+    assert said in refused(*HOURS)
+    run = tmp_path / "runs" / "a"
+    assert run.exists() == (late > 1)
+    if late > 1:
+        assert load_record(run)["pretrain"]["status"] == "exhausted"
+        assert max(event["steps"] for event in read_journal(run / "budget.jsonl")) == 1
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.001])
 def test_a_budget_of_hours_is_saved_shortly_before_its_end(
-    start: Start, stall: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    start: Start, stall: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    """So that no more than the last hundredth can be lost."""
-    monkeypatch.setattr(BudgetClock, "progress", lambda self: 0.97 + 0.004 * self.work.steps)
+    """At step 6, and validated: 99 % pass in it, or just before it, in a `pause` after step 5."""
+    asked = set[int]()
+
+    def progress(self: BudgetClock) -> float:
+        again = self.work.steps in asked
+        asked.add(self.work.steps)
+        return 0.9695 + 0.004 * self.work.steps + pause * again
+
+    monkeypatch.setattr(BudgetClock, "progress", progress)
     stall(9)
-    run = start("name=a", *HOURS)
-    assert load_record(run)["pretrain"]["steps"] == 5
+    run = start("name=a", *HOURS, "train.validations=100")
+    assert load_record(run)["pretrain"]["steps"] == 6
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["step"] == 6 and "validation_loss" in row for row in rows) == 2  # and at the end
 
 
 def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,13 +330,13 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
         start("name=a", *HOURS)
     with monkeypatch.context() as patch:
         patch.setattr("cramming.budget.process_age_seconds", lambda: 3600.0)
-        assert "budget: not one step" in refused("resume=true", *HOURS)
+        assert "there were steps, but no checkpoint" in refused("resume=true", *HOURS)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
     finding = next(rule for rule in RULES if rule.number == "R3")(record)
-    assert not finding.ok and "the budget ended before there was a step to keep" in finding.evidence
+    assert not finding.ok and "the budget ended without a step that was kept" in finding.evidence
     assert wrong_fields(record) == []
-    assert "budget is spent, without a step; give another name" in refused("resume=true", *HOURS)
+    assert "budget is spent, without a step that was kept; give another name" in refused("resume=true", *HOURS)
 
 
 @pytest.mark.parametrize("killed", [False, True])
