@@ -81,9 +81,10 @@ def _refuse_other_journal(folder: Path, events: Sequence[Event], corpus: Mapping
     if begun is not None and begun.get("journal_start") != first_line_sha256(folder / JOURNAL):
         what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
         raise UserError(f"{folder / JOURNAL}: the journal is {what}; restore it or {_OTHER}")
-    if events and not is_chained(events):
+    read = [event.get("corpus") for event in events if event["event"] == "start"]
+    if events and (not is_chained(events) or None in read):
         raise UserError(f"{folder / JOURNAL}: begun by an earlier version, whose journals prove less; {_OTHER}")
-    if any(event.get("corpus") != corpus["manifest_sha256"] for event in events if event["event"] == "start"):
+    if any(found != corpus["manifest_sha256"] for found in read):
         raise UserError(
             f"{folder / JOURNAL}: a process of this journal read another corpus than {corpus['folder']} (its manifest"
             f" differs): the journal is another run's; restore it or {_OTHER}"
@@ -108,5 +109,5 @@ def _refuse_lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> Non
     if not any(row.get("seconds") in ended for row in rows):
         raise UserError(
             f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
-            f" made; restore it or {_OTHER}"
+            f" made (an earlier version's need not have one); restore it or {_OTHER}"
         )

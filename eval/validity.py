@@ -142,7 +142,9 @@ def _journal_form(record: Record, journal: Record) -> tuple[str, list[str]]:
     if number(journal, "logged_seconds") is None:
         problems.append("metrics.jsonl is not beside the record, or has no training step: restore it")
     read = entries(journal.get("corpora"))
-    if not read or any(corpus != at(record, "corpus.manifest_sha256") for corpus in read):
+    if None in read or not read:
+        problems.append("budget.jsonl does not name the corpus that each process read: an earlier version began it")
+    elif any(corpus != at(record, "corpus.manifest_sha256") for corpus in read):
         problems.append("a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest)")
     unit, limit = at(record, "pretrain.budget.unit"), number(record, "pretrain.budget.limit")
     limits = {"config.yaml": journal.get("config_budget"), "the record": [unit, limit]}

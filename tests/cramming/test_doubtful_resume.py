@@ -126,10 +126,14 @@ def test_another_runs_journal(crashed: Path, unbroken: Path, refused: Refused) -
     assert "budget.jsonl: the journal is not the one that this run began with" in refused("resume=true", EVERY)
 
 
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [({"corpus": "0" * 64}, "a process of this journal read another corpus"), ({}, "begun by an earlier version")],
+)
 def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning(
-    crashed: Path, refused: Refused
+    crashed: Path, refused: Refused, forged: dict[str, str], said: str
 ) -> None:
-    """A run on one corpus must not become a run on another."""
+    """A run on one corpus must not become a run on another; a journal that names none is of an earlier version."""
     record = json.loads((crashed / "record.json").read_text())
     begun = record.pop("pretrain")
     (crashed / "record.json").write_text(json.dumps(record))
@@ -139,11 +143,11 @@ def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning
     journal.unlink()
     writer = Journal(journal)
     for row in rows:
-        writer.write(row | ({"corpus": "0" * 64} if row["event"] == "start" else {}))
+        writer.write({key: value for key, value in row.items() if key != "corpus"} | forged)
     writer.close()
     record["pretrain"] = {**begun, "journal_start": parts.first_line_sha256(journal)}
     (crashed / "record.json").write_text(json.dumps(record))
-    assert "budget.jsonl: a process of this journal read another corpus" in refused("resume=true", EVERY)
+    assert f"budget.jsonl: {said}" in refused("resume=true", EVERY)
 
 
 def test_a_later_checkpoint_of_another_run_is_refused(crashed: Path, unbroken: Path, refused: Refused) -> None:

@@ -131,6 +131,13 @@ def test_a_machine_that_slept_breaks_no_rule_but_is_told(good: Record, seconds: 
     assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
 
 
+def test_a_journal_without_its_corpus_is_an_earlier_versions(good: Record) -> None:
+    """It did not read another one, as far as anybody knows."""
+    good["journal"].update(corpora=["cd" * 32, None])
+    evidence = next(rule for rule in RULES if rule.number == "R5")(good).evidence
+    assert "an earlier version began it" in evidence and "another corpus" not in evidence
+
+
 def test_counts_are_shown_as_whole_numbers(make_record: Any) -> None:
     record = make_record()
     _tasks(record)["qnli"].update(train_examples=108436, official_train_examples=None)
@@ -251,6 +258,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(config_there=False),
         lambda r: r["corpus"].update(manifest_sha256="0" * 64),
         lambda r: r["journal"].update(corpora=["cd" * 32, None]),
+        lambda r: r["journal"].update(corpora=["cd" * 32, "0" * 64]),
         lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
         lambda r: r["pretrain"]["budget"].update(limit=1.0),
     ],
