@@ -95,7 +95,8 @@ def power_of(uuid: str | None, name: str) -> tuple[float | None, str]:
 
 
 def of_run(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The record's `energy_kwh` and `energy_source`: of all processes, each from the opening of the journal to its last entry there.
+    """The record's `energy_kwh` and `energy_source`: of all processes, each from its first entry in the journal to its
+    last.
 
     Null where one process does not know: a sum without it would pass for the whole.
     """
