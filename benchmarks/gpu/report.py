@@ -43,8 +43,7 @@ UNTRIED = """What remains untried until there is a card:
 - autograd's threads beside each other: fake tensors allow one, so offloading ran in one;
 - lengths that differ in `padded` (the host's reads are answered as if all were equal), and `PackedSplit` on the device;
 - FlexAttention in eager execution; CUDA graphs; max-autotune; FlashAttention 3; several GPUs (NCCL);
-- compiled steps that the table lacks: {missing}; with fp8, FlexAttention, packed documents and small micro-batches (the
-  script has them; a step takes some 5 minutes of one CPU core); FlashAttention's documents shorter than their row;
+- compiled steps that the table lacks: {missing}; compiled with FlashAttention, documents shorter than their row;
 - with a memory trick the kernels `auto`, `dense` and `padded` (the plain rows have them); steps of more than 4
   layers, uncompiled;
 - the optimizer's own compiled kernels (torchao's 8-bit and 4-bit AdamW ran uncompiled)."""
