@@ -1,7 +1,7 @@
 """What earlier calls of `cramming bench tricks` measured, so that a call for some rows adds to them.
 
 A row stays as long as all that its numbers depend on is the same: device, settings, versions, number of threads. Of two
-rows with one name the later counts.
+rows with one name the later counts. Not compared is the code: below the table stands which commit made which rows.
 """
 
 import json

@@ -26,6 +26,7 @@ from cramming.bench.earlier import Earlier
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build, expand_home
+from cramming.environment import git
 from cramming.parallel.passes import number_of_passes
 from cramming.precision import resolve
 from cramming.progress import Progress, say
@@ -101,7 +102,8 @@ def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.de
 
 def judged_row(trick: Trick, pairs: "Pairs", curves: Curves) -> tuple[dict[str, Any], gate.Verdict | None]:
     """A row of the table, and what the gate says of it; no verdict on what is not run here or another algorithm."""
-    row = {"name": trick.name, "about": trick.about, "date": f"{datetime.now(UTC):%Y-%m-%d}", **pairs.row(trick)}
+    made = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": git("rev-parse", "--short", "HEAD")}
+    row = {"name": trick.name, "about": trick.about, **made, **pairs.row(trick)}
     if "error" in row:
         return row, None
     if trick.rounding is None:

@@ -83,7 +83,16 @@ def tricks_table(rows: list[dict[str, Any]]) -> list[str]:
             f" | {utilisation_cell(row)} | {row['peak_bytes'] / 1e6:.0f}"
             f" | {row['peak_bytes'] / row['base_peak_bytes']:.2f}x | {gate_cell(row)} |"
         )
-    return [*lines, "", FORMULA]
+    return [*lines, "", FORMULA, *made_by(rows)]
+
+
+def made_by(rows: list[dict[str, Any]]) -> list[str]:
+    """Which rows were measured when and with which commit of the code; nothing where one call made all."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        made = f"{row.get('date', 'on a day not known')}, commit {row.get('commit') or 'not known'}"
+        names.setdefault(made, []).append(row["name"])
+    return ["", *(f"- {made}: {', '.join(of)}" for made, of in names.items())] if len(names) > 1 else []
 
 
 def peers_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -259,6 +259,14 @@ def test_a_utilisation_above_one_is_a_dash() -> None:
     assert "A dash: it came to more than 100 %" in formula and "beside fp8" in formula
 
 
+def test_rows_that_other_code_made_are_named_below_the_table() -> None:
+    row = {"about": "b", "error": "no", "date": "2026-11-22", "commit": "aaa"}
+    one, two = row | {"name": "one"}, row | {"name": "two", "commit": "bbb"}
+    named = ["- 2026-11-22, commit aaa: one", "- 2026-11-22, commit bbb: two"]
+    assert report.tricks_table([one, two])[-2:] == named
+    assert not any("commit" in line for line in report.tricks_table([one, one]))
+
+
 @pytest.mark.parametrize("tf32", [True, False])
 def test_the_ceiling_is_measured_as_it_is_named_and_leaves_no_setting(
     tf32: bool, monkeypatch: pytest.MonkeyPatch
