@@ -30,8 +30,8 @@ NOTE = (
     "What `cramming plan experiment=bert-base-day plan.device=<card>` reckons, uncompiled and without checkpointing,"
     " with the largest micro-batch that fits (`python benchmarks/cards.py`). Not measured: 70 % of the products (dense,"
     " 16 bits, sums in fp32), 80 % of the bandwidth and 90 % of the power are assumed; the column of memory is what the"
-    " card is sold with, micro-batches are by what torch reports of it. Training refuses AMD GPUs: the MI300X is there to"
-    " compare with. Published rates of others, compiled: 58k tokens/s on a 2080 Ti, 103k on an A6000 (crammed BERT;"
+    " card is sold with, micro-batches are by what torch reports of it. Training refuses AMD GPUs: the MI300X is there"
+    " to compare with. Published rates of others, compiled: 58k tokens/s on a 2080 Ti, 103k on an A6000 (crammed BERT;"
     " README)."
 )
 
