@@ -4,16 +4,16 @@ Each check's docstring is the rule's sentence in docs/rules.md (a test compares 
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from eval.reading import Outcome, Record, all_or, at, entries, not_written, number, sections, tasks_of
+from eval.choices import UNNAMED, other_epochs, other_sets
+from eval.overlap import DOWNSTREAM, gaps_of_the_search, overlap_search
+from eval.reading import Outcome, Record, all_or, at, entries, few, names_of, not_written, number, sections, tasks_of
 from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256
-from eval.validity import NO_PRETRAINING, before, fine_tuned, kept, made_with, other_sizes
+from eval.validity import NO_PRETRAINING, before, fine_tuned, kept, other_sizes
 
 MIN_SEEDS = 3
-MAX_RUN = 13  # words that corpus and task share, by which a document counts as overlapping (data_prep/decontaminate.py)
 MAX_EPOCHS = 5
 MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
@@ -100,22 +100,6 @@ def corpus_declared(record: Record) -> Outcome:
     return all_or(problems, f"sources: {names_of(sources)}")
 
 
-def names_of(sources: list[Any]) -> str:
-    """The first names of a list of sources, which may be as long as a folder of files."""
-    return _some([str(at(source, "name")) for source in sources])
-
-
-def _some(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-# GLUE's tasks and the data sets that their texts come from, as words in a source's name or path.
-DOWNSTREAM = re.compile(
-    r"(?<![a-z0-9])(?:super)?(?:glue|cola|sst-?2?|mrpc|qqp|sts-?b|stsbenchmark|mnli|multi_?nli|qnli|rte|wnli|squad)(?![a-z0-9])"
-)
-
-
 def no_downstream_text(record: Record) -> Outcome:
     """No downstream data set is among the sources of the corpus, and text that was not generated was searched for the
     development sets of every task of the averages, which are those that were scored, by the SHA-256 of their texts."""
@@ -123,7 +107,7 @@ def no_downstream_text(record: Record) -> Outcome:
     if not sources:
         return False, "no source is declared"
     found = [s for s in sources if DOWNSTREAM.search(json.dumps(s, default=str).lower())]
-    search, gaps = overlap_search(record), list(_gaps_of_the_search(record))
+    search, gaps = overlap_search(record), list(gaps_of_the_search(record))
     if found:
         return False, f"downstream data among the sources: {names_of(found)}; {search}"
     if {at(s, "kind") for s in sources if at(s, "kind") != "tokenizer"} == {"embedded"}:
@@ -131,49 +115,6 @@ def no_downstream_text(record: Record) -> Outcome:
     if gaps and not before(record, "5"):
         return all_or([search, *gaps], "")
     return True, f"no downstream data set among the declared sources; {search}"
-
-
-def _gaps_of_the_search(record: Record) -> Iterator[str]:
-    """What the search for downstream text left out; whether it was the scored text is known once there are scores."""
-    search = at(record, "corpus.decontamination")
-    if not search:
-        yield "prepare with data.decontaminate.tasks=<GLUE folder>"
-        return
-    ngram = number(search, "ngram")
-    if ngram is None or ngram > MAX_RUN:
-        yield f"only runs of more than {MAX_RUN} words count"
-    searched = at(search, "development")
-    if not isinstance(searched, Mapping):
-        yield "which development texts were searched for is not on record: delete the corpus and prepare it anew"
-        return
-    section = at(record, "glue.pretrained")
-    scored = at(section, "tasks") if at(section, "suite") == "glue" else None
-    for entry in AVERAGES["glue"]["avg9"].entries:
-        task, source = ENTRIES[entry]
-        file = f"{source.folder}/{source.file}"
-        found, texts, of_entry = searched.get(file), len(task.text) * source.examples, at(scored, entry)
-        if (count := number(found, "texts") or 0) != texts:
-            yield f"{count:.0f} texts of {file}, which has {texts}"
-        elif of_entry is not None and at(of_entry, "texts_sha256") != at(found, "sha256"):
-            yield f"{file} is not what was scored (by SHA-256 of the texts): prepare and score with the same files"
-
-
-def overlap_search(record: Record) -> str:
-    """What the preparation says about its search for downstream text: which tasks, and what each of them removed."""
-    removed = at(record, "corpus.decontamination.removed")
-    if not isinstance(removed, Mapping) or not removed:
-        return "no overlap search on record"
-    tasks = ", ".join(f"{task} {count}" for task, count in removed.items())
-    how = f"searched for runs of {at(record, 'corpus.decontamination.ngram')} words; documents removed: {tasks}"
-    counts = {key: at(record, f"corpus.decontamination.{key}") for key in ("found", "searchable", "examples")}
-    if not all(isinstance(count, Mapping) for count in counts.values()):
-        return how
-    rows = (
-        f"{task} {counts['found'].get(task)} texts found, {counts['searchable'].get(task)} of"
-        f" {counts['examples'].get(task)} searchable"
-        for task in removed
-    )
-    return f"{how}; {'; '.join(rows)}"
 
 
 def tokenizer_origin(record: Record) -> Outcome:
@@ -221,67 +162,11 @@ def nothing_selected(record: Record) -> Outcome:
     if before(record, "4"):  # such records do not name the scored epochs
         accepted.append(["last epoch", UNNAMED])
     found = {
-        init: [str(section.get("selection")), *_other_sets(record, init, section), *_other_epochs(section)]
+        init: [str(section.get("selection")), *other_sets(record, init, section), *other_epochs(section)]
         for init, section in sections(record).items()
     }
     ok = bool(found) and all(said in accepted for said in found.values())
     return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or "no scores"
-
-
-def _other_sets(record: Record, init: str, section: Record) -> list[str]:
-    """How many sets of hyperparameters there were to choose from: in a sweep, in the history of the trained model."""
-    competes = init == "pretrained"
-    runs = [*fine_tuned(record, init), *_tried_elsewhere(record)] if competes else []
-    count = len({json.dumps(made_with(run), sort_keys=True, default=str) for run in (section, *runs)})
-    said = [swept(section), f"one of {count} sets in its history" if count > 1 else "", _other_outcomes(runs)]
-    names = ", ".join(str(at(other, "run")) for other in entries(at(record, "elsewhere")))
-    return [*filter(None, said), *([f"same weights as {names}"] if competes and names and any(said) else [])]
-
-
-def _tried_elsewhere(record: Record) -> list[Record]:
-    """What other runs of the report fine-tuned of the same weights and suite before this one began: what came later
-    cannot have been a choice for this one. Records of before version 5 do not say when they began."""
-    own = fine_tuned(record, "pretrained")
-    began, suite = min((str(run.get("time")) for run in own), default=""), at(record, "glue.pretrained.suite")
-    lines = [line for other in entries(at(record, "elsewhere")) for line in entries(at(other, "lines"))]
-    tried = [line for line in lines if isinstance(line, Mapping) and line.get("suite") == suite]
-    return [line for line in tried if not before(record, "5") and str(line.get("time")) <= began]
-
-
-def _other_outcomes(runs: list[Record]) -> str:
-    """Such as `rte seed 0 has 2 outcomes in its history`: one set fine-tuned again, on all data and by the same version
-    of the code, with other scores."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for run in runs:
-        scores = run.get("scores")
-        same = json.dumps([made_with(run), run.get("seed"), run.get("version")], sort_keys=True, default=str)
-        for entry, value in scores.items() if isinstance(scores, Mapping) and run.get("subset") is not True else ():
-            found.setdefault((f"{entry} seed {run.get('seed')}", same), set()).add(repr(value))
-    several = [f"{name} has {len(values)}" for (name, _), values in found.items() if len(values) > 1]
-    return f"{_some(several)} outcomes in its history" if several else ""
-
-
-UNNAMED = "scored epochs not on record"
-
-
-def _other_epochs(section: Record) -> list[str]:
-    """What keeps the scored weights from being, by the record, those after the last epoch."""
-    tasks, last, silent, others = section.get("tasks"), number(section, "hyperparameters.epochs"), False, []
-    for name, task in tasks.items() if isinstance(tasks, Mapping) else ():
-        epochs, values = at(task, "scored_epochs"), entries(at(task, f"metrics.{at(task, 'main_metric')}.per_seed"))
-        # A run whose loss is not finite ends before its last epoch, and has no score.
-        scored = [number(epoch) for epoch, value in zip(entries(epochs), values) if number(value) is not None]
-        silent = silent or epochs is None
-        if epochs is not None and (len(entries(epochs)) != len(values) or any(e != last for e in scored)):
-            others.append(str(name))
-    return [UNNAMED] * silent + ([f"not the last epoch of every seed of {', '.join(others)}"] if others else [])
-
-
-def swept(section: Record) -> str:
-    """Such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
-    if section.get("sweep") is None:
-        return ""
-    return f"best of {len(entries(at(section, 'sweep.points')))} sets of hyperparameters"
 
 
 def enough_seeds(record: Record) -> Outcome:
@@ -408,7 +293,7 @@ def predictions_beside(record: Record) -> Outcome:
         "not those of the history": [name for name, sha256 in named.items() if there.get(name, sha256) != sha256],
         "of other weights": [name for name, line in lines.items() if line.get("model_sha256") != scored],
     }
-    problems = [f"predictions {how}: {_some(names)}" for how, names in faults.items() if names]
+    problems = [f"predictions {how}: {few(names)}" for how, names in faults.items() if names]
     others = [name for name, sha256 in final.items() if written.get(name, sha256) != sha256]
     problems += [f"not as pretraining wrote it: final/{', final/'.join(others)}"] if others else []
     model = "as pretraining wrote it" if final and written else "not compared"

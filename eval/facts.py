@@ -1,9 +1,8 @@
 """The table of facts on a run's page: the model, its budget, its corpus, and the machine and code that made it."""
 
 from eval.leaderboard import compact, duration
-from eval.reading import Record, at, entries, number
+from eval.reading import Record, at, entries, names_of, number
 from eval.render import Cell, Group, Table
-from eval.rules import names_of
 
 # What a run's facts are made of: a title, and for each part its path in the record and its wording. {n} is a number in
 # short form, {p} a share in percent, {b} bytes in GB, {s} a text, {h} the start of a hash. What is not on record is

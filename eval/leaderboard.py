@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cramming.progress import compact
+from eval.choices import swept
 from eval.reading import Record, Run, at, entries, number
 from eval.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.render import DASH, Block, Cell, Group, Paragraph, Table
-from eval.rules import MIN_SEEDS, swept
+from eval.rules import MIN_SEEDS
 from eval.standings import (
     BASELINES,
     CONSTANT,

@@ -171,6 +171,17 @@ def not_written(record: Record, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if at(record, path) in (None, "", [])]
 
 
+def few(names: list[str], most: int = 6) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def names_of(sources: list[Any]) -> str:
+    """The first names of a list of sources, which may be as long as a folder of files."""
+    return few([str(at(source, "name")) for source in sources])
+
+
 def all_or(problems: list[str], fine: str) -> Outcome:
     """A failure with the first problems as evidence, or success with `fine`."""
     shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")

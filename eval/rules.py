@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from eval import closed, validity
-from eval.closed import MIN_SEEDS, names_of, swept
+from eval.closed import MIN_SEEDS
 from eval.reading import Outcome, Record, at
 from eval.validity import COMPARABLE
 
-__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge", "names_of", "swept"]
+__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge"]
 
 Check = Callable[[Record], Outcome]
 
