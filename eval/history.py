@@ -7,6 +7,7 @@ results stored fine-tunes nothing and adds nothing. The rules read the file besi
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,49 @@ def names(recorded: Any, sha256: Any) -> bool:
     return sha256 is not None and isinstance(recorded, Mapping) and recorded.get("sha256") == sha256
 
 
-def other_set(folder: Path, init: str, made_with: Mapping[str, Any]) -> str | None:
-    """Where `init` was fine-tuned with something else of `PROTOCOL` than `made_with` before: what, in words."""
-    for past in (entry for entry in read_lines(history_file(folder)) if entry.get("init") == init):
-        for name in PROTOCOL:
-            if past.get(name) != made_with[name]:
-                return f"{name}={past.get(name)}, not {made_with[name]}"
-    return None
+@dataclass(frozen=True)
+class Scoring:
+    """What one scoring asks the history of the run in `folder`, and adds to it: of one suite and initialisation."""
 
+    folder: Path
+    suite: str
+    init: str
+    made_with: Mapping[str, Any]  # by PROTOCOL
+    version: int  # of the code that fine-tunes
 
-def done(folder: Path, **settings: Any) -> set[tuple[Any, Any]]:
-    """The (task, seed) of the lines with these `settings`."""
-    lines = read_lines(history_file(folder))
-    return {(line.get("task"), line.get("seed")) for line in lines if settings.items() <= line.items()}
+    def add(self, task: str, seed: int, found: Mapping[str, Any]) -> None:
+        """A line for one fine-tuning and what it `found`."""
+        what = {"suite": self.suite, "init": self.init, "task": task, "seed": seed, "version": self.version}
+        append(self.folder, {**what, **self.made_with, **found})
+
+    def has(self, piece: Mapping[str, Any]) -> bool:
+        """Whether the history has a line for this result; the record, too late for it in a crash, then names it."""
+        kept = {name: piece.get(name) for name in ("key", "predictions_sha256")}
+        found = any(kept.items() <= line.items() for line in self._lines())
+        if found:
+            write_record_section(self.folder, history=stamp(history_file(self.folder)))
+        return found
+
+    def entries(self) -> int:
+        """How many lines there are by now, of whatever suite and initialisation."""
+        return len(line_hashes(history_file(self.folder)))
+
+    def other_set(self) -> str | None:
+        """What of `PROTOCOL` was something else in an earlier fine-tuning, in words."""
+        for past in self._lines():
+            for name in PROTOCOL:
+                if past.get(name) != self.made_with[name]:
+                    return f"{name}={past.get(name)}, not {self.made_with[name]}"
+        return None
+
+    def done(self) -> set[tuple[Any, Any]]:
+        """The (task, seed) that were fine-tuned on all of their data with the same settings, by the same version."""
+        same = {**self.made_with, "subset": False, "version": self.version}
+        return {(line.get("task"), line.get("seed")) for line in self._lines() if same.items() <= line.items()}
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = read_lines(history_file(self.folder))
+        return [line for line in lines if (line.get("suite"), line.get("init")) == (self.suite, self.init)]
 
 
 def read_history(path: Path, recorded: Any) -> dict[str, Any]:

@@ -6,8 +6,9 @@
         glue.json                           the summary; bit for bit the same however often the work was interrupted
         timing.json                         the machine and the seconds of every run, which are not
 
-A piece is written after its predictions, both atomically; a run whose piece has the right key is not done again. Of a
-stored piece its scores are not believed: they are computed again from its predictions.
+Both are written under another name first (`.finished`), and get their own once the result is noted: a crash leaves no
+note without a result, which could not be repeated to the last bit. A run whose piece has the right key is not done
+again. Of a stored piece its scores are not believed: they are computed again from its predictions.
 """
 
 import itertools
@@ -38,28 +39,26 @@ SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of
 
 @dataclass(frozen=True)
 class Pieces:
-    """The stored results of single runs under `glue/<init>/`; `note` hears of a new one before it is kept.
+    """The stored results of single runs under `glue/<init>/`; `note` hears of a new one before it is kept, and `noted`
+    says whether it did.
 
     A key says behind a hyphen on what a result was made. `anywhere`: one that was made on something else counts too.
     """
 
     folder: Path
     note: Callable[[Task, int, Mapping[str, Any]], None] = lambda task, seed, piece: None
+    noted: Callable[[Mapping[str, Any]], bool] = lambda piece: True
     anywhere: bool = False
 
     def load(self, data: TaskData, seed: int, key: str) -> dict[str, Any] | None:
         """The stored result of this run, or None if there is none with this key and the predictions it was made of."""
         path, file = self._path(data.task, seed), self._predictions(data.task, seed)
-        if not path.exists() or not file.exists():
-            return None
-        try:
-            piece = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):  # damaged from outside: it is only a cache, the run is done again
-            return None
-        if not isinstance(piece, dict) or not self._is_of(str(piece.get("key")), key):
-            return None
-        if piece.get("predictions_sha256") not in (None, file_sha256(file)):  # None: of an earlier version
-            return None
+        piece = self._read(path, key, file)
+        if piece is None:
+            piece = self._read(_finished(path), key, _finished(file), file)
+            if piece is None or not self.noted(piece):
+                return None
+            _name(file, path)
         scored = _read_predictions(file, data)
         if scored is None:
             return None
@@ -75,19 +74,34 @@ class Pieces:
         arrays = {f"dev.{name}": values for name, values in found.scored.items()}
         arrays |= {f"test.{name}": values for name, values in found.blind.items()}
         arrays |= {f"test_ids.{s.source.entry}": np.array(s.ids) for s in data.blind if s.ids is not None}
-        file = self._predictions(data.task, seed)
-        overwrite_atomically(file, lambda temporary: _save_arrays(temporary, arrays))
+        path, file = self._path(data.task, seed), self._predictions(data.task, seed)
+        overwrite_atomically(_finished(file), lambda temporary: _save_arrays(temporary, arrays))
         piece = {
             "key": key,
-            "predictions_sha256": file_sha256(file),
+            "predictions_sha256": file_sha256(_finished(file)),
             "entries": _entries(data, found.scored),
             "train_loss": found.train_loss,
             "epoch": found.epoch,
             "seconds": round(found.seconds, 3),
         }
+        write_json(_finished(path), piece)
         self.note(data.task, seed, piece)
-        write_json(self._path(data.task, seed), piece)
+        _name(file, path)
         return piece
+
+    def _read(self, path: Path, key: str, *predictions: Path) -> dict[str, Any] | None:
+        """The piece in this file if it has the key and was made of the first of `predictions` that is there."""
+        file = next((file for file in predictions if file.exists()), None)
+        if file is None or not path.exists():
+            return None
+        try:
+            piece = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):  # damaged from outside: it is only a cache, the run is done again
+            return None
+        if not isinstance(piece, dict) or not self._is_of(str(piece.get("key")), key):
+            return None
+        # None: of an earlier version
+        return piece if piece.get("predictions_sha256") in (None, file_sha256(file)) else None
 
     def _is_of(self, found: str, key: str) -> bool:
         return found == key or (self.anywhere and found.partition("-")[0] == key.partition("-")[0])
@@ -97,6 +111,18 @@ class Pieces:
 
     def _predictions(self, task: Task, seed: int) -> Path:
         return self.folder / "predictions" / f"{task.name}-seed{seed}.npz"
+
+
+def _finished(path: Path) -> Path:
+    """The name that a whole file has until it is noted."""
+    return path.with_name(f"{path.name}.finished")
+
+
+def _name(*paths: Path) -> None:
+    """Give finished files their names, in this order; a crash may have come between two."""
+    for path in paths:
+        if _finished(path).exists():
+            _finished(path).replace(path)
 
 
 def _read_predictions(file: Path, data: TaskData) -> dict[str, np.ndarray] | None:

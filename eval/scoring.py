@@ -23,7 +23,7 @@ from cramming.progress import Progress, say
 from eval import history
 from eval.datasets import TaskData
 from eval.encode import EncodedTask, encode_task, load_encoder
-from eval.finetune import FINETUNING_VERSION, Hyperparameters, Selection
+from eval.finetune import FINETUNING_VERSION, Hyperparameters, Predictions, Selection
 from eval.jobs import Job, choose_workers, run_jobs
 from eval.models import Init, ModelSource, refuse_changed
 from eval.results import SELECTIONS, Pieces, is_subset, summarise, write_json
@@ -96,67 +96,83 @@ def score_model(
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
-    protocol = {**numerics, "selection": settings.selection}
     hyper = settings.hyperparameters
     sha256 = source.sha256 if init == "pretrained" else None
     made_with = {"hyperparameters": asdict(hyper), "selection": SELECTIONS[settings.selection], **numerics}
+    past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init])
+    by_name = {d.task.name: d for d in data}
 
     def note(task: Task, seed: int, piece: Mapping[str, Any]) -> None:
-        main = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
-        digests = {"model_sha256": sha256, "predictions_sha256": piece["predictions_sha256"]}
-        what = {"suite": suite.name, "init": init, "task": task.name, "seed": seed, **made_with}
-        part = {"subset": is_subset(suite.name, by_name[task.name]), "version": FINETUNING_VERSION[init]}
-        history.append(run, {**what, **part, "scores": main, **digests, "key": piece["key"], "git": machine["git"]})
+        scores = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
+        part = {"subset": is_subset(suite.name, by_name[task.name]), "scores": scores, "model_sha256": sha256}
+        kept = {name: piece[name] for name in ("predictions_sha256", "key")}
+        past.add(task.name, seed, {**part, **kept, "git": machine["git"]})
 
-    by_name = {d.task.name: d for d in data}
     competes = init == "pretrained" and not settings.sweep  # a sweep compares its points
-    store = Pieces(folder, note, anywhere=competes) if suite.section == "glue" else Pieces(folder)
+    store = Pieces(folder, note, past.has, anywhere=competes) if suite.section == "glue" else Pieces(folder)
+    protocol = {**numerics, "selection": settings.selection}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
     pieces = stored_pieces(store, by_name, keys, init)
     todo = [run for run in keys if run not in pieces]
-    needed = [d for d in data if d.task.name not in cache and any(name == d.task.name for name, _ in todo)]
-    if needed:
-        cache |= encode_tasks(needed, source, hyper.max_length)
-        refuse_changed(source.folder, source.settings)
-    if todo and init == "pretrained" and (other := history.other_set(run, init, made_with)):
+    encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, cache)
+    whole = [(name, seed) for name, seed in todo if not is_subset(suite.name, by_name[name])]
+    if todo and init == "pretrained":
+        warn_of_choices(past, whole if competes else [])
+    for done, found in fine_tune(todo, cache, source, init, settings, precision, device):
+        pieces[done] = store.save(by_name[done[0]], done[1], keys[done], found)
+        show_piece(ALL_TASKS[done[0]], init, done[1], pieces[done], f"{found.seconds:.0f} s")
+    model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
+    summary = summarise(
+        model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
+    )
+    seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
+    write_json(folder / "glue.json", summary)
+    write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
+    made = {
+        name: made_on(found, [pieces[name, seed]["key"] for seed in settings.seeds]) for name, found in same.items()
+    }
+    corpus = {"tasks_corpus_sha256": suite.corpus_sha256} if suite.corpus_sha256 else {}
+    more = {"conditions": made, "history_entries": past.entries(), **corpus, "environment": machine}
+    return {**with_seconds(summary, seconds), **more}
+
+
+def warn_of_choices(past: history.Scoring, whole: Sequence[tuple[str, int]]) -> None:
+    """Say what R20 will find once the next run is fine-tuned; `whole` are those that will be, on all of their data."""
+    if other := past.other_set():
         say(
             f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
             " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
             " eval.hyperparameters as they were"
         )
-    before = history.done(run, init=init, subset=False, version=FINETUNING_VERSION[init], **made_with)
-    again = [f"{name} seed {seed}" for name, seed in todo if (name, seed) in before]
-    if competes and again:
+    before = past.done()
+    if again := [f"{name} seed {seed}" for name, seed in whole if (name, seed) in before]:
         say(
             f"warning: {', '.join(again[:4])} was fine-tuned before, on other data or with its result gone; another"
             " outcome keeps this run out of the closed division (R20)"
         )
+
+
+def fine_tune(
+    runs: list[tuple[str, int]],
+    data: Mapping[str, EncodedTask],
+    source: ModelSource,
+    init: Init,
+    settings: EvalConfig,
+    precision: Mode,
+    device: torch.device,
+) -> Iterator[tuple[tuple[str, int], Predictions]]:
+    """Each of `runs` (task, seed) as it is done."""
     workers = choose_workers(
-        settings.workers, settings.threads, len(todo), len(settings.seeds), device, source.weight_bytes
+        settings.workers, settings.threads, len(runs), len(settings.seeds), device, source.weight_bytes
     )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
-        todo.sort(key=lambda run: -len(by_name[run[0]].train))
-    jobs = make_jobs(todo, cache, source, init, settings, precision, device)
-    with Progress(f"fine-tune ({init})", hyper.epochs * sum(len(by_name[n].train) for n, _ in todo), "examples") as bar:
+        runs = sorted(runs, key=lambda run: -len(data[run[0]].train))
+    jobs = make_jobs(runs, data, source, init, settings, precision, device)
+    examples = settings.hyperparameters.epochs * sum(len(data[name].train) for name, _ in runs)
+    with Progress(f"fine-tune ({init})", examples, "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
-            done = (job.task, job.seed)
-            pieces[done] = store.save(by_name[job.task], job.seed, keys[done], found)
-            show_piece(ALL_TASKS[job.task], init, job.seed, pieces[done], f"{found.seconds:.0f} s")
-    model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
-    summary = summarise(
-        model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
-    )
-    write_json(folder / "glue.json", summary)
-    seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
-    write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
-    made = {name: [pieces[name, seed]["key"] for seed in settings.seeds] for name in same}
-    more = {
-        "conditions": {name: made_on(found, made[name]) for name, found in same.items()},
-        "history_entries": history.stamp(history.history_file(run))["entries"],
-        **({"tasks_corpus_sha256": suite.corpus_sha256} if suite.corpus_sha256 else {}),
-    }
-    return {**with_seconds(summary, seconds), **more, "environment": machine}
+            yield (job.task, job.seed), found
 
 
 def stored_pieces(
@@ -198,16 +214,20 @@ def made_on(conditions: str, keys: Sequence[str]) -> str:
     return f"{conditions.partition('-')[0]}-{'-'.join(places)}"
 
 
-def encode_tasks(data: Sequence[TaskData], source: ModelSource, max_length: int) -> dict[str, EncodedTask]:
-    """The tasks as the model's tokenizer sees them, by name."""
+def encode_tasks(
+    tasks: Sequence[TaskData], source: ModelSource, max_length: int, cache: dict[str, EncodedTask]
+) -> None:
+    """Put the tasks into `cache` as the model's tokenizer sees them, by name, where they are not in it yet."""
+    data = [found for name, found in {d.task.name: d for d in tasks}.items() if name not in cache]
+    if not data:
+        return
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    encoded = {}
     examples = sum(len(split) for d in data for split in (d.train, *d.scored, *d.blind))
     with Progress("encode", examples, "examples") as bar:
         for task_data in data:
             bar.note(task_data.task.name)
-            encoded[task_data.task.name] = encode_task(task_data, encode, bar.advance)
-    return encoded
+            cache[task_data.task.name] = encode_task(task_data, encode, bar.advance)
+    refuse_changed(source.folder, source.settings)
 
 
 def make_jobs(

@@ -62,14 +62,14 @@ def find_suite(
     return Suite("glue", tasks, absent, lambda task: read_task(folder, task))
 
 
-def _corpus_with(tasks: Path) -> str:
-    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it.
-
-    Manifests of format 1 do not name the files of tasks.
-    """
+def _corpus_with(tasks: Path) -> str | None:
+    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it. None
+    where the manifest does not know tasks: that of format 1."""
     corpus = Corpus.open(tasks.parent)
+    if corpus.manifest.format == 1:
+        return None
     known = corpus.manifest.hashes()
-    for file in sorted(tasks.rglob("[!.]*.*")) if corpus.manifest.format > 1 else ():
+    for file in sorted(tasks.rglob("[!.]*.*")):
         name = file.relative_to(tasks.parent).as_posix()
         if problem := damage(file, known[name]) if name in known else f"{file}: no file of this corpus":
             raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
