@@ -7,7 +7,7 @@ import shutil
 import statistics
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from scipy import stats
 
 from cramming.config import UserError
 from cramming.journal import Journal
+from cramming.record import Status
 from eval import leaderboard, plots, submission, tasks
 from eval.facts import facts
 from eval.history import history_file, stamp
@@ -246,7 +247,7 @@ def test_fields_that_are_missing_or_odd_are_named(runs: Path, capsys: pytest.Cap
     del record["environment"]["python"]
     path.write_text(json.dumps(record))
     text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    phrases = "environment.python is missing; pretrain.status is 7, not one of running, interrupted, finished, diverged"
+    phrases = f"environment.python is missing; pretrain.status is 7, not one of {', '.join(get_args(Status))}"
     incomplete = text[text.index("## Incomplete records") : text.index("## Pretraining")]
     assert f"| low | {phrases} |" in incomplete and "high" not in incomplete
     assert f"{path}: {phrases}" in " ".join(capsys.readouterr().out.split())
