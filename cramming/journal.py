@@ -66,7 +66,7 @@ def read_lines(path: Path) -> Iterator[Event]:
         if line.endswith(b"\r"):
             raise UserError(
                 f"{place}: damaged journal: the line ends in CRLF, as copies through Windows, mail or git can make it;"
-                f" restore the file, or take the CR away (sed -i 's/\\r$//' {path.name})"
+                f" restore the file, or take the CR away (tr -d '\\r' < {path.name})"
             )
         try:
             event = json.loads(line)

@@ -28,7 +28,9 @@ def blocks(
     if rows:
         parts += [_scores(rows), *_division(record, verdict)]
     else:
-        parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}` does it."))
+        runs = run.folder.parent
+        elsewhere = "" if runs.name == "runs" else f" runs={runs}"
+        parts.append(Paragraph(f"Not scored yet: `cramming glue name={run.folder.name}{elsewhere}` does it."))
     if wrong := wrong_fields(record):
         parts.append(Paragraph(f"The record is incomplete: {'; '.join(wrong)}."))
     parts += beyond_glue(record)

@@ -160,6 +160,10 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.time() + 60 * args.minutes
     for name in ("out", "work", "bundle"):
         setattr(args, name, getattr(args, name) and getattr(args, name).resolve())
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out}: is a file; name a folder")
+    if args.bundle and not (args.bundle / "bundle.json").is_file():
+        parser.error(f"--bundle {args.bundle}: has no bundle.json; bundle.py makes such a folder")
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"stage{args.stage}.jsonl"
     measure(args, file, deadline)

@@ -84,7 +84,10 @@ def main() -> None:
         torch.compile = functools.partial(torch.compile, backend="eager")
     rows = importlib.import_module(f"stage{told['stage']}").rows(lab)
     if told["only"]:
+        known = ", ".join(row.name for row in rows)
         rows = [row for row in rows if any(text in row.name for text in told["only"])]
+        if not rows:
+            raise SystemExit(f"--only {' '.join(told['only'])}: no row of stage {told['stage']}; there are {known}")
     add_line(file, {**about(lab, told["stage"]), "scale": told["scale"]})
     measure_all(lab, rows, file, told["fail"])
 

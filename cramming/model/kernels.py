@@ -217,9 +217,7 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     size = q_THK.shape[-1]
     if missing := -size % FLASH_MULTIPLE:
         q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
-    out = varlen_attn(
-        q_THK, k_THK, v_THK, asking, bounds, longest, longest, scale=size**-0.5, window_size=(side, side)
-    )
+    out = varlen_attn(q_THK, k_THK, v_THK, asking, bounds, longest, longest, scale=size**-0.5, window_size=(side, side))
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out[..., :size]
 

@@ -164,7 +164,7 @@ def test_each_line_names_the_one_before_it(journal: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace(b"\n", b"\r\n"), r"budget\.jsonl:1: .* CRLF.*sed -i 's/\\r\$//' budget\.jsonl"),
+        (lambda text: text.replace(b"\n", b"\r\n"), r"budget\.jsonl:1: .* CRLF.*tr -d '\\r' < budget\.jsonl"),
         (lambda text: text + b"\n", r"budget\.jsonl:7: .*an empty line, which no run writes; remove it"),
     ],
 )

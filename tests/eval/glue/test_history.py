@@ -262,7 +262,7 @@ def test_a_damaged_history_is_named(run: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace(b"\n", b"\r\n"), r"history\.jsonl:1: .* CRLF.*sed -i 's/\\r\$//' history\.jsonl"),
+        (lambda text: text.replace(b"\n", b"\r\n"), r"history\.jsonl:1: .* CRLF.*tr -d '\\r' < history\.jsonl"),
         (lambda text: text + b"\n", r"history\.jsonl:3: .*an empty line, which no run writes; remove it"),
         (lambda text: text[:-1], r"history\.jsonl:2: the last line has no newline.*; add it"),
     ],
