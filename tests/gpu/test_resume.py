@@ -1,8 +1,8 @@
-"""A run on the device, stopped and resumed, ends with the weights of an unbroken one, bit for bit."""
+"""A run on the device, stopped and resumed, is as far from an unbroken one as that is from its own repetition."""
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,27 @@ from cramming.record import load_metrics, load_record
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def _sums_in_one_order(device: torch.device) -> Iterator[None]:
+    """On a GPU the gradients of embeddings and of attention are summed atomically, unless this is asked for."""
+    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("compiled", ["off", "model"])
-def test_resumed_equals_unbroken_bit_for_bit(
+def test_resumed_equals_unbroken_as_a_repetition_does(
     compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, device: torch.device, mode: str,
     compiled: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """SIGTERM in the fifth of twelve steps."""
+    """SIGTERM in the fifth of twelve steps. Bit for bit, where a repetition is."""
 
     def start(name: str, *more: str) -> None:
         settings = ["device=" + device.type, f"precision={mode}", f"runtime.compile='{compiled}'", f"runs={tmp_path}"]
         pretrain.main(compose(*tiny_overrides, *settings, f"name={name}", *more))
 
     start("whole")
+    start("again")
     original, calls = Engine.step, [0]
 
     def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
@@ -40,7 +49,12 @@ def test_resumed_equals_unbroken_bit_for_bit(
         patch.setattr(Engine, "step", counted)
         start("broken")
     start("broken", "resume=true")
-    whole, broken = (load_record(tmp_path / name)["pretrain"] for name in ("whole", "broken"))
-    losses = [[r["loss"] for r in load_metrics(tmp_path / name) if "loss" in r] for name in ("whole", "broken")]
-    assert losses[0] == losses[1]
-    assert whole["final_sha256"] == broken["final_sha256"] and broken["steps"] == 12
+    whole, again, broken = (load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken"))
+    assert broken["steps"] == 12
+    if again["final_sha256"] == whole["final_sha256"]:
+        assert broken["final_sha256"] == whole["final_sha256"]
+    losses, repeated, resumed = (
+        [row["loss"] for row in load_metrics(tmp_path / name) if "loss" in row] for name in ("whole", "again", "broken")
+    )
+    noise = max(abs(a - b) for a, b in zip(losses, repeated, strict=True))
+    assert noise < 0.01 and resumed == pytest.approx(losses, rel=0, abs=10 * noise)

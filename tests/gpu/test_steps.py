@@ -18,10 +18,24 @@ from cramming.probe import find_micro_batch
 from cramming.runtime import compiled_graphs
 from cramming.simulate import Recipe
 
+from .conftest import ROWS
+
 pytestmark = pytest.mark.gpu
 Make = Callable[..., Engine]
 Train = Callable[..., list[StepStats]]
 CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # nats, of about six
+COMPILERS = {
+    "cuda-graphs": ["runtime.cuda_graphs=true"],
+    "coordinate-descent": ["runtime.tune=coordinate-descent"],
+    "max-autotune": ["runtime.tune=max-autotune"],
+}
+FORMATS = {
+    "bf16": ["precision.mode=bf16"],
+    "bf16-residual": ["precision.mode=bf16", "precision.residual=bf16"],
+    "fp16": ["precision.mode=fp16"],
+    "fp8": ["precision.mode=fp8"],
+    "fp8-rowwise": ["precision.mode=fp8", "precision.fp8_scaling=rowwise"],
+}
 LESS_MEMORY = {
     "checkpoint": ["memory=checkpoint"],
     "selective": ["memory=selective"],
@@ -66,15 +80,34 @@ def test_every_kernel_trains_alike(make_engine: Make, train: Train, device: torc
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE["bf16"])
 
 
-@pytest.mark.parametrize("format_", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("lever", COMPILERS.values(), ids=COMPILERS)
+def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
+    make_engine: Make, train: Train, gpu: torch.device, batch_of: Callable[..., Batch], lever: list[str], mode: str
+) -> None:
+    """Two micro-batches a step; between the steps a step that is not applied, and a validation."""
+
+    def losses(engine: Engine) -> list[float]:
+        found = [s.loss for s in train(engine, 3)]
+        assert engine.step([batch_of(0), batch_of(ROWS)], 1e-3, may_update=lambda: False) is None
+        found += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
+        return found + [s.loss for s in train(engine, 2)]
+
+    found, expected = (losses(make_engine("model=modern", *more)) for more in (["runtime.compile=model", *lever], []))
+    assert found == pytest.approx(expected, abs=CLOSE[mode])
+
+
+@pytest.mark.parametrize("format_", FORMATS)
 def test_fewer_bits_learn_what_fp32_learns(make_engine: Make, train: Train, device: torch.device, format_: str) -> None:
-    if format_ == "fp8" and find_spec("torchao") is None:
+    is_fp8 = "mode=fp8" in FORMATS[format_][0]
+    if is_fp8 and find_spec("torchao") is None:
         pytest.skip("needs torchao")
+    if is_fp8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("needs units for fp8")
     if format_ == "fp16" and device.type == "cpu":
         pytest.skip("takes minutes where no instruction multiplies fp16")
-    emulated = f"precision.emulate_fp8={str(format_ == 'fp8' and device.type == 'cpu').lower()}"
+    emulated = f"precision.emulate_fp8={str(is_fp8 and device.type == 'cpu').lower()}"
     found, expected = (train(make_engine("model=bert-base", *more), 5) for more in (
-        [f"precision.mode={format_}", emulated], ["precision.mode=fp32"]))  # fmt: skip
+        [*FORMATS[format_], emulated], ["precision.mode=fp32"]))  # fmt: skip
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=0.1)
 
 
