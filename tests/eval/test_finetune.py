@@ -330,7 +330,8 @@ def test_encoding_is_shown_before_the_first_example_is_trained(
     bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
-    found = encode_tasks([make_data("rte", 30), make_data("cola", 20)], open_model(bert), 16)
+    found: dict[str, EncodedTask] = {}
+    encode_tasks([make_data("rte", 30), make_data("cola", 20)], open_model(bert), 16, found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("encode: 30 examples of 250 examples (12%)") and lines[0].endswith(", rte")
     assert lines[-1].startswith("encode: 250 examples of 250 examples (100%)") and lines[-1].endswith(", cola")
