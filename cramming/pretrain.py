@@ -156,7 +156,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
         seconds = max(pace.update_seconds(), engine.foreseen_seconds, clock.margin_seconds if clock else 0.0)
         return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
-    with Progress("pretrain", total=100.0, unit="%") as bar:
+    with Progress("pretrain", total=100.0, unit="%", before=100 * reached) as bar:
         while True:
             progress = mesh.from_main(clock.progress() if clock else 0.0)
             sequences = sequences_per_step(parts.schedule, progress, config.batch_size)

@@ -79,12 +79,13 @@ class Progress:
     """`with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
 
     `total=None` means unknown: no ETA is shown. Until something is done the bar pulses: what is to be counted loads or
-    starts. Without a terminal a line is printed at most every 10 seconds.
+    starts. Without a terminal a line is printed at most every 10 seconds. What was done `before` there was this bar is
+    shown, and left out of the rate that the ETA goes by.
     """
 
-    def __init__(self, title: str, total: float | None, unit: str = "") -> None:
+    def __init__(self, title: str, total: float | None, unit: str = "", before: float = 0.0) -> None:
         self.title, self.total, self.unit = title, total, unit
-        self.done = 0.0
+        self.done = self._before = before
         self._note = ""
         self._started = self._last_line = time.monotonic()
         self._bar: RichProgress | None = None
@@ -104,7 +105,9 @@ class Progress:
                 refresh_per_second=4,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=None, unit=self.unit, note="")  # which pulses
+            self._task = self._bar.add_task(
+                self.title, total=None, completed=int(self._before), unit=self.unit, note=""
+            )
         return self
 
     def advance(self, amount: float = 1.0) -> None:
@@ -132,8 +135,8 @@ class Progress:
         parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
         if self.total and self.unit != "%":
             parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
-        if self.total and self.done:
-            parts.append(f"eta {elapsed * (self.total - self.done) / self.done:.0f} s")
+        if self.total and self.done > self._before:
+            parts.append(f"eta {elapsed * (self.total - self.done) / (self.done - self._before):.0f} s")
         parts.append(f"{elapsed:.0f} s")
         if self._note:
             parts.append(self._note)

@@ -51,3 +51,15 @@ def test_without_a_terminal_the_lines_say_the_same(
         bar.note("lr 0.1")
         bar.advance(0)
     assert capsys.readouterr().out.startswith("fine-tune: 0 examples of 7 examples (0%), 0 s, lr 0.1\n")
+
+
+def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a resume, where most of the budget was spent by an earlier process."""
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    now = iter([0.0, 10.0, 10.0, 10.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    bar = progress.Progress("pretrain", total=100.0, unit="%", before=80.0)
+    bar.update(85.0)
+    assert capsys.readouterr().out.startswith("pretrain: 85%, eta 30 s, 10 s")
