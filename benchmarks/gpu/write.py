@@ -206,6 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     slug = re.sub(r"[^A-Za-z0-9]+", "-", where["name"]).strip("-").lower()
     theme = "gpu" if about["scale"] == "full" else "gpu_tryout"
     file = args.results / f"{theme}_{slug}_{where['date'][:10]}.md"
+    args.results.mkdir(parents=True, exist_ok=True)
     raw = [line for line in lines_of(args.measured) if '"begun"' not in line]
     text = [without_places(line) for line in text]
     file.write_text(
