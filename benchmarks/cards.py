@@ -11,11 +11,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
 from cramming.cards import CARDS, Card
-from cramming.config import config_folder
+from cramming.config import compose
 from cramming.costs import Costs
 from cramming.model.heads import cuda_chunks
 from cramming.options import Job, Option, PlanConfig, Target, find_target, price_of
@@ -34,13 +31,6 @@ NOTE = (
     " to compare with. Published rates of others, compiled: 58k tokens/s on a 2080 Ti, 103k on an A6000 (crammed BERT;"
     " README)."
 )
-
-
-def settings_of(*overrides: str) -> dict[str, Any]:
-    """The configuration, as the verbs have it."""
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        found: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    return dict(found)
 
 
 def largest(job: Job, target: Target, simulation: Simulation) -> Option | None:
@@ -64,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--docs", type=Path, required=True)
     arguments = parser.parse_args()
-    settings = settings_of("experiment=bert-base-day", "runtime.compile=off")
+    settings = compose(["experiment=bert-base-day", "runtime.compile=off"])
     job = Job.of(settings)
     simulations: dict[Any, Simulation] = {}
     rows = []

@@ -21,7 +21,7 @@ import torch
 from cramming import gate, tricks
 from cramming.bench import sides
 from cramming.bench.curves import REFERENCE, gate_job_of, gate_settings
-from cramming.config import config_folder
+from cramming.config import compose
 from cramming.engine import Engine
 from cramming.environment import cpu_name
 from cramming.gate import Floor
@@ -36,12 +36,7 @@ class Gate:
     """The gate's size, and how a run of it is made."""
 
     def __init__(self, steps: int, overrides: Sequence[str]) -> None:
-        from hydra import compose, initialize_config_dir
-        from omegaconf import OmegaConf
-
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = compose("config", ["model=bert-base", "optim=adamw", *overrides])
-        settings: Any = OmegaConf.to_container(composed, resolve=True)
+        settings = compose(["model=bert-base", "optim=adamw", *overrides])
         self.settings, self.vocab_size = (
             gate_settings(settings, settings["bench"]["gate"]),
             settings["bench"]["gate_vocab_size"],

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from cramming.config import config_folder
+from cramming.config import compose
 from cramming.data.batches import Batch
 from cramming.device import available_bytes, select
 from cramming.environment import cpu_name, system
@@ -69,13 +69,8 @@ CASES: dict[str, tuple[str, int, int, list[str]]] = {  # shape, micro-batch, mic
 
 def recipe_of(case: str, mode: str, device_type: str) -> Recipe:
     """The recipe of a case: the root configuration with the case's changes."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
     shape, _, _, overrides = CASES[case]
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        composed = compose("config", ["model=bert-base", "optim=adamw", f"precision={mode}", *overrides])
-    settings: Any = OmegaConf.to_container(composed, resolve=True)
+    settings = compose(["model=bert-base", "optim=adamw", f"precision={mode}", *overrides])
     model = ModelConfig(vocab_size=VOCABULARY, **SHAPES[shape])
     form = (LENGTH, TARGETS, settings["train"]["packing"])
     return Recipe(model, EngineConfig.of(settings), mode, device_type, *form)  # type: ignore[arg-type]

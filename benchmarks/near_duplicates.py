@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,39 +44,44 @@ def ours(rows: int) -> Side:
     return drop
 
 
+def dropped_by(index: Any, signature_of: Callable[[np.ndarray], Any], texts: list[str], threshold: float) -> Dropped:
+    """What an LSH index drops, the longest text kept, each candidate's estimate checked."""
+    dropped, kept = Dropped(), dict[int, Any]()
+    for number, runs in longest_first(texts):
+        signature = signature_of(runs)
+        alike = [other for other in index.query(signature) if signature.jaccard(kept[other]) >= threshold]
+        if alike:
+            dropped[number] = min(alike)
+        else:
+            kept[number] = signature
+            index.insert(number, signature)
+    return dropped
+
+
 def datasketch(texts: list[str], threshold: float) -> Dropped:
-    """datasketch's LSH, each candidate's estimate checked."""
+    """datasketch's LSH."""
     from datasketch import MinHash, MinHashLSH
 
     base = MinHash(num_perm=PERMUTATIONS, hashfunc=lambda number: number)
-    index, dropped, kept = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS), Dropped(), {}
-    for number, runs in longest_first(texts):
+
+    def signature_of(runs: np.ndarray) -> Any:
         signature = base.copy()
         signature.update_batch(runs.tolist())
-        alike = [other for other in index.query(signature) if signature.jaccard(kept[other]) >= threshold]
-        if alike:
-            dropped[number] = min(alike)
-        else:
-            kept[number] = signature
-            index.insert(number, signature)
-    return dropped
+        return signature
+
+    return dropped_by(MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS), signature_of, texts, threshold)
 
 
 def rensa(texts: list[str], threshold: float) -> Dropped:
-    """rensa's LSH, each candidate's estimate checked."""
+    """rensa's LSH."""
     from rensa import RMinHash, RMinHashLSH
 
-    index, dropped, kept = RMinHashLSH(threshold, PERMUTATIONS, RENSA_BANDS), Dropped(), {}
-    for number, runs in longest_first(texts):
+    def signature_of(runs: np.ndarray) -> Any:
         signature = RMinHash(PERMUTATIONS, 42)
         signature.update([str(run) for run in runs.tolist()])
-        alike = [other for other in index.query(signature) if signature.jaccard(kept[other]) >= threshold]
-        if alike:
-            dropped[number] = min(alike)
-        else:
-            kept[number] = signature
-            index.insert(number, signature)
-    return dropped
+        return signature
+
+    return dropped_by(RMinHashLSH(threshold, PERMUTATIONS, RENSA_BANDS), signature_of, texts, threshold)
 
 
 def runs_of(text: str) -> np.ndarray:

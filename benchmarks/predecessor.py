@@ -81,19 +81,15 @@ def serve() -> None:
 
 def our_job(shape: str, compiled: bool, device: str, precision: str) -> dict[str, Any]:
     """Our crammed BERT of the same shapes, in the same number format."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from cramming.config import config_folder
+    from cramming.config import compose
 
     hidden, layers, heads, rows = SHAPES[shape]
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("config", [
-            "model=crammed-bert", "optim=adamw", f"precision={precision}", f"model.hidden_size={hidden}",
-            f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
-            f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
-            f"runtime.compile={'model' if compiled else 'off'}",
-        ]), resolve=True)  # fmt: skip
+    settings = compose([
+        "model=crammed-bert", "optim=adamw", f"precision={precision}", f"model.hidden_size={hidden}",
+        f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
+        f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
+        f"runtime.compile={'model' if compiled else 'off'}",
+    ])  # fmt: skip
     return {"side": "ours", "settings": settings, "vocab_size": VOCABULARY, "device": device}
 
 

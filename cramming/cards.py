@@ -14,8 +14,10 @@ from typing import Literal, NamedTuple
 REPORTED_SHARE = {"GDDR": 0.975, "GDDR, ECC": 0.92, "HBM": 0.985}
 
 # Where a number comes from. `cores x clock`: fp32 is 2 FLOP per core and cycle at the boost clock, products as above.
+# `from memory`: entered without the maker's document at hand; to be checked against it.
 Source = Literal[
-    "Turing whitepaper", "GA102 whitepaper", "Ada whitepaper", "RTX Blackwell whitepaper", "data sheet", "cores x clock"
+    "Turing whitepaper", "GA102 whitepaper", "Ada whitepaper", "RTX Blackwell whitepaper", "data sheet",
+    "cores x clock", "from memory",
 ]  # fmt: skip
 
 
@@ -58,9 +60,9 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("V100 16GB", 16, "HBM", 125.0, 15.7, None, 900, 300, (7, 0), "data sheet"),
     Card("V100 32GB", 32, "HBM", 125.0, 15.7, None, 900, 300, (7, 0), "data sheet"),
     Card("RTX 3060", 12, "GDDR", 25.5, 12.7, None, 360, 170, (8, 6), "cores x clock"),
-    Card("RTX 3060 Ti", 8, "GDDR", 32.4, 16.2, None, 448, 200, (8, 6), "cores x clock"),
+    Card("RTX 3060 Ti", 8, "GDDR", 32.4, 16.2, None, 448, 200, (8, 6), "from memory"),
     Card("RTX 3070", 8, "GDDR", 40.6, 20.3, None, 448, 220, (8, 6), "GA102 whitepaper"),
-    Card("RTX 3070 Ti", 8, "GDDR", 43.5, 21.7, None, 608, 290, (8, 6), "cores x clock"),
+    Card("RTX 3070 Ti", 8, "GDDR", 43.5, 21.7, None, 608, 290, (8, 6), "from memory"),
     Card("RTX 3080 10GB", 10, "GDDR", 59.5, 29.8, None, 760, 320, (8, 6), "GA102 whitepaper"),
     Card("RTX 3080 12GB", 12, "GDDR", 61.3, 30.6, None, 912, 350, (8, 6), "cores x clock"),
     Card("RTX 3080 Ti", 12, "GDDR", 68.2, 34.1, None, 912, 350, (8, 6), "cores x clock"),
@@ -70,13 +72,13 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("RTX 4060 Ti 8GB", 8, "GDDR", 44.1, 22.1, 88.2, 288, 160, (8, 9), "cores x clock"),
     Card("RTX 4060 Ti 16GB", 16, "GDDR", 44.1, 22.1, 88.2, 288, 165, (8, 9), "cores x clock"),
     Card("RTX 4070", 12, "GDDR", 58.3, 29.1, 116.6, 504, 200, (8, 9), "cores x clock"),
-    Card("RTX 4070 SUPER", 12, "GDDR", 71.0, 35.5, 141.9, 504, 220, (8, 9), "cores x clock"),
+    Card("RTX 4070 SUPER", 12, "GDDR", 71.0, 35.5, 141.9, 504, 220, (8, 9), "from memory"),
     Card("RTX 4070 Ti", 12, "GDDR", 80.2, 40.1, 160.4, 504, 285, (8, 9), "cores x clock"),
     Card("RTX 4070 Ti SUPER", 16, "GDDR", 88.2, 44.1, 176.4, 672, 285, (8, 9), "cores x clock"),
     Card("RTX 4080", 16, "GDDR", 97.5, 48.7, 194.9, 717, 320, (8, 9), "Ada whitepaper"),
-    Card("RTX 4080 SUPER", 16, "GDDR", 104.4, 52.2, 208.9, 736, 320, (8, 9), "cores x clock"),
+    Card("RTX 4080 SUPER", 16, "GDDR", 104.4, 52.2, 208.9, 736, 320, (8, 9), "from memory"),
     Card("RTX 4090", 24, "GDDR", 165.2, 82.6, 330.3, 1008, 450, (8, 9), "Ada whitepaper"),
-    Card("RTX 5060", 8, "GDDR", 38.4, 19.2, 76.7, 448, 145, (12, 0), "cores x clock"),
+    Card("RTX 5060", 8, "GDDR", 38.4, 19.2, 76.7, 448, 145, (12, 0), "from memory"),
     Card("RTX 5060 Ti 8GB", 8, "GDDR", 47.4, 23.7, 94.8, 448, 180, (12, 0), "cores x clock"),
     Card("RTX 5060 Ti 16GB", 16, "GDDR", 47.4, 23.7, 94.8, 448, 180, (12, 0), "cores x clock"),
     Card("RTX 5070", 12, "GDDR", 61.7, 30.9, 123.5, 672, 250, (12, 0), "RTX Blackwell whitepaper"),
@@ -85,12 +87,12 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("RTX 5090", 32, "GDDR", 209.5, 104.8, 419.0, 1792, 575, (12, 0), "RTX Blackwell whitepaper"),
     Card("RTX A4000", 16, "GDDR", 76.7, 19.2, None, 448, 140, (8, 6), "data sheet"),
     Card("RTX A4500", 20, "GDDR", 94.6, 23.7, None, 640, 200, (8, 6), "data sheet"),
-    Card("RTX A5000", 24, "GDDR", 111.1, 27.8, None, 768, 230, (8, 6), "data sheet"),
-    Card("RTX A5500", 24, "GDDR", 136.5, 34.1, None, 768, 230, (8, 6), "data sheet"),
-    Card("RTX A6000", 48, "GDDR", 154.8, 38.7, None, 768, 300, (8, 6), "GA102 whitepaper"),
-    Card("RTX 6000 Ada", 48, "GDDR", 364.2, 91.1, 728.5, 960, 300, (8, 9), "data sheet"),
-    Card("A10", 24, "GDDR, ECC", 125.0, 31.2, None, 600, 150, (8, 6), "data sheet"),
-    Card("A10G", 24, "GDDR, ECC", 70.0, 35.0, None, 600, 300, (8, 6), "data sheet"),
+    Card("RTX A5000", 24, "GDDR", 111.1, 27.8, None, 768, 230, (8, 6), "from memory"),
+    Card("RTX A5500", 24, "GDDR", 136.5, 34.1, None, 768, 230, (8, 6), "from memory"),
+    Card("RTX A6000", 48, "GDDR", 154.8, 38.7, None, 768, 300, (8, 6), "from memory"),
+    Card("RTX 6000 Ada", 48, "GDDR", 364.2, 91.1, 728.5, 960, 300, (8, 9), "from memory"),
+    Card("A10", 24, "GDDR, ECC", 125.0, 31.2, None, 600, 150, (8, 6), "from memory"),
+    Card("A10G", 24, "GDDR, ECC", 70.0, 35.0, None, 600, 300, (8, 6), "from memory"),
     Card("A30", 24, "HBM", 165.0, 10.3, None, 933, 165, (8, 0), "data sheet"),
     Card("A40", 48, "GDDR, ECC", 149.7, 37.4, None, 696, 300, (8, 6), "GA102 whitepaper"),
     Card("L4", 24, "GDDR, ECC", 121.0, 30.3, 242.0, 300, 72, (8, 9), "data sheet"),
@@ -101,9 +103,9 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("A100 40GB", 40, "HBM", 312.0, 19.5, None, 1555, 400, (8, 0), "data sheet"),
     Card("A100 80GB", 80, "HBM", 312.0, 19.5, None, 2039, 400, (8, 0), "data sheet"),
     Card("H100 PCIe", 80, "HBM", 756.0, 51.0, 1513.0, 2000, 350, (9, 0), "data sheet"),
-    Card("H100 NVL", 94, "HBM", 835.0, 60.0, 1671.0, 3900, 400, (9, 0), "data sheet"),
+    Card("H100 NVL", 94, "HBM", 835.0, 60.0, 1671.0, 3900, 400, (9, 0), "from memory"),
     Card("H100", 80, "HBM", 989.0, 67.0, 1979.0, 3350, 700, (9, 0), "data sheet"),
-    Card("H200 NVL", 141, "HBM", 835.0, 60.0, 1671.0, 4800, 600, (9, 0), "data sheet"),
+    Card("H200 NVL", 141, "HBM", 835.0, 60.0, 1671.0, 4800, 600, (9, 0), "from memory"),
     Card("H200", 141, "HBM", 989.0, 67.0, 1979.0, 4800, 700, (9, 0), "data sheet"),
     Card("MI300X", 192, "HBM", 1307.4, 163.4, 2614.9, 5300, 750, (9, 4), "data sheet"),
 )

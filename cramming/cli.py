@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import CHECK, run_or_exit
-from cramming.config import RootConfig, UserError, build, config_folder, expand_home
+from cramming.config import RootConfig, UserError, build, compose, config_folder, expand_home
 from cramming.files import explained
 from cramming.overrides import group_without_a_name, one_line, sweep_of, with_implied, with_quotes
 
@@ -178,10 +178,8 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
 
 def check_points(verb: str, overrides: Sequence[str]) -> None:
     """UserError for a mistake in any point of a multirun, before a day goes into those that come before it."""
-    from hydra import compose, initialize_config_dir
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
 
     from cramming.record import refuse_finished_run, run_folder
 
@@ -189,8 +187,7 @@ def check_points(verb: str, overrides: Sequence[str]) -> None:
     points = [with_implied(point) for point in BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]]
     common, folders, trains = set(points[0]).intersection(*points), set[Path](), verb in ("run", "pretrain")
     for point in points:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            settings = cast(dict[str, Any], OmegaConf.to_container(compose("config", point), resolve=True))
+        settings = compose(point)
         try:
             check(verb, settings)
             if trains:

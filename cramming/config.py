@@ -71,6 +71,17 @@ def config_folder() -> Path:
     return installed if installed.is_dir() else here.parent / "conf"
 
 
+def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The root configuration with these overrides, as every verb's `main` gets it; Hydra's own errors for mistakes."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = OmegaConf.to_container(hydra_compose("config", list(overrides)), resolve=True)
+    return typing.cast(dict[str, Any], settings)
+
+
 def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
     """Build the frozen dataclass `cls` from a plain mapping.
 

@@ -168,7 +168,11 @@ def fine_tune(
     )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         runs = sorted(runs, key=lambda run: -len(data[run[0]].train))
-    jobs = make_jobs(runs, data, source, init, settings, precision, device)
+    numerics = (precision, str(device), settings.threads)
+    jobs = (
+        Job(name, seed, init, data[name], source, settings.hyperparameters, *numerics, settings.selection)
+        for name, seed in runs
+    )
     examples = settings.hyperparameters.epochs * sum(len(data[name].train) for name, _ in runs)
     with Progress(f"fine-tune ({init})", examples, "examples") as bar:
         for job, found in run_jobs(jobs, workers, bar.advance):
@@ -228,21 +232,6 @@ def encode_tasks(
             bar.note(task_data.task.name)
             cache[task_data.task.name] = encode_task(task_data, encode, bar.advance)
     refuse_changed(source.folder, source.settings)
-
-
-def make_jobs(
-    runs: Sequence[tuple[str, int]],
-    data: Mapping[str, EncodedTask],
-    source: ModelSource,
-    init: Init,
-    settings: EvalConfig,
-    precision: Mode,
-    device: torch.device,
-) -> Iterator[Job]:
-    """The jobs of `runs` in order."""
-    numerics = (precision, str(device), settings.threads)
-    for name, seed in runs:
-        yield Job(name, seed, init, data[name], source, settings.hyperparameters, *numerics, settings.selection)
 
 
 def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

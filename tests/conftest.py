@@ -25,8 +25,7 @@ import pytest
 import torch
 import yaml
 
-from cramming import CACHE_VARIABLES
-from cramming.config import config_folder
+from cramming import CACHE_VARIABLES, config
 
 torch.set_num_threads(1)
 
@@ -131,13 +130,7 @@ def tiny_overrides(tiny_corpus: Path) -> list[str]:
 
 @functools.cache
 def _composed(*groups: str) -> dict[str, Any]:
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("config", list(groups)), resolve=True)
-    assert isinstance(settings, dict)
-    return settings
+    return config.compose(groups)
 
 
 def compose_settings(*overrides: str) -> dict[str, Any]:

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from cramming import cli
 from cramming.bench.main import BenchConfig
-from cramming.config import build, config_folder
+from cramming.config import build, compose
 from cramming.options import Job, PlanConfig
 from cramming.overrides import with_implied, with_quotes
 from cramming.sections import tiny_defaults
@@ -57,10 +55,7 @@ def composed(words: list[str]) -> dict[str, Any] | None:
         words = [re.sub(r"=([^\[{',]*),.*", r"=\1", word) for word in words]
     words = [word for word in words if word not in FLAGS]
     assert all("=" in word for word in words), words
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("config", words), resolve=True)
-    assert isinstance(settings, dict)
-    return settings  # type: ignore[return-value]
+    return compose(words)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cramming.config import config_folder
+from cramming.config import compose
 
 MODELS = ("bert-base", "crammed-bert", "modern")
 
@@ -66,13 +66,7 @@ SCALES = {
 @functools.cache
 def settings(*overrides: str) -> dict[str, Any]:
     """The root configuration with these overrides; not to be changed."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    assert isinstance(composed, dict)
-    return {str(key): value for key, value in composed.items()}
+    return compose(overrides)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming import options
-from cramming.config import UserError, build, config_folder
+from cramming.config import UserError, build, compose
 from cramming.execution import EngineConfig
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
@@ -41,17 +39,9 @@ OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagra
 aten = torch.ops.aten
 
 
-def settings(*overrides: str) -> dict[str, Any]:
-    """The root configuration with these overrides."""
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    assert isinstance(composed, dict)
-    return {str(key): value for key, value in composed.items()}
-
-
 def recipe(overrides: list[str], length: int, packing: Any) -> Recipe:
     """What a step of this configuration is, on a GPU."""
-    found = settings(*overrides)
+    found = compose(overrides)
     execution = EngineConfig.of(found)
     model = replace(build(ModelConfig, found["model"], "model"), vocab_size=VOCABULARY)
     mode = resolve(execution.precision.mode, torch.device("cuda"))
@@ -157,7 +147,7 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
     from eval.packed import Batch
 
     outcomes, began = {}, time.perf_counter()
-    config = build(ModelConfig, settings(f"model={model}", f"model.num_layers={LAYERS}")["model"], "model")
+    config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")
     for pooling in ("mean", "cls"):
         for dropout in (0.0, 0.1):
             reads = Reads()
@@ -196,8 +186,8 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
 def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
     """The verb `plan` on this machine's "GPU", by the card's data sheet."""
     began = time.perf_counter()
-    found = settings(f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
-                     f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}")  # fmt: skip
+    found = compose([f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
+                     f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}"])  # fmt: skip
     try:
         job = options.Job.of(found)
         target = options.find_target(build(options.PlanConfig, found["plan"], "plan"), "auto", job)

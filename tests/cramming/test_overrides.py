@@ -3,11 +3,9 @@
 from typing import Any, get_args
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from cramming.budget import BudgetConfig
-from cramming.config import UserError, build, config_folder
+from cramming.config import UserError, build, compose, config_folder
 from cramming.journal import Unit
 from cramming.overrides import sweep_of, with_implied
 
@@ -16,10 +14,7 @@ LIMITS = {"hours": 24, "minutes": 0.05, "exaflops": 1, "tokens": 1e9, "steps": 1
 
 
 def composed(*typed: str) -> dict[str, Any]:
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("config", with_implied(typed)), resolve=True)
-    assert isinstance(settings, dict)
-    return settings
+    return compose(with_implied(typed))
 
 
 def budget_of(*typed: str) -> BudgetConfig:

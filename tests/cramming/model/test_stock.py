@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from cramming.config import UserError, build, config_folder
+from cramming.config import UserError, build, compose
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
@@ -89,12 +89,7 @@ def test_stock_checkpoint_gives_the_same_logits_here(make: object, tmp_path: Pat
 
 
 def model_yaml(name: str, **changes: object) -> ModelConfig:
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        node = OmegaConf.to_container(compose(overrides=[f"+model={name}"]))["model"]  # type: ignore[index,call-overload]
-    return build(ModelConfig, {**node, **changes}, "model")
+    return build(ModelConfig, {**compose([f"model={name}"])["model"], **changes}, "model")
 
 
 @pytest.mark.parametrize("name", ["bert-base", "bert-large", "modern", "small", "tiny"])

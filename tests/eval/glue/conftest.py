@@ -4,17 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForMaskedLM
 
-from cramming.config import config_folder
+from cramming.config import compose
 from eval.tasks import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -23,9 +21,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def _section(name: str, **changes: Any) -> dict[str, Any]:
     """The section as conf/eval/<name>.yaml has it, with changes."""
-    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        section = OmegaConf.to_container(hydra.compose(f"eval/{name}").eval)
-    assert isinstance(section, dict)
+    section = compose([f"eval={name}"])["eval"]
     hyper = changes.pop("hyperparameters", {})
     return {**section, **changes, "hyperparameters": {**section["hyperparameters"], **hyper}}
 
