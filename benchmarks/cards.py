@@ -3,7 +3,8 @@
     python benchmarks/cards.py --docs docs/tricks.md
 
 Without checkpointing, with the largest micro-batch that fits. Nothing is measured: rates are the data sheets' at
-assumed shares (cramming/roofline.py). A simulated step serves all cards with the same number format, kernels and head.
+assumed shares (cramming/plan/roofline.py). A simulated step serves all cards with the same number format, kernels and
+head.
 """
 
 import argparse
@@ -11,12 +12,12 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from cramming.cards import CARDS, Card
 from cramming.config import compose
-from cramming.costs import Costs
 from cramming.model.heads import cuda_chunks
-from cramming.options import Job, Option, PlanConfig, Target, find_target, price_of
-from cramming.simulate import Simulation, micro_batch_sizes
+from cramming.plan.cards import CARDS, Card
+from cramming.plan.costs import Costs
+from cramming.plan.memory import Simulation, micro_batch_sizes
+from cramming.plan.search import Job, Option, PlanConfig, Target, find_target, price_of
 
 SECTION = "## Cards, reckoned"
 HEADERS = (

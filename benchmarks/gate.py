@@ -18,15 +18,14 @@ from unittest.mock import patch
 
 import torch
 
-from cramming import gate, tricks
-from cramming.bench import sides
+from cramming.bench import gate, sides, tricks
 from cramming.bench.curves import REFERENCE, gate_job_of, gate_settings
+from cramming.bench.gate import Floor
+from cramming.bench.tricks import COARSE, SAME, Trick
 from cramming.config import compose
 from cramming.engine import Engine
 from cramming.environment import cpu_name
-from cramming.gate import Floor
 from cramming.model import attention, layers
-from cramming.tricks import COARSE, SAME, Trick
 
 CPU = torch.device("cpu")
 Run = Callable[["Gate"], list[float]]

@@ -29,8 +29,8 @@ SIDES = ("trainer", "cramming")
 
 def read(arguments: argparse.Namespace) -> dict[str, Any]:
     """The tasks' data without test sets, cut to `--examples`."""
-    from eval.datasets import TaskData, read_task
-    from eval.tasks import TASKS as TABLE
+    from eval.tasks.datasets import TaskData, read_task
+    from eval.tasks.glue import TASKS as TABLE
 
     def cut(data: TaskData) -> TaskData:
         train, count = data.train, arguments.examples or len(data.train)
@@ -42,7 +42,7 @@ def read(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def hyperparameters(arguments: argparse.Namespace) -> Any:
-    from eval.finetune import Hyperparameters
+    from eval.finetune.loop import Hyperparameters
 
     return Hyperparameters(
         epochs=arguments.epochs, batch_size=16, learning_rate=arguments.rate, schedule="cosine", warmup=0.1,
@@ -52,9 +52,9 @@ def hyperparameters(arguments: argparse.Namespace) -> Any:
 
 
 def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from eval.encode import encode_task, load_encoder
-    from eval.jobs import Job, run_jobs
-    from eval.models import open_model
+    from eval.finetune.encode import encode_task, load_encoder
+    from eval.finetune.jobs import Job, run_jobs
+    from eval.finetune.models import open_model
 
     source, hyper, data = open_model(arguments.model), hyperparameters(arguments), read(arguments)
     encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
@@ -121,7 +121,7 @@ def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, 
 def result(data: Any, seed: int, predictions: Any, seconds: float) -> dict[str, Any]:
     import numpy as np
 
-    from eval.metrics import score
+    from eval.tasks.metrics import score
 
     task = data.task
     values = score((task.main_metric,), np.asarray(predictions, np.float64), data.scored[0].labels).values
@@ -159,7 +159,7 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
     import transformers
 
     from cramming.environment import cpu_name
-    from eval.models import open_model
+    from eval.finetune.models import open_model
 
     encoder = json.loads((arguments.model / "config.json").read_text(encoding="utf-8"))
     shape = f"{encoder['num_hidden_layers']} layers, {encoder['hidden_size']} wide, {encoder['vocab_size']} word pieces"

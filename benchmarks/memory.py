@@ -35,8 +35,8 @@ from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
+from cramming.plan.memory import CATEGORIES, Recipe, Simulation
 from cramming.runtime import keep_freed_memory
-from cramming.simulate import CATEGORIES, Recipe, Simulation
 
 VOCABULARY, LENGTH, TARGETS = 32768, 128, 32
 FAIR_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import files
-from data_prep.neardup import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
-from data_prep.words import hash_words_and_lengths, ngrams
+from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
+from data_prep.dedup.words import hash_words_and_lengths, ngrams
+from data_prep.sources import files
 from data_prep.workers import Workers
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

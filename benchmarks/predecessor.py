@@ -134,7 +134,7 @@ def main() -> None:
     if args.serve:
         serve()
         return
-    from cramming.bench import report
+    from cramming.bench import tables
     from cramming.device import describe, select
 
     rows = [row for shape in args.shapes for row in compare(shape, args)]
@@ -142,14 +142,14 @@ def main() -> None:
         commit = subprocess.run(
             ["git", "-C", str(args.checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        about = {**asdict(describe(select(args.device))), **report.versions(), "predecessor": commit}
+        about = {**asdict(describe(select(args.device))), **tables.versions(), "predecessor": commit}
         head = (
             f"# Training throughput against the predecessor\n\n`python benchmarks/predecessor.py --rounds {args.rounds}"
         )
         text = [
             f"{head} --steps {args.steps} --precision {args.precision}`: {about}",
             "",
-            *report.peers_table(rows),
+            *tables.peers_table(rows),
             "",
             "```json",
         ]

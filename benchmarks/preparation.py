@@ -34,7 +34,7 @@ import tokenizers
 import yaml
 
 from cramming.config import config_folder
-from data_prep import files
+from data_prep.sources import files
 
 BARE = """
 import json, sys, time
@@ -122,7 +122,8 @@ def documents_of(texts: list[Path]) -> Iterator[str]:
 
 def train_tokenizer(texts: list[Path], arguments: argparse.Namespace) -> Path:
     """A WordPiece of the first text, for all sides."""
-    from data_prep import tokenizer, vocabulary
+    from data_prep.tokenizer import load as tokenizer
+    from data_prep.tokenizer import train as vocabulary
 
     sample = [document for _, document in zip(range(2000), documents_of(texts[:1]))]
     model = vocabulary.train(sample, tokenizer.TokenizerConfig(vocab_size=arguments.vocab_size))

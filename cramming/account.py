@@ -8,6 +8,7 @@ from typing import Any
 
 from cramming import device as devices
 from cramming.budget import Pace, seconds_before_import
+from cramming.checks import tiny_defaults
 from cramming.config import UserError
 from cramming.data.held_out import ALL_MASK, bits_per_byte
 from cramming.engine import StepStats
@@ -16,11 +17,10 @@ from cramming.model.config import count_parameters
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
-from cramming.parts import Parts, note_changed_files
 from cramming.progress import say
 from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
 from cramming.runtime import compile_seconds, compiled_graphs
-from cramming.sections import tiny_defaults
+from cramming.train_state import Parts, note_changed_files
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 

@@ -34,18 +34,22 @@ VERBS = {
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
     "verify": Verb("cramming.data.verify:main", "check every file of a corpus folder by its SHA-256", "data.corpus"),
     "inspect": Verb("cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"),
-    "plan": Verb("cramming.plan:main", "predict memory and speed on a device; propose the fastest setting that fits"),
+    "plan": Verb(
+        "cramming.plan.main:main", "predict memory and speed on a device; propose the fastest setting that fits"
+    ),
     "pretrain": Verb(
-        "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules:foreseen"
+        "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules.table:foreseen"
     ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "bench": Verb(
         "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
     ),
     "study": Verb(
-        "eval.study:main", "runs of equal budget over vocabulary sizes or data presets: vocab | data", "study.what"
+        "eval.extras.study:main",
+        "runs of equal budget over vocabulary sizes or data presets: vocab | data",
+        "study.what",
     ),
-    "report": Verb("eval.report:main", "leaderboard, plots and the check of the rules"),
+    "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"

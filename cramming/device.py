@@ -10,14 +10,14 @@ import numpy as np
 import psutil
 import torch
 
-from cramming import cards
 from cramming.config import UserError
 from cramming.environment import cpu_name
+from cramming.plan import cards
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the record names it; the peak of 16-bit products (cramming/cards.py) is null where it is unknown."""
+    """A device as the record names it; the peak of 16-bit products (cramming/plan/cards.py) is null where unknown."""
 
     kind: str
     name: str

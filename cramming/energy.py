@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cramming import cards
+from cramming.plan import cards
 
 LIBRARY = "libnvidia-ml.so.1"
 COUNTER, SAMPLES = "NVML energy counter", "NVML power, sampled"

@@ -2,7 +2,7 @@
 
 So a line cannot be changed, added or taken out of the middle without writing all that follow anew, and the SHA-256 of
 any line stands for all up to it. A run has two: what it spent, `budget.jsonl`, whose events are below, and its
-fine-tunings (eval/history.py). The budget's is the truth about what a run has spent:
+fine-tunings (eval/finetune/history.py). The budget's is the truth about what a run has spent:
     {"event": "start", "process": 0, "elapsed": 2.1, ..., "unit": "hours", "limit": 24.0, "corpus": "c1f0...", ...}
     {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ..., "previous": "9f3c..."}
     {"event": "checkpoint", "process": 0, "elapsed": 9.0, "steps": 50, ..., "sha256": "77ab...", "previous": "01d2..."}

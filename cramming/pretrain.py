@@ -27,18 +27,18 @@ from cramming.account import (
     warn,
 )
 from cramming.budget import Pace
+from cramming.checks import Sections, TrainConfig, check_sections
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
 from cramming.files import LOCK, clear, explained
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import Mesh, ParallelConfig
-from cramming.parts import Parts, build_parts
 from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.runtime import MAX_VARIANTS, compiled_graphs, is_recompile_limit
 from cramming.schedule import learning_rate_factor, sequences_per_step
-from cramming.sections import Sections, TrainConfig, check_sections
+from cramming.train_state import Parts, build_parts
 
 
 class StopRequest:

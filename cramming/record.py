@@ -11,7 +11,7 @@
         final/             the model, in a stock format where one exists
         export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions
-        glue/history.jsonl one line per fine-tuning that was ever scored (eval/history.py)
+        glue/history.jsonl one line per fine-tuning that was ever scored (eval/finetune/history.py)
         record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue, the
                            lines of the history that it knows (`history`); and `resumed`, the environment of each
                            later process that went on with the training

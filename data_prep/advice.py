@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cramming.data.manifest import Manifest
-from data_prep import filters
-from data_prep.sources import DataConfig
+from data_prep.filters import quality
+from data_prep.sources.source import DataConfig
 
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a document, on average
@@ -13,8 +13,8 @@ LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
-    filters.TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
-} | {name: f"data.filters.{field}" for name, (field, _) in filters.FILTERS.items()}
+    quality.TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
+} | {name: f"data.filters.{field}" for name, (field, _) in quality.FILTERS.items()}
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:

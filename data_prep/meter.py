@@ -8,8 +8,8 @@ from types import TracebackType
 import psutil
 
 from cramming.progress import Progress, format_count
-from data_prep.ledger import text_bytes
-from data_prep.sources import Document, Source
+from data_prep.sources.source import Document, Source
+from data_prep.stage_stats import text_bytes
 
 EVERY_SECONDS = 0.5
 EVERY_DOCUMENTS = 256

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.data.shards import Curriculum, Shard
+from cramming.data.corpus import Curriculum, Shard
 from cramming.data.stream import TokenStream
 from cramming.files import overwrite_atomically
-from data_prep.texts import TextMeasures
+from data_prep.text_measures import TextMeasures
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
 
 Until the manifest is written the folder holds `unfinished.json`: what the run was about to make and which shards it
 has finished. An interrupted run (Ctrl-C, kill -9, power cut, lost network) goes on from there: the text is read again,
-which is cheap, but what was decided about its documents is remembered (data_prep/fates.py), those that lie in finished
-shards are not tokenized again, and the result is byte for byte that of an unbroken run. A mistake in settings or text,
-in contrast, leaves nothing behind.
+which is cheap, but what was decided about its documents is remembered (data_prep/decisions.py), those that lie in
+finished shards are not tokenized again, and the result is byte for byte that of an unbroken run. A mistake in settings
+or text, in contrast, leaves nothing behind.
 """
 
 import dataclasses
@@ -17,27 +17,29 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
-from cramming.data import shards
-from cramming.data.shards import Corpus, Manifest, Shard, ShardWriter, Split
+from cramming.data import corpus
+from cramming.data.corpus import Corpus, Manifest, Shard, ShardWriter, Split
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
-from cramming.pool import WorkerDiedError, process_pool
+from cramming.process_pool import WorkerDiedError, process_pool
 from cramming.progress import say
-from data_prep import pack, summary, tokenizer, vocabulary
+from data_prep import shard_writer, summary
 from data_prep.advice import advice
-from data_prep.clean import normalize
-from data_prep.encoding import text_encoder
-from data_prep.fates import Fates
-from data_prep.folder import FATES, NEAR, UNFINISHED, Unfinished, discard, finish
-from data_prep.generated import EmbeddedConfig
-from data_prep.hub import ConnectionLostError
-from data_prep.job import SOURCES, Job, parse
-from data_prep.ledger import Ledger
+from data_prep.decisions import Fates
+from data_prep.dedup.near import SIGN, NearDuplicates, Signer, find_near_duplicates
+from data_prep.filters.normalise import normalize
 from data_prep.meter import Meter
-from data_prep.neardup import SIGN, NearDuplicates, Signer, find_near_duplicates
-from data_prep.selection import Selection, judges
-from data_prep.sources import TextSource, limited
-from data_prep.texts import TextMeasures
-from data_prep.tokenizer import TokenizerConfig
+from data_prep.pipeline import Selection, judges
+from data_prep.prepare_config import SOURCES, Job, parse
+from data_prep.resume_state import FATES, NEAR, UNFINISHED, Unfinished, discard, finish
+from data_prep.sources.encoding import text_encoder
+from data_prep.sources.generated import EmbeddedConfig
+from data_prep.sources.hub import ConnectionLostError
+from data_prep.sources.source import TextSource, limited
+from data_prep.stage_stats import Ledger
+from data_prep.text_measures import TextMeasures
+from data_prep.tokenizer import load as tokenizer
+from data_prep.tokenizer import train as vocabulary
+from data_prep.tokenizer.load import TokenizerConfig
 from data_prep.workers import Workers
 
 __all__ = ["SOURCES", "UNFINISHED", "Job", "Unfinished", "main", "parse", "prepare"]
@@ -53,12 +55,12 @@ BOTH: tuple[Split, Split] = ("train", "validation")
 def main(config: Mapping[str, Any]) -> None:
     """Prepare the corpus that the sections `data` and `tokenizer` describe, in `corpus_folder(config)`."""
     job = parse(config)
-    if (job.folder / shards.MANIFEST).is_file():  # it may lie where nothing, not even a lock, can be written
+    if (job.folder / corpus.MANIFEST).is_file():  # it may lie where nothing, not even a lock, can be written
         confirm(job)
         release(job.folder)
         return
     with lock(job.folder, "preparing this corpus"):
-        if (job.folder / shards.MANIFEST).is_file():  # another process has finished it meanwhile
+        if (job.folder / corpus.MANIFEST).is_file():  # another process has finished it meanwhile
             confirm(job)
             return
         try:
@@ -103,10 +105,10 @@ def prepare(job: Job) -> None:
     ledger, fates = Ledger(job.data.seed), Fates(job.folder / FATES, state.reasons)
     near = _near_duplicates(job, state, fates)
     model = _tokenizer(job)
-    info = tokenizer.describe(model, job.folder / shards.TOKENIZER)
+    info = tokenizer.describe(model, job.folder / corpus.TOKENIZER)
     encoder = _encoder(job, model, info)
     judge = judges(job.data, job.decontaminator)
-    with Workers(job.data.processes, judge | {pack.ENCODE: encoder}) as workers:
+    with Workers(job.data.processes, judge | {shard_writer.ENCODE: encoder}) as workers:
         selection = Selection(job.data, ledger, fates, workers, near, job.decontaminator)
         packing = _pack(job, encoder, state, selection)
     _require_documents(job, ledger, packing.shards())
@@ -115,7 +117,7 @@ def prepare(job: Job) -> None:
     if isinstance(job.data, EmbeddedConfig):
         _write_tasks(job)
     manifest = summary.complete(job, state.sources, info, selection, packing)
-    write_atomically(job.folder / shards.MANIFEST, manifest.to_json())
+    write_atomically(job.folder / corpus.MANIFEST, manifest.to_json())
     finish(job.folder)
     _report(job, manifest)
 
@@ -140,7 +142,7 @@ def _begin(job: Job) -> Unfinished:
 
 def _tokenizer(job: Job) -> Tokenizer:
     """The corpus's tokenizer: of an earlier, interrupted run, an existing one, or trained now."""
-    target = job.folder / shards.TOKENIZER
+    target = job.folder / corpus.TOKENIZER
     if not target.is_file():
         existing = job.tokenizer_path
         model = tokenizer.load(existing) if existing else _train_tokenizer(job)
@@ -197,21 +199,21 @@ def _save(job: Job, state: Unfinished, fates: Fates) -> None:
     dataclasses.replace(state, reasons=fates.reasons).save(job.folder)
 
 
-def _encoder(job: Job, model: Tokenizer, info: shards.TokenizerInfo) -> pack.Encoder:
-    dtype = shards.token_dtype(info.vocab_size)
-    ids = shards.SpecialIds(**info.special_ids)
-    return pack.Encoder(text_encoder(model, dtype), ids, info.vocab_size, dtype, job.data.filters)
+def _encoder(job: Job, model: Tokenizer, info: corpus.TokenizerInfo) -> shard_writer.Encoder:
+    dtype = corpus.token_dtype(info.vocab_size)
+    ids = corpus.SpecialIds(**info.special_ids)
+    return shard_writer.Encoder(text_encoder(model, dtype), ids, info.vocab_size, dtype, job.data.filters)
 
 
-def _pack(job: Job, encoder: pack.Encoder, state: Unfinished, selection: Selection) -> pack.Packing:
+def _pack(job: Job, encoder: shard_writer.Encoder, state: Unfinished, selection: Selection) -> shard_writer.Packing:
     dtype = encoder.dtype
     sources = job.sources(state.sources)
     finished = [shard for split in BOTH for shard in state.shards[split]]
-    packing = pack.Packing(
+    packing = shard_writer.Packing(
         encoder=encoder,
         writers={s: ShardWriter(job.folder, s, dtype, job.data.shard_tokens, state.shards[s]) for s in BOTH},
-        done={split: shards.resume_point(job.folder, state.shards[split]) for split in BOTH},
-        token_use=shards.token_use(job.folder, finished, dtype, encoder.vocab_size),
+        done={split: corpus.resume_point(job.folder, state.shards[split]) for split in BOTH},
+        token_use=corpus.token_use(job.folder, finished, dtype, encoder.vocab_size),
         stage=selection.ledger["tokens"],
         fates=selection.fates,
         texts={split: TextMeasures(sources) for split in BOTH},
@@ -224,7 +226,7 @@ def _pack(job: Job, encoder: pack.Encoder, state: Unfinished, selection: Selecti
                 _save(job, dataclasses.replace(state, shards=dict(packing.shards())), selection.fates)
 
         selected = selection.run(limited(job.source.documents(), job.source))
-        pack.pack(selected, packing, selection.workers, lambda: job.source.position, on_batch)
+        shard_writer.pack(selected, packing, selection.workers, lambda: job.source.position, on_batch)
     return packing
 
 
@@ -253,13 +255,13 @@ def _documents_setting(job: Job) -> str | None:
 
 def _write_tasks(job: Job) -> None:
     """The embedded corpus comes with its fine-tuning tasks, made from the same world."""
-    from data_prep import embedded
+    from data_prep import synthetic
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        embedded.write_tasks(folder, job.data.seed)
+        synthetic.write_tasks(folder, job.data.seed)
 
-    overwrite_atomically(job.folder / shards.TASKS, write)
+    overwrite_atomically(job.folder / corpus.TASKS, write)
 
 
 def _report(job: Job, manifest: Manifest) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 
 from cramming import __version__
 from cramming.config import file_sha256
-from cramming.data import shards
+from cramming.data import corpus
 from cramming.data.manifest import Manifest, TokenizerInfo
 from cramming.files import write_atomically
-from data_prep import card, orders
-from data_prep.job import Job
-from data_prep.pack import Packing
-from data_prep.selection import Selection
-from data_prep.tokenizer import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers, load
+from data_prep import corpus_card, orders
+from data_prep.pipeline import Selection
+from data_prep.prepare_config import Job
+from data_prep.shard_writer import Packing
+from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers, load
 
 
 def complete(
@@ -33,7 +33,7 @@ def complete(
     _late_stages(job, selection, found, order_files, info)
     ledger = selection.ledger
     manifest = Manifest(
-        format=shards.FORMAT_VERSION,
+        format=corpus.FORMAT_VERSION,
         name=job.data.name,
         suite_version=__version__,
         settings_hash=job.settings_hash,
@@ -55,10 +55,10 @@ def complete(
         decontamination=_decontamination(selection),
         orders=order_files,
     )
-    written = [*card.write(job.folder, manifest), job.folder / TOKENIZER_CONFIG]
+    written = [*corpus_card.write(job.folder, manifest), job.folder / TOKENIZER_CONFIG]
     write_atomically(written[-1], describe_for_transformers(info.special))
     further = [*written, *(job.folder / name for name in order_files.values())]
-    further += [path for path in (job.folder / shards.TASKS).rglob("*") if path.is_file()]
+    further += [path for path in (job.folder / corpus.TASKS).rglob("*") if path.is_file()]
     return manifest.with_files({path.relative_to(job.folder).as_posix(): file_sha256(path) for path in further})
 
 
@@ -75,11 +75,11 @@ def _statistics(
     sums = {key: sum(getattr(part.texts, key) for part in documents) for key in ("characters", "words")}
     sums |= {"tokens": tokens, "bytes": sum(row["bytes"] for row in by_source.values())}
     written = [shard for part in documents for shard in part.shards]
-    files = [shard.index_file for shard in written] + [*order_files.values(), shards.TOKENIZER]
+    files = [shard.index_file for shard in written] + [*order_files.values(), corpus.TOKENIZER]
     rest = sum((folder / name).stat().st_size for name in files)
     shard_bytes = sum((folder / shard.file).stat().st_size for shard in written)
     return {
-        **card.statistics(np.concatenate(lengths), packing.token_use, sums),
+        **corpus_card.statistics(np.concatenate(lengths), packing.token_use, sums),
         "unknown_rate": round(int(packing.token_use[packing.encoder.ids.unk]) / tokens, 8),
         "characters_lost": _characters_lost(folder, documents, sums, packing.token_use),
         "by_source": by_source,
@@ -96,7 +96,7 @@ def _characters_lost(
 ) -> float | None:
     """Share of the text's characters, white space aside, that no token stands for: they are in unknown tokens, or the
     tokenizer's normaliser drops them. None where it is not known: ready-made ids, other kinds than WordPiece."""
-    characters_V = characters_by_entry(load(folder / shards.TOKENIZER))
+    characters_V = characters_by_entry(load(folder / corpus.TOKENIZER))
     if characters_V is None or not sums["characters"]:
         return None
     written = sums["characters"] - sums["words"] + sum(part.texts.documents for part in documents)

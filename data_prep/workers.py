@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar
 
-from cramming.pool import Submit, process_pool
+from cramming.process_pool import Submit, process_pool
 
 HERE_FIRST = 8  # calls in the main process before any other starts
 AHEAD = 2  # groups per worker under way, for each map

@@ -17,10 +17,10 @@ from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pre
 from cramming.model.stock import stock_family
 from cramming.progress import say
 from cramming.record import is_run, load_record, run_folder
-from eval.card import Exported, write_card
-from eval.encode import special_token
-from eval.models import altered, open_model
-from eval.reading import Run, at, load_run
+from eval.finetune.encode import special_token
+from eval.finetune.models import altered, open_model
+from eval.report.model_card import Exported, write_card
+from eval.rules.reading import Run, at, load_run
 
 WEIGHTS = "model.safetensors"
 # Everything that an export may hold: a folder with anything else is somebody's, and stays.

@@ -25,17 +25,18 @@ from cramming.record import (
     run_lock,
     write_record_section,
 )
-from eval import history, sweep
-from eval.datasets import TaskData, in_one_order
-from eval.encode import EncodedTask
-from eval.floor import score_floor
-from eval.minimal_pairs import read_pairs, score_pairs
-from eval.models import Init, ModelSource, altered, open_model, position_limit
-from eval.reading import WITHOUT_ENCODER, at, sections
-from eval.results import Pieces, write_json
-from eval.scoring import EvalConfig, score_model, show_averages, with_seconds
-from eval.suites import Suite, find_suite
-from eval.tasks import find_tasks
+from eval.extras import sweep
+from eval.extras.minimal_pairs import read_pairs, score_pairs
+from eval.finetune import history
+from eval.finetune.encode import EncodedTask
+from eval.finetune.floor import score_floor
+from eval.finetune.models import Init, ModelSource, altered, open_model, position_limit
+from eval.finetune.results import Pieces, write_json
+from eval.finetune.scoring import EvalConfig, score_model, show_averages, with_seconds
+from eval.rules.reading import WITHOUT_ENCODER, at, sections
+from eval.tasks.datasets import TaskData, in_one_order
+from eval.tasks.glue import find_tasks
+from eval.tasks.suites import Suite, find_suite
 
 
 def main(config: dict[str, Any]) -> None:

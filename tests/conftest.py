@@ -59,7 +59,7 @@ def write_corpus(
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from cramming.config import file_sha256
-    from cramming.data.shards import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo
+    from cramming.data.corpus import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo
 
     folder.mkdir(parents=True)
     names = ("pad", "unk", "cls", "sep", "mask")
@@ -169,8 +169,8 @@ def rng() -> random.Random:
 def tiny_source(tiny_corpus: Path) -> Any:
     """Batches of rows of 16 tokens from the small corpus."""
     from cramming.data.batches import BatchSource
+    from cramming.data.corpus import Corpus
     from cramming.data.masking import Masker, ObjectiveConfig
-    from cramming.data.shards import Corpus
 
     corpus = Corpus.open(tiny_corpus)
     masker = Masker(

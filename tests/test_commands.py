@@ -11,12 +11,12 @@ import pytest
 
 from cramming import cli
 from cramming.bench.main import BenchConfig
+from cramming.checks import tiny_defaults
 from cramming.config import build, compose
-from cramming.options import Job, PlanConfig
 from cramming.overrides import with_implied, with_quotes
-from cramming.sections import tiny_defaults
+from cramming.plan.search import Job, PlanConfig
 from eval.export import ExportConfig
-from eval.study import StudyConfig
+from eval.extras.study import StudyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"

@@ -10,6 +10,7 @@ import pytest
 from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
+from cramming.checks import Sections, TrainConfig, refuse_unfit_ramp
 from cramming.config import RootConfig, build, config_folder
 from cramming.config import compose as compose_root
 from cramming.data.inspect import InspectConfig
@@ -19,18 +20,17 @@ from cramming.model.config import ModelConfig
 from cramming.optim import OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
-from cramming.plan import PlanConfig
+from cramming.plan.main import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, sequences_per_step
-from cramming.sections import Sections, TrainConfig, refuse_unfit_ramp
 from cramming.start import StartConfig
 from data_prep.prepare import SOURCES
-from data_prep.tokenizer import TokenizerConfig
+from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig
-from eval.report import ReportConfig
-from eval.scoring import EvalConfig
-from eval.study import StudyConfig
+from eval.extras.study import StudyConfig
+from eval.finetune.scoring import EvalConfig
+from eval.report.main import ReportConfig
 
 SECTIONS: dict[str, type] = {
     "tokenizer": TokenizerConfig,

@@ -13,8 +13,8 @@ from typing import Any
 
 from fake_card import CARDS
 
-from cramming import cards
-from cramming.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
+from cramming.plan import cards
+from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
 ATTENTION_SHARE = 0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
 FASTER_ATTENTION_SHARE = 0.6  # FlashAttention 3's paper, head size 64, long rows

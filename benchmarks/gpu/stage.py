@@ -25,7 +25,7 @@ from lab import SCALES, Lab, Row
 from run import ANEW, LAST_SECONDS, ROOT, add_line, rows_of
 
 from cramming import device as devices
-from cramming.bench.report import versions
+from cramming.bench.tables import versions
 from cramming.config import UserError
 
 AT_LEAST = 180.0  # seconds that a row may take, whatever its estimate

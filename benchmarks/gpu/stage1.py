@@ -16,10 +16,10 @@ from in_process import InProcess
 from lab import MODELS, Lab, Row
 
 from cramming import device as devices
-from cramming import options
 from cramming.bench.sides import matmul_flops
 from cramming.bench.worker import warm_up
-from cramming.simulate import Simulation
+from cramming.plan import search as options
+from cramming.plan.memory import Simulation
 
 KERNELS = 30  # of the slowest, in a row
 

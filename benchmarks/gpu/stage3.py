@@ -15,13 +15,13 @@ from in_process import InProcess
 from lab import Lab, Row, settings
 from run import ROOT, end_with_parent
 
-from cramming import tricks
+from cramming.bench import tricks
 from cramming.bench.curves import Curves, gate_settings
 from cramming.bench.main import DTYPES, BenchConfig, Pairs, chosen, judged_row
+from cramming.bench.tricks import Trick
 from cramming.config import build
 from cramming.journal import processes_of, read_journal
 from cramming.record import load_metrics, load_record
-from cramming.tricks import Trick
 
 sys.path.append(str(ROOT / "benchmarks"))
 NAME = "killed-and-resumed"

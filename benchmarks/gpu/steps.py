@@ -17,7 +17,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming import options
 from cramming.config import UserError, build, compose
 from cramming.execution import EngineConfig
 from cramming.model.attention import KERNELS, Packing
@@ -25,8 +24,9 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
+from cramming.plan import search as options
+from cramming.plan.memory import Recipe, Simulation
 from cramming.precision import Precision, PrecisionConfig, resolve
-from cramming.simulate import Recipe, Simulation
 
 VOCABULARY = 32768
 LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
@@ -143,8 +143,8 @@ def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> di
 
 def finetuning(model: str, mode: str) -> dict[str, Any]:
     """A fine-tuning step and a prediction, by pooling and dropout of attention."""
-    from eval.finetune import Hyperparameters, _step
-    from eval.packed import Batch
+    from eval.finetune.batches import Batch
+    from eval.finetune.loop import Hyperparameters, _step
 
     outcomes, began = {}, time.perf_counter()
     config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")

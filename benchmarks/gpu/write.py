@@ -15,8 +15,8 @@ from typing import Any
 
 from run import ROOT, rows_of
 
-from cramming.bench.report import floor_line, tricks_table
-from cramming.gate import Floor
+from cramming.bench.gate import Floor
+from cramming.bench.tables import floor_line, tricks_table
 
 Result = dict[str, Any]
 GB = 1e9

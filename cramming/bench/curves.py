@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from cramming import gate, tricks
+from cramming.bench import gate, tricks
+from cramming.bench.tricks import Settings, Trick, spelled
 from cramming.bench.worker import Worker
 from cramming.config import UserError
 from cramming.progress import say
-from cramming.tricks import Settings, Trick, spelled
 
 REFERENCE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
 

@@ -10,8 +10,8 @@ import functools
 import numpy as np
 
 from cramming.data.batches import BatchSource
+from cramming.data.corpus import TokenStream
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.data.shards import TokenStream
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOPICS = 4

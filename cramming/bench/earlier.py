@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramming.bench import report
+from cramming.bench import tables
+from cramming.bench.gate import Floor
 from cramming.device import DeviceInfo
-from cramming.gate import Floor
 from cramming.progress import say
 
 Row = dict[str, Any]
@@ -28,11 +28,11 @@ class Earlier:
     @classmethod
     def read(cls, raw: Path, device: DeviceInfo, settings: dict[str, Any]) -> "Earlier":
         """Of the newest raw file of this device; nothing where that was measured under other conditions."""
-        files = sorted(raw.glob(f"tricks_{report.slug(device)}_????-??-??.json"))
+        files = sorted(raw.glob(f"tricks_{tables.slug(device)}_????-??-??.json"))
         if not files:
             return cls()
         content = json.loads(files[-1].read_text(encoding="utf-8"))
-        now, then = report.conditions(settings), content.get("conditions", {})
+        now, then = tables.conditions(settings), content.get("conditions", {})
         if other := [name for name in now if now[name] != then.get(name)]:
             say(f"{files[-1]}: its rows were measured with another {', '.join(other)}; the table begins anew")
             return cls()

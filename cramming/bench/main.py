@@ -18,19 +18,18 @@ from typing import Any
 import torch
 
 from cramming import device as devices
-from cramming import gate, tricks
-from cramming.bench import report
+from cramming.bench import gate, tables, tricks
 from cramming.bench.curves import REFERENCE, Curves, gate_settings, job_of
 from cramming.bench.data import SPECIAL
 from cramming.bench.earlier import Earlier
 from cramming.bench.sides import matmul_flops
+from cramming.bench.tricks import SIDE_BY_SIDE, Trick
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build, expand_home
 from cramming.environment import git
 from cramming.parallel.passes import number_of_passes
 from cramming.precision import resolve
 from cramming.progress import Progress, say
-from cramming.tricks import SIDE_BY_SIDE, Trick
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,9 @@ def bench_tricks(settings: dict[str, Any], config: BenchConfig, device: torch.de
                 gate.save(gates, gate.place(described.name, torch.__version__), [verdict], curves.floors)
             results.append(row)
             table, floors = earlier.and_rows(results, order), earlier.and_floors(curves.floors)
-            raw = report.write(config.out, config.raw, "tricks", table, described, settings, floors)
+            raw = tables.write(config.out, config.raw, "tricks", table, described, settings, floors)
             bar.advance(1)  # what is written is not lost by a crash later
-            say(report.line(row))
+            say(tables.line(row))
     say(f"{config.out}: {len(results)} rows measured, {len(table)} in the table; raw numbers in {raw}")
 
 
@@ -168,7 +167,7 @@ def bench_peers(settings: dict[str, Any], config: BenchConfig, device: torch.dev
                     continue
                 bar.note(f"{peer['side']} {hidden}x{layers}")
                 results += pair(settings, config, device, shape, peer, f"{hidden}x{layers}")
-                raw = report.write(config.out, config.raw, "peers", results, described, settings)
+                raw = tables.write(config.out, config.raw, "peers", results, described, settings)
                 bar.advance(1)  # what is written is not lost by a crash later
     say(f"{config.out}: {len(results)} rows; raw numbers in {raw}")
 
@@ -193,7 +192,7 @@ def pair(
             warm_up(base)
         except UserError as error:  # the other peers can still be measured
             results.append({**about, "name": "ours", "error": str(error)})
-            say(report.line(results[-1]))
+            say(tables.line(results[-1]))
             return results
         for compiled in modes:
             name = "ours, eager" if compiled == "off" else "ours, compiled"
@@ -202,7 +201,7 @@ def pair(
             row |= {**about, "name": name}
             row["tokens_per_step"] = shape["train.batch_size"] * settings["train"]["sequence_length"]
             results.append(row)
-            say(report.line(row))
+            say(tables.line(row))
     return results
 
 

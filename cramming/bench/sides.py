@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cramming import device as devices
 from cramming.bench.data import SPECIAL, topic_batches
+from cramming.checks import TrainConfig
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.masking import ObjectiveConfig
@@ -33,11 +34,10 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.optim import OptimConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.plan.memory import Recipe
+from cramming.plan.micro_batch import find_micro_batch
 from cramming.precision import Precision, PrecisionConfig, float32_products
-from cramming.probe import find_micro_batch
 from cramming.runtime import RuntimeConfig, prepare_heap
-from cramming.sections import TrainConfig
-from cramming.simulate import Recipe
 
 WARMUP_STEPS = 20  # of the learning rate
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from cramming.config import UserError
+from cramming.data.corpus import TokenStream
 from cramming.data.masking import IGNORE, Masker, hash64
-from cramming.data.shards import TokenStream
 from cramming.model.attention import Packing
 
 _PERMUTE, _OFFSET = 11, 12

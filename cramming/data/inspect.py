@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, build
+from cramming.data.corpus import SPLITS, Corpus, TokenStream
 from cramming.data.integrity import damaged
 from cramming.data.manifest import Split, corpus_folder
-from cramming.data.shards import SPLITS, Corpus, TokenStream
 from cramming.progress import say, show_table
 
 BEGINNING = 400  # characters of a document that is shown by its beginning

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from cramming.config import UserError
+from cramming.data.corpus import damage
 from cramming.data.manifest import MANIFEST, Manifest
-from cramming.data.shards import damage
 from cramming.files import LOCK
 from cramming.progress import Progress, say
 

@@ -2,8 +2,8 @@
 
 Everything above works on `[T, D]`: the tokens of all sequences, end to end. Which token may see which is told by a
 `Packing`, and computed once per forward into one `Layout` per kind of layer (global, local), which all layers of that
-kind share (cramming/model/packing.py). A kernel (cramming/model/kernels.py) is a pair of functions: `prepare` makes the
-layout, `attend` runs one layer.
+kind share (cramming/model/packing.py). A kernel (cramming/model/attention_kernels.py) is a pair of functions: `prepare`
+makes the layout, `attend` runs one layer.
 
 Fewer tokens may ask than are seen: the last layer of a masked language model is needed at the targets only. Then
 queries are [M, H, K] beside keys and values of all T tokens, and the layout says which tokens they belong to.
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from cramming.config import UserError
+from cramming.model.attention_kernels import FLASH_TYPES, KERNELS, PRODUCTS_LENGTH, has_flash, rows_restrict
 from cramming.model.config import LastLayer
-from cramming.model.kernels import FLASH_TYPES, KERNELS, PRODUCTS_LENGTH, has_flash, rows_restrict
 from cramming.model.packing import Layout, Packing, sequence_ids
 
 __all__ = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cramming.cards import ALIASES, CARDS, Card, find
+from cramming.plan.cards import ALIASES, CARDS, Card, find
 from cramming.precision import FP8_CAPABILITY
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from cramming.costs import POWER_SHARE, Costs
-from cramming.options import Job, PlanConfig, Target
-from cramming.roofline import Rates
+from cramming.plan.costs import POWER_SHARE, Costs
+from cramming.plan.roofline import Rates
+from cramming.plan.search import Job, PlanConfig, Target
 
 Compose = Callable[..., dict[str, Any]]
 CARD = Target("cuda", "RTX 4090", 24 * 2**30, "bf16", Rates(1.0, 1.0, 1.0, ""), False, True, 450.0, "data sheet")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cramming import checkpoint, parts, pretrain
+from cramming import checkpoint, pretrain, train_state
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.journal import Journal, checkpoints_of, processes_of, read_journal
 from cramming.record import load_metrics, load_record, write_record_section
-from eval.reading import load_run
-from eval.rules import RULES
+from eval.rules.reading import load_run
+from eval.rules.table import RULES
 
 Start = Callable[..., Path]
 Result = Callable[[Path], dict[str, Any]]
@@ -145,7 +145,7 @@ def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning
     for row in rows:
         writer.write({key: value for key, value in row.items() if key != "corpus"} | forged)
     writer.close()
-    record["pretrain"] = {**begun, "journal_start": parts.first_line_sha256(journal)}
+    record["pretrain"] = {**begun, "journal_start": train_state.first_line_sha256(journal)}
     (crashed / "record.json").write_text(json.dumps(record))
     assert f"budget.jsonl: {said}" in refused("resume=true", EVERY)
 
@@ -185,7 +185,7 @@ def test_a_journal_of_an_earlier_version(crashed: Path, refused: Refused) -> Non
     rows = [json.loads(line) for line in journal.read_text().splitlines()]
     journal.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "previous"}) + "\n" for r in rows))
     record = json.loads((crashed / "record.json").read_text())
-    record["pretrain"]["journal_start"] = parts.first_line_sha256(journal)
+    record["pretrain"]["journal_start"] = train_state.first_line_sha256(journal)
     (crashed / "record.json").write_text(json.dumps(record))
     assert "begun by an earlier version" in refused("resume=true", EVERY)
 
@@ -207,7 +207,7 @@ def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
             patch.setattr(BudgetClock, where, enter)
         else:
             patch.setattr(BudgetClock, "_beat", lambda _: None)  # this process lives on, and so would its heartbeats
-            patch.setattr(parts, where, crash)
+            patch.setattr(train_state, where, crash)
         start("name=a", EVERY)
     run = tmp_path / "runs" / "a"
     entered = steps_of(run)

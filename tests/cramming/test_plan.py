@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import device, options, plan, roofline
-from cramming.cards import CARDS, Card
+from cramming import device
+from cramming.checks import tiny_defaults
 from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import refuse_contradictions
+from cramming.plan import main as plan
+from cramming.plan import roofline
+from cramming.plan import search as options
+from cramming.plan.cards import CARDS, Card
+from cramming.plan.memory import Simulation
 from cramming.record import load_record
-from cramming.sections import tiny_defaults
-from cramming.simulate import Simulation
 from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cramming.config import UserError
-from cramming.pool import WorkerDiedError, process_pool
+from cramming.process_pool import WorkerDiedError, process_pool
 
 DIED = "a worker died"
 LARGE = 1 << 20  # bytes: far more than a pipe holds, so that whoever is killed is killed while it writes

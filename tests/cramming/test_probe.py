@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from cramming import device, probe
+from cramming import device
 from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.execution import EngineConfig, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
+from cramming.plan import micro_batch
+from cramming.plan.memory import Recipe, Simulation
 from cramming.precision import Mode, Precision, PrecisionConfig
 from cramming.record import load_metrics, load_record
-from cramming.simulate import Recipe, Simulation
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(vocab_size=320, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=32)
@@ -70,8 +71,8 @@ def test_a_try_leaves_no_trace(make_recipe: Callable[..., Recipe], tiny_source: 
     if begun:
         engine.step([tiny_source.batch(0, 2)], 1e-3)
     before = everything(engine)
-    probe.try_step(engine, [tiny_source.batch(0, 2), tiny_source.batch(2, 2)])
-    probe.release(engine)
+    micro_batch.try_step(engine, [tiny_source.batch(0, 2), tiny_source.batch(2, 2)])
+    micro_batch.release(engine)
     assert same(everything(engine), before)
 
 
@@ -121,9 +122,9 @@ def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None
         model, torch.optim.SGD(model.parameters(), lr=1.0), Precision(PrecisionConfig("fp32", False), CPU), None,
         Mesh.solo(CPU), CPU,
     )  # fmt: skip
-    assert probe.tries(engine, tiny_source.batch, missing=0)(2)
+    assert micro_batch.tries(engine, tiny_source.batch, missing=0)(2)
     assert set(model.compiled) == {"inner"}
-    assert probe.tries(engine, tiny_source.batch, missing=0, compiled=True)(2)
+    assert micro_batch.tries(engine, tiny_source.batch, missing=0, compiled=True)(2)
     assert "whole" in model.compiled
     model.compiled.clear()
     engine.step([tiny_source.batch(0, 2)], 0.1)
@@ -139,7 +140,7 @@ def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: 
     model = Greedy(16 * limit, where, error)
     precision = Precision(PrecisionConfig("fp32", False), CPU)
     engine = Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
-    fits = probe.tries(engine, tiny_source.batch, missing=1000)
+    fits = micro_batch.tries(engine, tiny_source.batch, missing=1000)
     found = [rows for rows in (1, 2, 4, 8) if fits(rows)]
     assert found == [rows for rows in (1, 2, 4, 8) if rows <= limit]
     assert model.weight.grad is None
@@ -161,13 +162,13 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
         held.append(missing)
         return lambda rows: rows <= (16 if compiled else 4)
 
-    monkeypatch.setattr(probe, "tries", tries)
-    rows, how = probe.by_trying(engine, tiny_source.batch, recipe, [1, 2, 4, 8])
+    monkeypatch.setattr(micro_batch, "tries", tries)
+    rows, how = micro_batch.by_trying(engine, tiny_source.batch, recipe, [1, 2, 4, 8])
     assert (rows, set(held)) == (4, {state + 30_000})
     assert how == "tried on cpu with 30.0 kB held back: 4 fits, 8 does not fit"
     runtime = replace(recipe.execution.runtime, compile="model")
     compiled = replace(recipe, execution=replace(recipe.execution, runtime=runtime))
-    rows, how = probe.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
+    rows, how = micro_batch.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
     assert rows == 16 and how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
 
 
@@ -181,15 +182,15 @@ def test_on_a_cpu_the_prediction_decides(
     needs = {rows: simulation.step(rows, 16 // rows).peak_bytes for rows in (1, 4, 8, 16)}
     for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):
         monkeypatch.setattr(
-            device, "available_bytes", lambda free=free: (free * recipe.waste - there + 0.5) / probe.CPU_SHARE
+            device, "available_bytes", lambda free=free: (free * recipe.waste - there + 0.5) / micro_batch.CPU_SHARE
         )
-        rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
+        rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, recipe, 16)
         assert rows == expected
         assert how.startswith("auto, predicted for cpu with ")
         assert f"{expected} needs " in how
     monkeypatch.setattr(device, "available_bytes", lambda: 0)
     with pytest.raises(UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"):
-        probe.find_micro_batch(engine, tiny_source.batch, recipe, 16)
+        micro_batch.find_micro_batch(engine, tiny_source.batch, recipe, 16)
 
 
 def test_memory_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -226,7 +227,7 @@ def test_on_a_gpu_the_largest_that_fits_is_found(make_recipe: Callable[..., Reci
     total = torch.cuda.get_device_properties(cuda).total_memory
     torch.cuda.set_per_process_memory_fraction(2**28 / total)
     try:
-        rows, how = probe.find_micro_batch(engine, tiny_source.batch, recipe, 2**15)
+        rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, recipe, 2**15)
         assert 1 < rows < 2**15
         assert f"{2 * rows} does not fit" in how
         engine.step([tiny_source.batch(0, rows), tiny_source.batch(rows, rows)], 1e-3)

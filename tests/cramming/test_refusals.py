@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from cramming import device as devices
-from cramming import gate, parts, tricks
+from cramming import train_state
+from cramming.bench import gate, tricks
+from cramming.checks import Sections, attention_kernels, refuse_unfit_ramp
 from cramming.config import UserError
 from cramming.model import attention
 from cramming.record import MetricsLog, load_record, write_record_section
-from cramming.sections import Sections, attention_kernels, refuse_unfit_ramp
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -42,7 +43,7 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a failed write says it: without a file
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "MetricsLog", full)
+        patch.setattr(train_state, "MetricsLog", full)
         with pytest.raises(UserError, match=r"runs/a: No space left on device; make room there, then run again"):
             start("name=a")
     assert not (tmp_path / "runs" / "a").exists()
@@ -67,7 +68,7 @@ def test_a_model_that_is_too_large_leaves_the_name_free(
     def too_large(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(parts, "build_engine", too_large)
+    monkeypatch.setattr(train_state, "build_engine", too_large)
     with pytest.raises(UserError, match=r"model: cpu ran out of memory before the first step"):
         start("name=a")
     assert not (tmp_path / "runs" / "a").exists()
@@ -77,7 +78,7 @@ def test_another_runtime_error_is_our_own_defect(start: Start, monkeypatch: pyte
     def broken(*_: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(parts, "build_engine", broken)
+    monkeypatch.setattr(train_state, "build_engine", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         start("name=a")
 
@@ -145,8 +146,8 @@ def test_verdicts_in_the_home_folder_are_found(
 def test_what_one_process_forced_stays_on_record(tmp_path: Path) -> None:
     """A resume on another device, or after a new verdict, does not take it back."""
     write_record_section(tmp_path, pretrain={"forced": ["checkpoint all"]})
-    assert parts.forced_tricks(tmp_path, {"checkpoint all": "passed"}) == ["checkpoint all"]
-    assert parts.forced_tricks(tmp_path, {"fp8": "forced", "bf16": "untested"}) == ["checkpoint all", "fp8"]
+    assert train_state.forced_tricks(tmp_path, {"checkpoint all": "passed"}) == ["checkpoint all"]
+    assert train_state.forced_tricks(tmp_path, {"fp8": "forced", "bf16": "untested"}) == ["checkpoint all", "fp8"]
 
 
 def test_an_automatic_attention_kernel_hides_no_trick(
@@ -175,7 +176,7 @@ def test_an_automatic_attention_kernel_hides_no_trick(
 def test_a_kernel_that_cannot_run_is_found_before_anything_is_written(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, overrides: list[str], names: str
 ) -> None:
-    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(train_state, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
     assert names in refused(*overrides)
 
 
@@ -208,7 +209,7 @@ def test_a_kernel_without_this_number_format_or_dropout_is_found_by_the_check(
 def test_a_missing_package_is_found_before_anything_is_written(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
-    monkeypatch.setattr(parts, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(train_state, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
     for module in ("cramming.optim.build", "cramming.precision"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):

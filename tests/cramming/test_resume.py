@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import probe
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
@@ -20,11 +19,12 @@ from cramming.engine import Engine
 from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.optim.in_backward import Update
-from cramming.parts import Parts
+from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
-from eval.fields import wrong_fields
-from eval.reading import load_run
-from eval.rules import RULES, judge
+from cramming.train_state import Parts
+from eval.rules.fields import wrong_fields
+from eval.rules.reading import load_run
+from eval.rules.table import RULES, judge
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
@@ -382,7 +382,8 @@ def test_our_own_optimizers_resume_bit_for_bit(
 
 
 def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
-    from cramming import device, probe
+    from cramming import device
+    from cramming.plan import micro_batch
 
     given = start("name=m8", "train.micro_batch=8", "checkpoint.every_steps=3")
     break_at(monkeypatch, 6, lambda: signal.raise_signal(signal.SIGTERM))
@@ -390,7 +391,7 @@ def test_a_resume_takes_the_recorded_micro_batch(start: Start, monkeypatch: pyte
         start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3")
     monkeypatch.undo()
     monkeypatch.setattr(device, "available_bytes", lambda: 0)  # nothing would fit now
-    monkeypatch.setattr(probe, "find_micro_batch", None)
+    monkeypatch.setattr(micro_batch, "find_micro_batch", None)
     run = start("name=auto", "train.micro_batch=auto", "checkpoint.every_steps=3", "resume=true")
     assert result(run) == result(given)
     assert load_record(run)["pretrain"]["micro_batch"] == 8
@@ -409,7 +410,7 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int
 ) -> None:
     auto = ["train.micro_batch=auto", "checkpoint.every_steps=3"]
-    monkeypatch.setattr(probe, "find_micro_batch", lambda *_: probe.Found(8, "auto, as told"))
+    monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: micro_batch.Found(8, "auto, as told"))
     for resume, before, after in (("false", 8, 4), ("true", 4, 2)):
         with monkeypatch.context() as patch:
             break_at(patch, step if resume == "false" else 1, run_out_of_memory)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import CACHE_VARIABLES, parts, runtime
+from cramming import CACHE_VARIABLES, runtime, train_state
 from cramming.config import UserError, build
 from cramming.journal import Journal
 from cramming.record import load_record, write_record_section
@@ -112,7 +112,7 @@ def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path:
         copied.parent.mkdir(parents=True, exist_ok=True)
         copied.touch()
         journal.write({"event": event, "process": process, "elapsed": 1.0, "steps": steps})
-        found = parts.compile_cache(tmp_path)
+        found = train_state.compile_cache(tmp_path)
         write_record_section(tmp_path, pretrain={"compile_cache": found})
         assert (found, copied.exists()) == ("own", steps > 0)
     journal.close()
@@ -122,12 +122,12 @@ def test_a_resume_does_not_take_back_that_compiled_code_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_record_section(tmp_path, pretrain={})
-    assert parts.compile_cache(tmp_path) == "own"
+    assert train_state.compile_cache(tmp_path) == "own"
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "GIVEN_CACHES", {"TRITON_CACHE_DIR": "/warm"})
-        found = parts.compile_cache(tmp_path)
+        found = train_state.compile_cache(tmp_path)
     write_record_section(tmp_path, pretrain={"compile_cache": found})
-    assert (found, parts.compile_cache(tmp_path)) == ("given", "given")
+    assert (found, train_state.compile_cache(tmp_path)) == ("given", "given")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 from cramming.execution import EngineConfig
 from cramming.model import attention, heads
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
-from cramming.precision import Mode
-from cramming.simulate import (
+from cramming.plan.memory import (
     CATEGORIES,
     CUBLAS_BYTES,
     Recipe,
@@ -20,6 +19,7 @@ from cramming.simulate import (
     largest_fitting,
     micro_batch_sizes,
 )
+from cramming.precision import Mode
 
 MODEL = ModelConfig(vocab_size=512, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=128, max_length=64)
 LENGTH, TARGETS = 32, 8

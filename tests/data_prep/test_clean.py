@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from data_prep.clean import (
+from data_prep.filters.normalise import (
     FILTERS,
     CleanConfig,
     deleted_by_kind,

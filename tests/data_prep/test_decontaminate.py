@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError, texts_sha256
-from data_prep import decontaminate
-from data_prep.clean import CleanConfig, normalize
-from data_prep.decontaminate import TASKS, DecontaminationConfig, Decontaminator
+from data_prep.dedup import decontaminate
+from data_prep.dedup.decontaminate import TASKS, DecontaminationConfig, Decontaminator
+from data_prep.filters.normalise import CleanConfig, normalize
 
 CONFIG = DecontaminationConfig()
 LONG = "The old harbour of the town, which lies at the mouth of the river, was destroyed by the storm of 1703."
@@ -189,7 +189,7 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
 
 
 def test_the_table_knows_the_nine_tasks_of_the_official_layouts() -> None:
-    from eval.tasks import TASKS as SCORED
+    from eval.tasks.glue import TASKS as SCORED
 
     assert {task.title: task.text for task in SCORED.values()} == TASKS
 

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from data_prep import dedup
-from data_prep.dedup import SCALE, HeldOut, SeenBefore, content_hash
+from data_prep.dedup import exact as dedup
+from data_prep.dedup.exact import SCALE, HeldOut, SeenBefore, content_hash
 
 
 @pytest.mark.parametrize("newest", [3, 1 << 18])  # 3: almost everything goes through the sorted part

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from data_prep import encoding
-from data_prep.clean import CleanConfig, normalize
-from data_prep.encoding import ByWords, InPieces, text_encoder
-from data_prep.tokenizer import TokenizerConfig
-from data_prep.vocabulary import train
+from data_prep.filters.normalise import CleanConfig, normalize
+from data_prep.sources import encoding
+from data_prep.sources.encoding import ByWords, InPieces, text_encoder
+from data_prep.tokenizer.load import TokenizerConfig
+from data_prep.tokenizer.train import train
 
 DTYPE = np.dtype("<u2")
 ODD = "aZ09.'’-—_$é\u0301ßİſΣς漢カ한🙂\u00ad\u200b\x1c\u00a0\u2028ﬁ½ \n"

@@ -17,10 +17,10 @@ import pytest
 import zstandard
 
 from cramming.config import UserError
-from data_prep import files
-from data_prep.clean import CleanConfig, normalize
-from data_prep.files import OpenFile, format_of, read_lines
-from data_prep.sources import TextConfig, TextSource
+from data_prep.filters.normalise import CleanConfig, normalize
+from data_prep.sources import files
+from data_prep.sources.files import OpenFile, format_of, read_lines
+from data_prep.sources.source import TextConfig, TextSource
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,

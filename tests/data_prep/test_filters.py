@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from data_prep import language
-from data_prep.clean import CleanConfig, normalize
-from data_prep.filters import FILTERS, FilterConfig, is_broken, reason_to_remove, too_many_tokens
-from data_prep.measures import Measures
+from data_prep.filters import language
+from data_prep.filters.measures import Measures
+from data_prep.filters.normalise import CleanConfig, normalize
+from data_prep.filters.quality import FILTERS, FilterConfig, is_broken, reason_to_remove, too_many_tokens
 
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
 winter there. A stone quay replaced the wooden one after the great fire of 1312, and for two hundred years the salt

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from data_prep.generated import EmbeddedConfig
+from data_prep.sources.generated import EmbeddedConfig
 
 
 @pytest.mark.parametrize("size", [0, -5])

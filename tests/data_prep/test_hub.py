@@ -15,10 +15,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
-from cramming.data.shards import MANIFEST, Corpus, corpus_folder
-from data_prep import hub, prepare, vocabulary
+from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from data_prep import prepare
 from data_prep.prepare import UNFINISHED, main
-from eval.closed import tokenizer_origin
+from data_prep.sources import hub
+from data_prep.tokenizer import train as vocabulary
+from eval.rules.closed import tokenizer_origin
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]

@@ -14,9 +14,9 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data import manifest
-from cramming.data.shards import Corpus, corpus_folder
+from cramming.data.corpus import Corpus, corpus_folder
 from cramming.files import lock
-from data_prep import pack, prepare
+from data_prep import prepare, shard_writer
 from data_prep.prepare import UNFINISHED, main
 
 Config = Callable[..., dict[str, Any]]
@@ -131,11 +131,11 @@ def test_resuming_does_not_tokenize_finished_shards_again(
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000, workers=1)  # counted in this process
     encoded: list[int] = []
-    encode = pack.Encoder.__call__
+    encode = shard_writer.Encoder.__call__
     monkeypatch.setattr(
-        pack.Encoder, "__call__", lambda self, pieces: (encoded.append(len(pieces)), encode(self, pieces))[1]
+        shard_writer.Encoder, "__call__", lambda self, pieces: (encoded.append(len(pieces)), encode(self, pieces))[1]
     )
-    monkeypatch.setattr(pack, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
     save = prepare.Unfinished.save
 
     def interrupt(self: prepare.Unfinished, folder: Path) -> None:
@@ -199,7 +199,7 @@ def test_other_errors_of_the_disk_have_their_own_advice(
     text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
     monkeypatch.setattr(
-        pack.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
+        shard_writer.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
     )
     with pytest.raises(UserError, match=f"{os.strerror(number)}; .*{said}, then run the same command again"):
         main(text_config(text_file))
@@ -211,7 +211,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(
     config = text_config(text_file, shard_tokens=3000)
     with monkeypatch.context() as patch:
         patch.setattr(
-            pack.ShardWriter,
+            shard_writer.ShardWriter,
             "_write",
             lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
         )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.card import bars
-from data_prep.fates import PASSED, Fates
-from data_prep.ledger import EXAMPLES, PASSAGE_CHARACTERS, Ledger, Stage, text_bytes
+from data_prep.corpus_card import bars
+from data_prep.decisions import PASSED, Fates
+from data_prep.stage_stats import EXAMPLES, PASSAGE_CHARACTERS, Ledger, Stage, text_bytes
 
 
 def test_examples_and_counts_do_not_depend_on_the_order_of_counting() -> None:

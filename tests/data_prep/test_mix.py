@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.data.shards import Corpus, corpus_folder
+from cramming.data.corpus import Corpus, corpus_folder
 from data_prep.prepare import main, parse
 
 Config = Callable[..., dict[str, Any]]

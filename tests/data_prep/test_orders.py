@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.shards import CURRICULA, ORDERS, Corpus, corpus_folder
+from cramming.data.corpus import CURRICULA, ORDERS, Corpus, corpus_folder
 from cramming.data.stream import OrderedStream, TokenStream
 from data_prep.prepare import main
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.decontaminate import Decontaminator
-from data_prep.fates import Fates
-from data_prep.filters import FILTERS, FilterConfig
-from data_prep.ledger import Ledger
-from data_prep.measures import BROKEN, MARKUP, NO_LETTER_WORD, SYMBOL, Measures
-from data_prep.neardup import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
-from data_prep.passages import PASSAGE_CHARACTERS, passage, spans
-from data_prep.selection import Selection, judges
-from data_prep.sources import Damage, DataConfig, Document
-from data_prep.words import hash_words_and_lengths, word_places
+from data_prep.decisions import Fates
+from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
+from data_prep.dedup.passages import PASSAGE_CHARACTERS, passage, spans
+from data_prep.dedup.words import hash_words_and_lengths, word_places
+from data_prep.filters.measures import BROKEN, MARKUP, NO_LETTER_WORD, SYMBOL, Measures
+from data_prep.filters.quality import FILTERS, FilterConfig
+from data_prep.pipeline import Selection, judges
+from data_prep.sources.source import Damage, DataConfig, Document
+from data_prep.stage_stats import Ledger
 from data_prep.workers import Workers
 
 WORDS = [f"{a}{b}{c}" for a in ("kal", "mir", "tas") for b in ("o", "en", "urd", "iv") for c in "bdfgklmnprst"]

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cramming.config import config_folder
-from cramming.data.shards import Corpus, corpus_folder
+from cramming.data.corpus import Corpus, corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]

@@ -15,13 +15,15 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from cramming.config import UserError
-from cramming.data.shards import MANIFEST, Corpus, corpus_folder
-from data_prep import encoding, pack, vocabulary, workers
-from data_prep.clean import CleanConfig, normalize, split_by_words
+from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from data_prep import shard_writer, workers
+from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
 from data_prep.prepare import main, parse
-from data_prep.sources import limited
-from data_prep.tokenizer import TokenizerConfig, characters_by_entry
-from eval.datasets import read_task, tasks_in_folder
+from data_prep.sources import encoding
+from data_prep.sources.source import limited
+from data_prep.tokenizer import train as vocabulary
+from data_prep.tokenizer.load import TokenizerConfig, characters_by_entry
+from eval.tasks.datasets import read_task, tasks_in_folder
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -71,7 +73,7 @@ def test_result_does_not_depend_on_workers_or_batches(
 ) -> None:
     results = []
     for count, batch, here_first in ((1, 1 << 20, 8), (2, 1 << 20, 0), (3, 100, 5)):
-        monkeypatch.setattr(pack, "BATCH_CHARACTERS", batch)
+        monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", batch)
         monkeypatch.setattr(workers, "HERE_FIRST", here_first)
         folder = tmp_path / f"{count}-{batch}"
         cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts
@@ -377,18 +379,18 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
 
 
 def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    from data_prep import embedded
+    from data_prep import synthetic
 
     data = {"name": "e", "source": "embedded", "size": 3000, "seed": 7}
     config = {"corpora": str(tmp_path), "data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 300}}
     corpus = run(config)
     read = corpus.manifest.counts["documents_read"]
-    assert read == len([*embedded.documents(7, 3000)]) > 5
+    assert read == len([*synthetic.documents(7, 3000)]) > 5
     tasks, absent = tasks_in_folder(corpus.folder / "tasks", None)
     assert len(tasks) == 8 and set(absent) == {"wnli"}
     assert len(read_task(corpus.folder / "tasks", tasks[0]).train) > 100
     main(config)
-    monkeypatch.setattr(embedded, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
+    monkeypatch.setattr(synthetic, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
     other = {**config, "data": {**data, "seed": 8}}
     with pytest.raises(RuntimeError, match="half"):
         main(other)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from data_prep import streaming
-from data_prep.streaming import is_network_error, resumed
+from data_prep.sources import streaming
+from data_prep.sources.streaming import is_network_error, resumed
 
 WAITS = (0.0, 0.0)
 

@@ -14,12 +14,12 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
-from cramming.data.shards import Corpus
+from cramming.data.corpus import Corpus
 from data_prep import prepare
-from data_prep.job import parse
-from data_prep.sources import Document
-from data_prep.tokenizer import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
-from data_prep.vocabulary import TRAINERS, most_frequent_characters, sample_text, train
+from data_prep.prepare_config import parse
+from data_prep.sources.source import Document
+from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
+from data_prep.tokenizer.train import TRAINERS, most_frequent_characters, sample_text, train
 
 PRINT_VOCABULARY = """
 import json, sys
@@ -199,7 +199,7 @@ def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> 
 
 def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(made_up: Callable[..., list[str]]) -> None:
     """What packing relies on, for every kind."""
-    from data_prep.clean import split_at_whitespace
+    from data_prep.filters.normalise import split_at_whitespace
 
     for kind in TRAINERS:
         if kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from data_prep import words
-from data_prep.words import combine, find_words, hash_words_and_lengths, ngrams
+from data_prep.dedup import words
+from data_prep.dedup.words import combine, find_words, hash_words_and_lengths, ngrams
 
 TEXTS = ["It's the END. Of it?", "", "  ", "naïve “quotes” — and dashes…", "漢字 is 日本語。OK", "a"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.data.shards import Corpus
-from cramming.pool import WorkerDiedError
-from data_prep import pack, prepare, workers
+from cramming.data.corpus import Corpus
+from cramming.process_pool import WorkerDiedError
+from data_prep import prepare, shard_writer, workers
 from data_prep.prepare import UNFINISHED, main
 from data_prep.workers import Workers
 
@@ -113,7 +113,7 @@ def test_the_work_before_a_death_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
-    monkeypatch.setattr(pack, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
     whole, broken = (text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000) for n in ("whole", "broken"))
     run(whole)
     save = prepare.Unfinished.save

@@ -24,8 +24,8 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
-from data_prep.tokenizer import TokenizerConfig
-from data_prep.vocabulary import train
+from data_prep.tokenizer.load import TokenizerConfig
+from data_prep.tokenizer.train import train
 
 PROGRAM = Path(__file__).with_name("round_trip.py")
 EXAMPLE = PROGRAM.parents[2] / "docs" / "sentence_embeddings.py"

@@ -14,8 +14,8 @@ import pytest
 from cramming.config import file_sha256
 from cramming.journal import Journal, first_line_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
-from eval.history import PROTOCOL, history_file, stamp
-from eval.tasks import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
+from eval.finetune.history import PROTOCOL, history_file, stamp
+from eval.tasks.glue import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import (
+from eval.tasks.datasets import (
     Split,
     examples_sha256,
     in_one_order,
@@ -17,7 +17,7 @@ from eval.datasets import (
     seen_in_training,
     tasks_in_folder,
 )
-from eval.tasks import TASKS
+from eval.tasks.glue import TASKS
 
 MNLI_TEXT = [
     "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse",
@@ -304,7 +304,7 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
         return datasets.Dataset.from_dict({**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("eval.datasets.prepare_hub", lambda: True)
+    monkeypatch.setattr("eval.tasks.datasets.prepare_hub", lambda: True)
     data = read_hub_task(task)
     assert [s.source for s in (data.train, *data.scored, *data.blind)] == [task.train, *task.scored, *task.blind]
     assert data.train.texts[0][2] == f"{task.hub_text[0]} {task.train.hub_config} train 2"

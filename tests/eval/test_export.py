@@ -16,7 +16,7 @@ from cramming.config import UserError
 from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
 from eval import export
-from eval.rules import judge
+from eval.rules.table import judge
 
 Export = Callable[..., Path]
 OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from eval.fields import EVERY, FINISHED, TRAINED, wrong_fields
-from eval.reading import Run
-from eval.render import markdown
-from eval.rules import judge
-from eval.standings import comma_separated, entrants
-from eval.summary import blocks
+from eval.report.render import markdown
+from eval.report.standings import comma_separated, entrants
+from eval.report.summary import blocks
+from eval.rules.fields import EVERY, FINISHED, TRAINED, wrong_fields
+from eval.rules.reading import Run
+from eval.rules.table import judge
 
 Make = Callable[..., dict[str, Any]]
 PATHS = [(kind, path) for fields in (EVERY, TRAINED, FINISHED) for kind, paths in fields.items() for path in paths]

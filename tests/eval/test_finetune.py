@@ -22,15 +22,15 @@ from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM, SequenceClassifier
 from cramming.precision import Mode
-from eval import finetune as finetuning
-from eval.datasets import Split, TaskData
-from eval.encode import EncodedTask, encode_task, load_encoder
-from eval.finetune import Hyperparameters, Predictions, finetune
-from eval.jobs import Job, run_jobs
-from eval.models import StockEncoder, _pretrained_state, build_classifier, open_model
-from eval.packed import PackedSplit, by_length
-from eval.scoring import encode_tasks
-from eval.tasks import TASKS
+from eval.finetune import loop as finetuning
+from eval.finetune.batches import PackedSplit, by_length
+from eval.finetune.encode import EncodedTask, encode_task, load_encoder
+from eval.finetune.jobs import Job, run_jobs
+from eval.finetune.loop import Hyperparameters, Predictions, finetune
+from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
+from eval.finetune.scoring import encode_tasks
+from eval.tasks.datasets import Split, TaskData
+from eval.tasks.glue import TASKS
 
 WORDS = [f"w{i}" for i in range(40)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

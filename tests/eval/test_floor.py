@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from eval.datasets import Split, TaskData
-from eval.floor import predict_constant, predict_from_words
-from eval.metrics import score
-from eval.tasks import TASKS
+from eval.finetune.floor import predict_constant, predict_from_words
+from eval.tasks.datasets import Split, TaskData
+from eval.tasks.glue import TASKS
+from eval.tasks.metrics import score
 
 WORDS = [f"w{i}" for i in range(60)]
 

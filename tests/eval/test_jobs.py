@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cramming.config import UserError
-from cramming.pool import Submit
-from eval import jobs
+from cramming.process_pool import Submit
+from eval.finetune import jobs
 
 CPU = torch.device("cpu")
 

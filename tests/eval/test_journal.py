@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cramming.journal import Journal
-from eval.journal import last_logged_seconds, summarise_journal
+from eval.rules.journal import last_logged_seconds, summarise_journal
 
 LIMIT = {"unit": "steps", "limit": 12.0}
 SAVED = {"sha256": "ab" * 32}

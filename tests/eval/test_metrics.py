@@ -12,8 +12,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from eval.metrics import METRICS, MODULE_FOLDER, score
-from eval.superglue import ALL_TASKS
+from eval.tasks.metrics import METRICS, MODULE_FOLDER, score
+from eval.tasks.superglue import ALL_TASKS
 
 REFERENCE = {
     "matthews_correlation": lambda p, y: sklearn.metrics.matthews_corrcoef(y, p),

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from cramming.config import UserError
-from eval.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
-from eval.models import open_model
+from eval.extras.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
+from eval.finetune.models import open_model
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = SPECIAL + [f"w{i}" for i in range(20)]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval import plots, submission
-from eval.reading import load_run
-from eval.report import main
-from eval.rules import judge
+from eval.report import plots, submission
+from eval.report.main import main
+from eval.rules.reading import load_run
+from eval.rules.table import judge
 
 LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text
 ODD = [

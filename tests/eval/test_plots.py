@@ -4,7 +4,7 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 
-from eval.plots import Bar, Curve, png, scores, svg, training
+from eval.report.plots import Bar, Curve, png, scores, svg, training
 
 ROWS = [{"progress": i / 50, "tokens": 1000 * i, "loss": 9 - i / 10, "lr": 1e-3 * i} for i in range(51)]
 VALIDATION = [{"progress": 0.5, "tokens": 25_000, "validation_loss": 6.6}]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from eval.reading import mean_of
-from eval.references import NINE, OTHER_PROTOCOLS, REFERENCES, OtherProtocol, Reference
-from eval.tasks import AVERAGES
+from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES, OtherProtocol, Reference
+from eval.rules.reading import mean_of
+from eval.tasks.glue import AVERAGES
 
 
 def test_nine_entries_are_those_of_the_suites_average() -> None:

@@ -3,7 +3,7 @@
 import re
 from html.parser import HTMLParser
 
-from eval.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
+from eval.report.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
 
 NASTY = 'a|b <script>alert("x")</script> & "q"\nnext'
 TABLE = Table(

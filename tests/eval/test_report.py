@@ -16,14 +16,15 @@ from scipy import stats
 from cramming.config import UserError
 from cramming.journal import Journal
 from cramming.record import Status
-from eval import leaderboard, plots, submission, tasks
-from eval.facts import facts
-from eval.history import history_file, stamp
-from eval.reading import Run, load_runs
-from eval.render import DASH, Paragraph
-from eval.report import main
-from eval.standings import NOISE, Entrant, entrants, gain_over, ranks, within_noise
-from eval.summary import beyond_glue
+from eval.finetune.history import history_file, stamp
+from eval.report import leaderboard, plots, submission
+from eval.report.main import main
+from eval.report.render import DASH, Paragraph
+from eval.report.standings import NOISE, Entrant, entrants, gain_over, ranks, within_noise
+from eval.report.summary import beyond_glue
+from eval.rules.facts import facts
+from eval.rules.reading import Run, load_runs
+from eval.tasks import glue as tasks
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from cramming.data.shards import corpus_folder
-from eval import study
-from eval.reading import Run
-from eval.study import StudyConfig, main, result, write
+from cramming.data.corpus import corpus_folder
+from eval.extras import study
+from eval.extras.study import StudyConfig, main, result, write
+from eval.rules.reading import Run
 
 Calls = list[tuple[str, list[str]]]
 Settings = Callable[..., dict[str, Any]]

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval import submission, tasks
-from eval.submission import FILES, archive, collect, to_tsv, validate
-from eval.tasks import TASKS
+from eval.report import submission
+from eval.report.submission import FILES, archive, collect, to_tsv, validate
+from eval.tasks import glue
+from eval.tasks.glue import TASKS
 
 
 @pytest.fixture(autouse=True)
 def small_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten examples per test set instead of up to 390,965."""
-    small = {
-        name: (task, tasks.Source(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()
-    }
+    small = {name: (task, glue.Source(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()}
     monkeypatch.setattr(submission, "FILES", small)
 
 
@@ -134,7 +133,7 @@ def test_no_zip_from_bad_predictions() -> None:
 
 
 def _store(folder: Path, predictions: dict[str, np.ndarray], **changed: Any) -> None:
-    """As eval.results leaves them: one file per task and seed, several test sets in MNLI's."""
+    """As eval.finetune.results leaves them: one file per task and seed, several test sets in MNLI's."""
     (folder / "predictions").mkdir()
     (folder / "pieces").mkdir()
     by_task: dict[str, dict[str, Any]] = {}

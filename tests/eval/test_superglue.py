@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.superglue import SUPERGLUE, read_task, tasks_in
+from eval.tasks.superglue import SUPERGLUE, read_task, tasks_in
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "BoolQ": [

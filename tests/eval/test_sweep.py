@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from eval import sweep
-from eval.closed import global_hyperparameters, nothing_selected
-from eval.reading import at
+from eval.extras import sweep
+from eval.rules.closed import global_hyperparameters, nothing_selected
+from eval.rules.reading import at
 
 
 def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:

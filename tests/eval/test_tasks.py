@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.datasets import Split, examples_sha256, read_task, tasks_in_folder
-from eval.tasks import AVERAGES, AX, ENTRIES, OFFICIAL_SHA256, TASKS, find_tasks
+from eval.tasks.datasets import Split, examples_sha256, read_task, tasks_in_folder
+from eval.tasks.glue import AVERAGES, AX, ENTRIES, OFFICIAL_SHA256, TASKS, find_tasks
 
 # Splits of nyu-mll/glue: (train, each dev set, each test set).
 SIZES = {

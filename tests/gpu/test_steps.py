@@ -14,9 +14,9 @@ from cramming.engine import Engine, StepStats
 from cramming.execution import EngineConfig
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.probe import find_micro_batch
+from cramming.plan.memory import Recipe
+from cramming.plan.micro_batch import find_micro_batch
 from cramming.runtime import compiled_graphs
-from cramming.simulate import Recipe
 
 from .conftest import ROWS
 

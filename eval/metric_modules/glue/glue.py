@@ -2,15 +2,15 @@
 
 `evaluate.load("<folder of this file>", "mrpc")` works without a network. `evaluate` copies this file into its module
 cache ($HF_HOME or $HF_MODULES_CACHE must be writable; the package itself need not be) and runs the copy, so the numbers
-come from the installed `eval.metrics`. Its parser of imports wants one import per line.
+come from the installed `eval.tasks.metrics`. Its parser of imports wants one import per line.
 """
 
 import datasets
 import evaluate
 import numpy as np
 
-from eval.metrics import score
-from eval.tasks import TASKS
+from eval.tasks.glue import TASKS
+from eval.tasks.metrics import score
 
 _DESCRIPTION = "Metrics of a GLUE task; NaN where a metric is not defined for the given predictions and labels."
 _CITATION = "Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding, 2018"

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from cramming import gate, tricks
+from cramming.bench import gate, sides, tables, tricks
 from cramming.bench import main as bench
-from cramming.bench import report, sides
 from cramming.bench.data import topic_batches
 from cramming.bench.sides import SIDES, Common
 from cramming.bench.worker import Steps, Worker
@@ -242,7 +241,7 @@ def test_peers_train_beside_ours(compose: Callable[..., dict[str, Any]], tmp_pat
 def test_other_devices_keep_their_tables(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     out, settings, rows = tmp_path / "t.md", compose(*TINY), [{"name": "a", "about": "b", "error": "no such device"}]
     for device in ("First", "Second", "First"):
-        report.write(out, tmp_path, "tricks", rows, DeviceInfo("cpu", device, 1, None), settings)
+        tables.write(out, tmp_path, "tricks", rows, DeviceInfo("cpu", device, 1, None), settings)
     assert [line for line in out.read_text().splitlines() if line.startswith("## ")] == [
         "## tricks: First",
         "## tricks: Second",
@@ -254,7 +253,7 @@ def test_a_utilisation_above_one_is_a_dash() -> None:
            "peak_bytes": 2e6, "base_peak_bytes": 1e6, "precision": "bf16"}  # fmt: skip
     rows = [row | {"ceiling_flops": c} for c in (2e12, 1e12, 9e11)]
     rows.append(row | {"ceiling_flops": 8e11, "precision": "fp8"})
-    _, _, *lines, _, formula = report.tricks_table(rows)
+    _, _, *lines, _, formula = tables.tricks_table(rows)
     assert [line.split(" | ")[4] for line in lines] == ["50%", "100%", "–", "125% of bf16's"]
     assert "A dash: it came to more than 100 %" in formula and "beside fp8" in formula
 
@@ -263,8 +262,8 @@ def test_rows_that_other_code_made_are_named_below_the_table() -> None:
     row = {"about": "b", "error": "no", "date": "2026-11-22", "commit": "aaa"}
     one, two = row | {"name": "one"}, row | {"name": "two", "commit": "bbb"}
     named = ["- 2026-11-22, commit aaa: one", "- 2026-11-22, commit bbb: two"]
-    assert report.tricks_table([one, two])[-2:] == named
-    assert not any("commit" in line for line in report.tricks_table([one, one]))
+    assert tables.tricks_table([one, two])[-2:] == named
+    assert not any("commit" in line for line in tables.tricks_table([one, one]))
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -14,8 +14,8 @@ import torch
 
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource, permute, prefetch
+from cramming.data.corpus import Corpus
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
-from cramming.data.shards import Corpus
 from cramming.data.stream import TokenStream
 
 Mode = Literal["rows", "documents"]

@@ -10,8 +10,8 @@ import pytest
 from cramming.cli import with_positional
 from cramming.config import UserError
 from cramming.data import inspect
+from cramming.data.corpus import Corpus
 from cramming.data.inspect import main
-from cramming.data.shards import Corpus
 from data_prep import prepare
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.shards import (
+from cramming.data.corpus import (
     MANIFEST,
     TOKENIZER,
     Corpus,

@@ -10,9 +10,9 @@ import pytest
 
 from cramming.cli import with_positional
 from cramming.config import UserError, file_sha256
+from cramming.data.corpus import Corpus
 from cramming.data.integrity import problems
 from cramming.data.manifest import MANIFEST, NO_CHECKSUM, Manifest
-from cramming.data.shards import Corpus
 from cramming.data.verify import main
 from cramming.files import LOCK
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import tricks
-from cramming.bench import sides
+from cramming.bench import sides, tricks
 from cramming.bench.curves import Curves
-from cramming.gate import Verdict
+from cramming.bench.gate import Verdict
+from cramming.bench.tricks import Trick
 from cramming.optim.build import LOW_BIT
-from cramming.tricks import Trick
 
 STEPS = 60
 SMALL = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cramming.bench import sides
+from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
 from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.model import attention, heads, layers, products, residual
@@ -24,7 +25,6 @@ from cramming.optim.in_backward import UpdateInBackward
 from cramming.parallel import apply, passes
 from cramming.parallel.activations import _BlockPass
 from cramming.parallel.lane import Lane
-from cramming.tricks import COARSE, SAME, TRICKS, Trick
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

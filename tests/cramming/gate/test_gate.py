@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cramming import gate
+from cramming.bench import gate
 from cramming.bench.curves import REFERENCE
-from cramming.gate import Floor
-from cramming.tricks import COARSE, SAME, TRICKS, UNCLIPPED, Trick
+from cramming.bench.gate import Floor
+from cramming.bench.tricks import COARSE, SAME, TRICKS, UNCLIPPED, Trick
 
 PLAIN = replace(REFERENCE, rounding=SAME)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cramming import gate, tricks
+from cramming.bench import gate, tricks
+from cramming.bench.gate import Floor, Verdict
+from cramming.bench.tricks import COARSE, SAME, TRICKS
 from cramming.config import UserError
-from cramming.gate import Floor, Verdict
-from cramming.tricks import COARSE, SAME, TRICKS
 
 FAILED = Verdict("checkpoint all", False, 0.4, 0.02, 30, 200, 1.0)
 

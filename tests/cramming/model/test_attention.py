@@ -16,7 +16,7 @@ from cramming.config import UserError
 from cramming.model import attention
 from cramming.model.attention import Packing
 from cramming.model.packing import group_by_length
-from cramming.stand_in import STAND_IN, as_on_cuda
+from cramming.plan.stand_in import STAND_IN, as_on_cuda
 from cramming.tracker import StorageTracker
 
 HEADS, SIZE = 2, 8

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cramming.data.batches import Batch, BatchSource
+from cramming.data.corpus import Corpus
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.data.shards import Corpus
 from cramming.engine import Engine
 from cramming.execution import EngineConfig
 from cramming.model.config import ModelConfig
@@ -20,8 +20,8 @@ from cramming.model.heads import CHUNK_ELEMENTS
 from cramming.parallel import passes
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.parallel.passes import can_share, number_of_passes
+from cramming.plan.memory import Recipe, Simulation
 from cramming.precision import Precision, PrecisionConfig
-from cramming.simulate import Recipe, Simulation
 
 CPU = torch.device("cpu")
 MakeModel = Callable[..., Any]

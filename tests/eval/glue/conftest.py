@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForMaskedLM
 
 from cramming.config import compose
-from eval.tasks import TASKS
+from eval.tasks.glue import TASKS
 
 WORDS = [f"w{i}" for i in range(20)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -18,10 +18,11 @@ from transformers import DistilBertConfig, DistilBertModel
 from cramming.config import UserError, file_sha256
 from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
-from data_prep.decontaminate import DecontaminationConfig, Decontaminator
-from eval import glue, suites
+from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
+from eval import glue
+from eval.finetune.models import open_model
 from eval.glue import check, find_model, main
-from eval.models import open_model
+from eval.tasks import suites
 
 Change = Callable[..., dict[str, Any]]
 

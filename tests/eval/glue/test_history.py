@@ -10,10 +10,10 @@ import pytest
 
 from cramming.config import UserError
 from cramming.record import load_record
-from eval import history, scoring
+from eval.finetune import history, scoring
 from eval.glue import main
-from eval.reading import load_run
-from eval.rules import judge
+from eval.rules.reading import load_run
+from eval.rules.table import judge
 
 Change = Callable[..., dict[str, Any]]
 
@@ -82,7 +82,7 @@ def stopped(few: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[d
 
     def score(config: dict[str, Any]) -> None:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("eval.results._name", stop)
+            patch.setattr("eval.finetune.results._name", stop)
             main(config)
 
     return score
@@ -100,10 +100,10 @@ def interrupt(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("place", "stop", "lines"),
     [
-        ("eval.results.write_json", interrupt, 0),
-        ("eval.history.write_record_section", interrupt, 1),
-        ("eval.results._name", interrupt, 1),
-        ("eval.results._name", between_the_names, 1),
+        ("eval.finetune.results.write_json", interrupt, 0),
+        ("eval.finetune.history.write_record_section", interrupt, 1),
+        ("eval.finetune.results._name", interrupt, 1),
+        ("eval.finetune.results._name", between_the_names, 1),
     ],
 )
 def test_wherever_a_scoring_is_stopped_a_result_with_a_line_is_found_again(

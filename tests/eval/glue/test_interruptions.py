@@ -15,13 +15,13 @@ import torch
 
 from cramming.device import describe
 from cramming.environment import environment
-from eval.datasets import TaskData, read_task
-from eval.finetune import Predictions
+from eval.finetune.loop import Predictions
+from eval.finetune.models import Init, ModelSource, open_model
+from eval.finetune.results import Pieces
+from eval.finetune.scoring import conditions
 from eval.glue import main
-from eval.models import Init, ModelSource, open_model
-from eval.results import Pieces
-from eval.scoring import conditions
-from eval.tasks import TASKS
+from eval.tasks.datasets import TaskData, read_task
+from eval.tasks.glue import TASKS
 
 Read = Callable[..., bytes]
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError, file_sha256
+from cramming.data.corpus import Corpus
 from cramming.data.manifest import SINCE_FORMAT_2
-from cramming.data.shards import Corpus
 from cramming.record import load_record
-from eval import suites
 from eval.glue import main
-from eval.reading import WITHOUT_ENCODER, load_run
-from eval.render import Paragraph
-from eval.rules import judge
-from eval.standings import entrants
-from eval.summary import beyond_glue
+from eval.report.render import Paragraph
+from eval.report.standings import entrants
+from eval.report.summary import beyond_glue
+from eval.rules.reading import WITHOUT_ENCODER, load_run
+from eval.rules.table import judge
+from eval.tasks import suites
 
 Change = Callable[..., dict[str, Any]]
 Read = Callable[..., bytes]

@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 
 from cramming.config import build, config_folder
-from eval.datasets import Split, TaskData
-from eval.results import spread, summarise
-from eval.scoring import EvalConfig
-from eval.tasks import ENTRIES, TASKS
-from eval.validity import subsets_marked
+from eval.finetune.results import spread, summarise
+from eval.finetune.scoring import EvalConfig
+from eval.rules.validity import subsets_marked
+from eval.tasks.datasets import Split, TaskData
+from eval.tasks.glue import ENTRIES, TASKS
 
 Section = Callable[..., dict[str, Any]]
 

@@ -1,0 +1,1 @@
+"""Memory and speed of a configuration, foretold by simulated steps."""

@@ -1,0 +1,118 @@
+"""How long operations take on a device: the larger of arithmetic time and memory time, operation by operation.
+
+The roofline model of Williams et al. (2009) with a third line, the time that one kernel takes however small. Rates are
+either a maker's data sheet times a stated utilisation, or measured here in about a second. It orders settings and
+gives the scale; it knows nothing of caches, of fusion by a compiler, or of what a kernel's shape costs.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from cramming import device as devices
+from cramming.config import UserError
+from cramming.plan import cards
+from cramming.plan.cards import Card
+from cramming.precision import Mode
+from cramming.tracker import Operation
+
+MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
+BANDWIDTH_UTILISATION = 0.8
+KERNEL_SECONDS = {"cuda": 6e-6, "cpu": 4e-6}  # launched from Python without a compiler
+TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s of matrix products, bytes/s of memory, seconds of the smallest kernel, and where they come from."""
+
+    flops: float
+    bandwidth: float
+    kernel_seconds: float
+    basis: str
+
+    def seconds(self, operations: Counter[Operation]) -> float:
+        """Time of the operations one after the other."""
+        return sum(
+            count * max(op.flops / self.flops, op.bytes / self.bandwidth, self.kernel_seconds)
+            for op, count in operations.items()
+        )
+
+
+def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
+    """Rates of a card of the table."""
+    flops = products_per_second(card, mode, tf32) * MATMUL_UTILISATION
+    bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
+    emulated = "" if card.has_bf16 or mode != "bf16" else "; it has no bf16 units and emulates it: take precision=fp16"
+    refused = "; training refuses AMD GPUs, as nothing here was tried on one" if card.is_amd else ""
+    launch = f"{KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel"
+    basis = (
+        f"{card.name} ({card.source}) times an assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)}"
+        f" matrix products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s"
+        f" ({BANDWIDTH_UTILISATION:.0%}), {launch}; not measured{emulated}{refused}"
+    )
+    return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis)
+
+
+def products_per_second(card: Card, mode: Mode, tf32: bool) -> float:
+    """FLOP/s at the peak of the card's products in this mode; fp8 counts as 16 bits, bf16 without its units as fp32."""
+    if mode == "fp32" and tf32 and card.has_bf16:
+        return card.tflops * TF32_SHARE * 1e12
+    if mode == "fp32" or (mode == "bf16" and not card.has_bf16):
+        return card.fp32_tflops * 1e12
+    return card.tflops * 1e12
+
+
+def _counted_as(mode: Mode) -> str:
+    """Only some products are in 8 bits, and scaling each tensor costs part of what they win."""
+    return "bf16 (fp8 is counted at its rate)" if mode == "fp8" else mode
+
+
+def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
+    """Rates of the present device, in about a second: a [rows, width] x [width, inner] product and a GELU."""
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    rows = 8192 if device.type == "cuda" else 256 if mode == "fp32" else 16
+    a, b = torch.randn(rows, width, dtype=dtype, device=device), torch.randn(width, inner, dtype=dtype, device=device)
+    flops = 2 * rows * width * inner / _best_seconds(lambda: a @ b, device, 0.5)
+    wide = torch.randn(2**24 if device.type == "cuda" else 2**22, device=device)
+    bandwidth = 8 * wide.numel() / _best_seconds(lambda: F.gelu(wide), device, 0.25)
+    threads = f" with {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    basis = (
+        f"measured now{threads}: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)} products [{rows}, {width}]"
+        f" x [{width}, {inner}], {bandwidth / 1e9:.3g} GB/s for a GELU;"
+        f" {KERNEL_SECONDS[device.type] * 1e6:.0f} us per kernel assumed"
+    )
+    return Rates(flops, bandwidth, KERNEL_SECONDS[device.type], basis)
+
+
+def _best_seconds(work: "object", device: torch.device, duration: float) -> float:
+    assert callable(work)
+    work()
+    devices.synchronize(device)
+    best, until = float("inf"), time.perf_counter() + duration
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        work()
+        devices.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def named(name: str, mode: str) -> Card:
+    """The card of this name; UserError with the known names, or where it cannot run the mode."""
+    card = cards.find(name)
+    if card is None:
+        raise UserError(
+            f"plan.device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
+            f' yours, for example plan.device="RTX 2080 Ti" plan.memory_gb=12; choose one of auto, cpu, cuda,'
+            f" {', '.join(card.name for card in cards.CARDS)}"
+        )
+    if mode == "fp8" and card.fp8_tflops is None:
+        able = ", ".join(other.name for other in cards.CARDS if other.fp8_tflops)
+        raise UserError(
+            f"precision.mode=fp8: {card.name} has no fp8 products ({able} have); take precision=bf16 or fp16"
+        )
+    return card

@@ -1,0 +1,292 @@
+"""Finding downstream text in the corpus: documents that hold a piece of a GLUE example.
+
+The rule is GPT-3's (Brown et al. 2020, appendix C): a document is contaminated when it shares a run of 13 words with an
+example, in lower case and without regard to punctuation. Both sides are read alike, so a corpus or a task in the Penn
+Treebank's spelling ("do n't", "-lrb-") is found from the other. A text or sentence of fewer words, which has no such
+run, counts by how much it says: with 6 words of 28 letters and digits wherever it stands, with 4 words of 20 where it
+stands alone: between signs or numbers, as sentences, quotations and cells of tables do, and rows of a task's own file.
+What says less is no evidence: language produces it again and again without any copying. In 6 million words of old
+novels, which hold no example, sentences of GLUE with fewer letters occur 144 times as whole sentences and 4,101 times
+inside longer ones; with as many, never (docs/log.md). Examples are cut into sentences for that purpose only; runs of 13
+words go across them.
+
+The dev and test sets are always looked for; `train_text` adds the training sets. Labels are never read. The table takes
+13 bytes for each run of words of each text and two bit tables of 2 to 4 bytes each. One has the first 6 words of all
+that is looked for, and answers for nearly all words of a clean text.
+
+Suffixes: W words, E entries of the table, S sentences, K candidates for a match, D texts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cramming.config import UserError, file_sha256, texts_sha256
+from data_prep.dedup.passages import passage
+from data_prep.dedup.words import BASE, Words, combine, find_words, mix, word_places
+
+SHORTEST_NGRAM = 9
+SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
+SENTENCE_BYTES = 20  # the same, of its words
+FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for beside other words too
+BATCH_TEXTS = 1 << 14  # of the tasks
+BATCH_CHARACTERS = 1 << 17  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
+_BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
+BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
+# Columns with text in the official files. CoLA's training and dev files have no header: their fourth column.
+TASKS: dict[str, tuple[str, ...]] = {
+    "CoLA": ("sentence",),
+    "SST-2": ("sentence",),
+    "MRPC": ("#1 String", "#2 String"),
+    "STS-B": ("sentence1", "sentence2"),
+    "RTE": ("sentence1", "sentence2"),
+    "QNLI": ("question", "sentence"),
+    "MNLI": ("sentence1", "sentence2"),
+    "QQP": ("question1", "question2"),
+    "WNLI": ("sentence1", "sentence2"),
+}
+HEADERLESS = {"CoLA": 3}
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not in "U.S. Food and Drug Administration"
+# The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
+_DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
+_DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
+_DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
+
+
+@dataclass(frozen=True)
+class DecontaminationConfig:
+    """Section `data.decontaminate`."""
+
+    tasks: str | None = None  # folder with CoLA/, SST-2/ ...; null: no decontamination
+    ngram: int = 13
+    train_text: bool = False  # look for the training sets too
+
+    def __post_init__(self) -> None:
+        if not SHORTEST_NGRAM <= self.ngram <= 50:
+            raise ValueError(f"ngram={self.ngram} must be between {SHORTEST_NGRAM} and 50")
+
+
+class Decontaminator:
+    """Which tasks' examples a text holds.
+
+    `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
+    the same files), `examples` how many texts each task has, `searchable` how many of these can be found;
+    `development` tells of each development set's texts, by file, how many they are and their SHA-256.
+    """
+
+    def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
+        """`texts` holds each task's texts, one for each text of an example."""
+        self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
+        self.development: dict[str, dict[str, Any]] = {}
+        self.examples = {task: len(found) for task, found in texts.items()}
+        self._ends = np.cumsum(list(self.examples.values()))  # a text's number counts through all tasks
+        self._ngram = config.ngram
+        every = [text for found in texts.values() for text in found]
+        parts = [
+            _entries(every[start : start + BATCH_TEXTS], start, config.ngram)
+            for start in range(0, len(every), BATCH_TEXTS)
+        ]
+        entries_E, texts_E, anywhere_E, firsts = (np.concatenate(column) for column in zip(*parts))
+        by_entry_E = np.argsort(entries_E, kind="stable")
+        self._entries_E, self._texts_E = entries_E[by_entry_E], texts_E[by_entry_E]
+        self._anywhere_E = anywhere_E[by_entry_E]
+        self._shift, self._bits = _bit_table(self._entries_E)
+        self._first_shift, self._first_bits = _bit_table(firsts)
+        self.searchable = self.by_task(np.unique(texts_E))
+
+    def by_task(self, texts: np.ndarray) -> dict[str, int]:
+        """How many of these texts, given by number, each task has."""
+        counts = np.bincount(np.searchsorted(self._ends, texts, side="right"), minlength=len(self.tasks))
+        return dict(zip(self.tasks, counts.tolist()))
+
+    @classmethod
+    def from_folder(cls, path: Path, config: DecontaminationConfig) -> "Decontaminator":
+        """Read the tasks in this folder, in the layouts of GLUE's official files.
+
+        UserError: no folder, none of the tasks in it, a task without dev set, a file that is not what it should be.
+        """
+        if not path.is_dir():
+            raise UserError(f"data.decontaminate.tasks: no folder {path}; give the one that holds CoLA/, SST-2/ ...")
+        texts: dict[str, list[str]] = {}
+        sources, development = [], {}
+        for task in TASKS:
+            for file in _files(path / task, config.train_text):
+                name, of_file = f"{task}/{file.name}", _texts(file, task)
+                sources.append({"name": name, "sha256": file_sha256(file)})
+                texts.setdefault(task, []).extend(of_file)
+                if file.name.startswith("dev"):
+                    development[name] = {"texts": len(of_file), "sha256": texts_sha256(of_file)}
+        if not texts:
+            raise UserError(f"data.decontaminate.tasks: {path} holds none of the tasks {', '.join(TASKS)}")
+        found = cls(texts, config)
+        found.files, found.development = sources, development
+        return found
+
+    def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it."""
+        found: list[list[int]] = [[] for _ in texts]
+        for batch in _batches(texts):
+            words = _read([texts[number] for number in batch])
+            for _, first_K, task_text_K in self._matches(words):
+                number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch.start
+                for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
+                    found[number].append(task_text)
+        return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
+
+    def tasks_in(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
+        """For each text the tasks that have such texts, in the order of the table."""
+        return [self._tasks_of(found) for found in self.texts_in(texts)]
+
+    def _tasks_of(self, texts: np.ndarray) -> tuple[str, ...]:
+        return tuple(task for task, count in self.by_task(texts).items() if count) if len(texts) else ()
+
+    def shown(self, text: str) -> str:
+        """For a report on a text with a match: how many words the first one has, whose they are, and the passage."""
+        text = _attached(text)
+        words = find_words([text])
+        matches = (
+            (int(first_K[0]), n, task_texts[first_K == first_K[0]]) for n, first_K, task_texts in self._matches(words)
+        )
+        first, n, task_texts = min(matches, key=lambda match: match[:2])
+        starts_W, ends_W = word_places(text)
+        span = int(starts_W[first]), int(ends_W[first + n - 1])
+        return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {passage(text, [span])}"
+
+    def _matches(self, words: Words) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
+        apart_W = _apart(words)
+        for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
+            runs_K = mix(runs_K)
+            likely = np.flatnonzero(_in_bit_table(self._bits, runs_K >> self._shift))
+            if not len(likely):
+                continue
+            first_K, runs_K = first_K[likely], runs_K[likely]
+            start_K, end_K = (np.searchsorted(self._entries_E, runs_K, side=side) for side in ("left", "right"))
+            text_K, last_K = (
+                np.searchsorted(words.firsts_D, place, side="right") for place in (first_K, first_K + n - 1)
+            )
+            hit_K = (end_K > start_K) & (text_K == last_K)
+            hit_K[hit_K] = self._anywhere_E[start_K[hit_K]] | (apart_W[first_K] & apart_W[first_K + n])[hit_K]
+            if hit_K.any():
+                start_K, end_K = start_K[hit_K], end_K[hit_K]
+                numbers = [self._texts_E[start:end] for start, end in zip(start_K.tolist(), end_K.tolist())]
+                yield n, np.repeat(first_K[hit_K], end_K - start_K), np.concatenate(numbers)
+
+    def _candidates(self, hashes_W: np.ndarray, apart_W: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each length n the places [K] where something of n words may begin, and the n-grams' numbers [K]."""
+        for n, runs in enumerate(combine(hashes_W, FIRST_WORDS), 1):
+            if SENTENCE_WORDS <= n < FIRST_WORDS:
+                first_K = np.flatnonzero(apart_W[:-n] & apart_W[n:])
+                yield n, first_K, runs[first_K]
+        first_K = np.flatnonzero(_in_bit_table(self._first_bits, runs >> self._first_shift))
+        runs_K = runs[first_K]
+        yield FIRST_WORDS, first_K, runs_K
+        for n in range(FIRST_WORDS + 1, self._ngram + 1):
+            kept = np.searchsorted(first_K, len(hashes_W) - n, side="right")
+            first_K, runs_K = first_K[:kept], runs_K[:kept] * np.uint64(BASE)
+            runs_K += hashes_W[first_K + (n - 1)]
+            yield n, first_K, runs_K
+
+
+def _batches(texts: Sequence[str]) -> Iterator[range]:
+    """Which texts are searched at once."""
+    start = size = 0
+    for number, text in enumerate(texts):
+        size += len(text)
+        if size >= BATCH_CHARACTERS or number == len(texts) - 1:
+            yield range(start, number + 1)
+            start, size = number + 1, 0
+
+
+def _read(texts: Sequence[str]) -> Words:
+    """The words of these texts, with what the Penn Treebank detaches written as usual."""
+    found = find_words(texts)
+    if any(sign in found.data for sign in _DETACHED_SIGNS):
+        return find_words([_attached(text) for text in texts])
+    return found
+
+
+def _attached(text: str) -> str:
+    return _DETACHED.sub(r"\1 ", text)
+
+
+def _apart(words: Words) -> np.ndarray:
+    """[W + 1]: whether more than " " or ", " lies in front of this word, or a number on either side; or the end."""
+    apart_W = np.ones(len(words.hashes_W) + 1, dtype=bool)
+    data_B = np.frombuffer(words.data, np.uint8)
+    end_W, start_W = words.ends_W[:-1], words.starts_W[1:]
+    together_W = (start_W - end_W == 1) | ((start_W - end_W == 2) & (data_B[end_W] == ord(",")))
+    together_W &= data_B[start_W - 1] == ord(" ")
+    together_W &= ~(_DIGIT[data_B[end_W - 1]] | _DIGIT[data_B[start_W]])
+    np.logical_not(together_W | (start_W == end_W), out=apart_W[1:-1])  # characters of Han touch
+    return apart_W
+
+
+def _files(folder: Path, train: bool) -> list[Path]:
+    """A task's files to read; none if it has no folder."""
+    if not folder.is_dir():
+        return []
+    found = sorted([*folder.glob("dev*.tsv"), *folder.glob("test*.tsv")])
+    if not any(file.name.startswith("dev") for file in found):
+        raise UserError(f"data.decontaminate.tasks: {folder} has no dev*.tsv; give the official files, or remove it")
+    return found + [file for file in [folder / "train.tsv"] if train and file.is_file()]
+
+
+def _texts(file: Path, task: str) -> list[str]:
+    """The texts of a file's examples."""
+    try:
+        rows = [line.rstrip("\r").split("\t") for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}") from None
+    if task in HEADERLESS and not file.name.startswith("test"):
+        columns = [HEADERLESS[task]]
+    else:
+        header, *rows = rows or [[]]
+        if missing := [name for name in TASKS[task] if name not in header]:
+            raise UserError(f"{file}:1: no column {missing[0]!r}; there are: {', '.join(header)}")
+        columns = [header.index(name) for name in TASKS[task]]
+    whole = [row for row in rows if len(row) > max(columns)]
+    if len(rows) - len(whole) > len(rows) // 100:  # QQP's training file has ten broken rows
+        raise UserError(f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header")
+    return [row[column] for row in whole for column in columns]
+
+
+def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Table entries of these texts, whose numbers begin with `number`: all runs of `ngram` words, and all shorter
+    sentences long enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
+    words of the entries that have more."""
+    words = _read(texts)
+    grams, text_W = list(combine(words.hashes_W, ngram)), words.numbers()
+    inside = np.flatnonzero(text_W[: len(grams[-1])] == text_W[len(text_W) - len(grams[-1]) :])
+    columns = [(mix(grams[-1][inside]), text_W[inside], np.ones(len(inside), dtype=bool))]
+    firsts = [grams[FIRST_WORDS - 1][inside]]
+    parts = [dict.fromkeys((text, *_SENTENCE_END.split(text))) for text in texts]
+    text_S = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+    words = _read([sentence for part in parts for sentence in part])
+    grams = list(combine(words.hashes_W, ngram - 1))
+    start_S, words_S = words.firsts_D[:-1], np.diff(words.firsts_D)
+    bytes_S = np.diff(np.concatenate([[0], np.cumsum(words.ends_W - words.starts_W)])[words.firsts_D])
+    for n in range(SENTENCE_WORDS, ngram):
+        these = (words_S == n) & (bytes_S >= SENTENCE_BYTES)
+        anywhere = (bytes_S[these] >= ANYWHERE_BYTES) & (n >= FIRST_WORDS)
+        columns.append((mix(grams[n - 1][start_S[these]]), text_S[these], anywhere))
+        firsts += [grams[FIRST_WORDS - 1][start_S[these]]] if n >= FIRST_WORDS else []
+    entries_E, texts_E, anywhere_E = (np.concatenate(column) for column in zip(*columns))
+    return entries_E, (texts_E + number).astype(np.uint32), anywhere_E, np.concatenate(firsts)
+
+
+def _bit_table(entries: np.ndarray) -> tuple[np.uint64, np.ndarray]:
+    """By how much to shift a number to get its place in the table, and the table, eight places a byte."""
+    size = max(10, (BITS_PER_ENTRY * len(entries)).bit_length())
+    shift, bits = np.uint64(64 - size), np.zeros(1 << size - 3, dtype=np.uint8)
+    place = entries >> shift
+    np.bitwise_or.at(bits, place >> np.uint64(3), _BIT[place & np.uint64(7)])
+    return shift, bits
+
+
+def _in_bit_table(bits: np.ndarray, places: np.ndarray) -> np.ndarray:
+    return (bits[places >> np.uint64(3)] & _BIT[places & np.uint64(7)]) != 0

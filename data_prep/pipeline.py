@@ -1,0 +1,274 @@
+"""Which documents become the corpus, and on which side: one stream, one order, a ledger line per stage.
+
+source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
+
+The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from cramming.data.corpus import Split
+from data_prep.decisions import PASSED, Fates
+from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.dedup.exact import HeldOut, SeenBefore, content_hash
+from data_prep.dedup.near import NearDuplicates
+from data_prep.dedup.passages import Breach, passage, spans
+from data_prep.filters import normalise, quality
+from data_prep.filters.quality import FilterConfig
+from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document
+from data_prep.stage_stats import EXAMPLES, Ledger, Stage, text_bytes
+from data_prep.workers import Function, Workers
+
+GROUP_DOCUMENTS = 512
+GROUP_CHARACTERS = 1 << 20
+BETWEEN_TASKS = "+"
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))}  # control characters
+
+
+class Candidate(NamedTuple):
+    """A normalised document, or a part of a very long one."""
+
+    document: Document
+    place: int  # how many came before it out of the normalisation
+    size: int  # UTF-8 bytes
+    key: int  # for finding duplicates
+    number: int  # for the split
+    broken: str = ""  # the text before it was normalised, if that was broken
+
+    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = passage) -> None:
+        """Into the ledger; `show` makes of the text what an example shows, None if this document shall not be one."""
+        stage.drop(reason, self.size, self.document.id, self.document.text, show)
+
+
+def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
+    """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
+    found: dict[str, Function] = {}
+    if quality.any_on(config.filters):
+        found["filters"] = partial(_filter_verdicts, config.filters)
+    if decontaminator:
+        found["decontamination"] = partial(_tasks_found, decontaminator)
+    return found
+
+
+def _filter_verdicts(config: FilterConfig, texts: list[str]) -> list[str]:
+    return [quality.reason_to_remove(text, config) or PASSED for text in texts]
+
+
+def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
+    return [BETWEEN_TASKS.join(tasks) for tasks in decontaminator.tasks_in(texts)]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The settings and state that the stages share. `near` and `decontaminator` are None where switched off."""
+
+    config: DataConfig
+    ledger: Ledger
+    fates: Fates
+    workers: Workers  # with `judges`
+    near: NearDuplicates | None = None
+    decontaminator: Decontaminator | None = None
+
+    def run(self, documents: Iterable[Document]) -> Iterator[tuple[Split, Candidate]]:
+        """The documents of the corpus in the order of the source, each with its split."""
+        return self.held_out(self.decontaminated(self.not_near(self.unique(documents))))
+
+    def unique(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+        """Everything up to the exact deduplication: what the search for near-duplicates reads."""
+        return self.deduplicated(self.filtered(self.normalised(self.read(documents))))
+
+    def read(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """What the source gives, without what it found damaged."""
+        stage = self.ledger["source"]
+        for document in documents:
+            size = document.damage.bytes if document.damage else text_bytes(document.text)
+            counts = document.part == 0 or document.damage is not None
+            stage.take(size, counts)
+            if document.damage:
+                stage.drop(document.damage.reason, size, document.id, document.text, _broken_bytes)
+                continue
+            stage.give(size, counts)
+            yield document
+
+    def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+        """Normal form; documents above `clean.max_characters` or `filters.max_words` in parts. Token ids pass as they
+        are."""
+        config, stage, place = self.config, self.ledger["normalise"], 0
+        stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
+        made = Counter[str]()  # parts of each source's last document, which its next one may go on with
+        deleted = Counter[str]()
+        for document in documents:
+            stage.take(text_bytes(document.text), document.part == 0)
+            if document.ids is not None:
+                stage.give(0)
+                yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
+                place += 1
+                continue
+            normal = normalise.normalize(document.text, config.clean, deleted)
+            whole = normalise.split_evenly(normal, config.clean.max_characters)
+            broken = document.text if quality.is_broken(document.text, config.filters) else ""
+            parts = [part for piece in whole for part in normalise.split_by_words(piece, config.filters.max_words)]
+            before = made[document.source] if document.part else 0
+            made[document.source] = before + len(parts)
+            if before + len(parts) > 1:
+                stage.notes["long_documents_cut"] += before <= 1
+                stage.notes["their_parts"] += len(parts) if before > 1 else before + len(parts)
+            for number, part in enumerate(parts, 1):
+                data = part.encode()
+                stage.give(len(data))
+                name = document.id if len(parts) == 1 else f"{document.id} part {number} of {len(parts)}"
+                piece = document._replace(text=part.strip(), id=name)
+                yield Candidate(piece, place, len(data), *content_hash(data, config.seed), broken)
+                place += 1
+        if kinds := normalise.deleted_by_kind(deleted):
+            stage.notes["deleted_characters"] = kinds
+
+    def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """What is text worth learning from, by the filters that read text."""
+        stage = self.ledger["filters"]
+
+        def at_once(candidate: Candidate) -> str | None:
+            reason = normalise.reason_to_remove(candidate.document.text, self.config.clean)
+            return reason or ("broken_characters" if candidate.broken else None)
+
+        for candidate, reason in self._judged(candidates, stage, at_once):
+            if reason == PASSED:
+                yield candidate
+            else:
+                candidate.is_dropped_by(stage, reason, partial(self._breach, reason, candidate.broken))
+
+    def _breach(self, reason: str, broken: str, text: str) -> str:
+        if reason in normalise.FILTERS:
+            return normalise.shown(text, reason, self.config.clean)
+        text = broken if broken and reason == "broken_characters" else text
+        return quality.shown(text, reason, self.config.filters).translate(_VISIBLE)
+
+    def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """The first of equal documents."""
+        stage, seen = self.ledger["exact deduplication"], SeenBefore()
+        for group in _groups(candidates):
+            known = (
+                seen.ask([candidate.key for candidate in group]) if self.config.deduplicate else [False] * len(group)
+            )
+            for candidate, duplicate in zip(group, known):
+                stage.take(candidate.size)
+                if duplicate:
+                    candidate.is_dropped_by(stage, "duplicate")
+                    continue
+                stage.give(candidate.size)
+                yield candidate
+
+    def not_near(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """One of each group of near-duplicates. An example waits for the end: what is kept may come after it."""
+        stage, near = self.ledger["near deduplication"], self.near
+        examples = near.first(EXAMPLES) if near else {}
+        names = dict.fromkeys((kept for kept, _ in examples.values()), "")
+        waiting: dict[int, Candidate] = {}
+        for candidate in candidates:
+            stage.take(candidate.size)
+            if near is None or candidate.key not in near:
+                if candidate.key in names:
+                    names[candidate.key] = names[candidate.key] or candidate.document.id
+                stage.give(candidate.size)
+                yield candidate
+            elif candidate.key in examples and candidate.key not in waiting:
+                waiting[candidate.key] = candidate
+            else:
+                candidate.is_dropped_by(stage, "near_duplicate", None)
+        for key, candidate in waiting.items():
+            kept, similarity = examples[key]
+            candidate.is_dropped_by(stage, "near_duplicate", partial(self._likeness, names[kept], similarity))
+
+    def _likeness(self, kept: str, similarity: float, text: str) -> str:
+        breach = Breach(similarity, self.config.near_duplicates.threshold)
+        return f"like {kept}, {breach.shown(text, 'threshold')}"
+
+    def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """What holds no text of a downstream task; a document with text of two tasks counts for both."""
+        stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
+        texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
+        show = search.shown if search else passage
+        for candidate, found in self._judged(candidates, stage, lambda candidate: None):
+            if found == PASSED:
+                yield candidate
+            else:
+                tasks.update(found.split(BETWEEN_TASKS))
+                texts.update(search.texts_in([candidate.document.text])[0].tolist() if search else ())
+                candidate.is_dropped_by(stage, "contaminated", show)
+        stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
+        if search:
+            stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
+
+    def _judged(
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
+    ) -> Iterator[tuple[Candidate, str]]:
+        """Each candidate with the verdict on it: an earlier one, `reason_at_once`, or what a worker says of its text.
+
+        Token ids always pass, and so does everything where the stage is off.
+        """
+        for group, found in self.workers.map(stage.name, self._asked(candidates, stage, reason_at_once)):
+            answers = iter(found)
+            for candidate, known in group:
+                verdict = next(answers) if known is None else known
+                if self.fates.get(candidate.place, stage.name) is None:
+                    self.fates.set(candidate.place, stage.name, verdict)
+                stage.take(candidate.size)
+                if verdict == PASSED:
+                    stage.give(candidate.size)
+                yield candidate, verdict
+
+    def _asked(
+        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
+    ) -> Iterator[tuple[list[tuple[Candidate, str | None]], list[str]]]:
+        """Groups of candidates, each with its verdict where that is known without a worker; the texts of the others."""
+        default = None if stage.name in self.workers.functions else PASSED
+
+        def known(candidate: Candidate) -> str | None:
+            verdict = self.fates.get(candidate.place, stage.name)
+            if verdict is not None or candidate.document.ids is not None:
+                return verdict or PASSED
+            return reason_at_once(candidate) or default
+
+        for group in _groups(candidates):
+            verdicts = [(candidate, known(candidate)) for candidate in group]
+            yield verdicts, [candidate.document.text for candidate, verdict in verdicts if verdict is None]
+
+    def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
+        """Each document with its split."""
+        stage, held_out = self.ledger["hold-out"], HeldOut[Candidate](self.config.validation_fraction)
+        given: dict[Split, int] = {"train": 0, "validation": 0}
+
+        def decided(pairs: list[tuple[Split, Candidate]]) -> Iterator[tuple[Split, Candidate]]:
+            for split, candidate in pairs:
+                given[split] += 1
+                stage.give(candidate.size)
+                yield split, candidate
+
+        for candidate in candidates:
+            stage.take(candidate.size)
+            yield from decided(held_out.assign(candidate.number, candidate))
+        yield from decided(held_out.finish())
+        stage.notes |= {f"{split}_documents": count for split, count in given.items()}
+
+
+def _broken_bytes(text: str) -> str:
+    return passage(text, spans(ESCAPED_BYTE, text))
+
+
+def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    group: list[Candidate] = []
+    characters = 0
+    for candidate in candidates:
+        group.append(candidate)
+        characters += candidate.document.length
+        if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group

@@ -1,0 +1,115 @@
+"""What one call of `prepare` is about: the validated settings, the opened source and the folder to fill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError, build, expand_home, file_sha256
+from cramming.data import corpus
+from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.filters import language
+from data_prep.sources.hub import HubConfig, HubSource
+from data_prep.sources.mix import PARTS, MixSource
+from data_prep.sources.source import DataConfig, Source
+from data_prep.tokenizer import load as tokenizer
+from data_prep.tokenizer import train as vocabulary
+from data_prep.tokenizer.load import TokenizerConfig
+
+SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `prepare`: the validated settings, the opened source and the folder to fill."""
+
+    folder: Path
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    source: Source
+    settings: dict[str, Any]
+    settings_hash: str
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """An existing tokenizer to use instead of training one: the source's own, or the user's."""
+        own = self.source.tokenizer_file()
+        if own is None and self.tokenizer.path:
+            return expand_home(self.tokenizer.path, "tokenizer.path")
+        return own
+
+    def sources(self, inventory: list[dict[str, Any]]) -> list[str]:
+        """The names by which documents say where they are from."""
+        return self.source.parts() or [entry["name"] for entry in inventory]
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """What the corpus is made from: the source's parts, and the user's tokenizer."""
+        return self.source.inventory() + self._tokenizer_entry()
+
+    @cached_property
+    def decontaminator(self) -> Decontaminator | None:
+        """The search for downstream text, if it is asked for."""
+        config = self.data.decontaminate
+        if not config.tasks:
+            return None
+        return Decontaminator.from_folder(expand_home(config.tasks, "data.decontaminate.tasks"), config)
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """The tasks' files that the text is compared with. They are no sources of the corpus."""
+        return self.decontaminator.files if self.decontaminator else []
+
+    def changed(self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:
+        """What differs from the inventory and the tasks' files of an earlier run, in words; None if nothing does."""
+        if self.compared != compared:
+            return f"the tasks in {self.data.decontaminate.tasks}"
+        source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
+        self.source.pin(source)
+        if changed := self.source.changed(source):
+            return changed
+        before, now = inventory[len(source) :], self._tokenizer_entry()
+        return None if before == now else ", ".join(entry["name"] for entry in now or before)
+
+    def _tokenizer_entry(self) -> list[dict[str, Any]]:
+        """A ready-made tokenizer. The source's own has the source's revision, so it is not fetched to be known."""
+        if isinstance(self.source, HubSource) and (file := self.source.config.tokenizer_file):
+            source = self.source.inventory()[0]
+            return [{**source, "name": f"{self.source.dataset}/{file}", "kind": "tokenizer"}]
+        if not self.tokenizer.path:
+            return []
+        sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))
+        return [
+            {
+                "name": self.tokenizer.path,
+                "kind": "tokenizer",
+                "license": None,
+                "sha256": sha256,
+            }
+        ]
+
+
+def parse(config: Mapping[str, Any]) -> Job:
+    """Validate the settings and look at the source, before anything is written."""
+    kind = config["data"].get("source")
+    if kind not in SOURCES:
+        raise UserError(f"data.source={kind!r}: choose one of {', '.join(SOURCES)}")
+    data = build(SOURCES[kind].config_class, config["data"], "data")
+    job = Job(
+        folder=corpus.corpus_folder(config),
+        data=data,
+        tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
+        source=SOURCES[kind](data),
+        settings=corpus.content_settings(config),
+        settings_hash=corpus.corpus_hash(config),
+    )
+    if data.filters.languages is not None:
+        language.require_package()
+    has_its_own = isinstance(data, HubConfig) and data.ids_field
+    if job.tokenizer.path:
+        if has_its_own:
+            raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
+        tokenizer.load(expand_home(job.tokenizer.path, "tokenizer.path"))
+    elif not has_its_own:
+        vocabulary.require_package(job.tokenizer)
+    return job

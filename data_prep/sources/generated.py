@@ -1,0 +1,50 @@
+"""The embedded corpus as a source: `data=embedded` generates its documents from a seed, no download."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cramming.config import UserError
+from data_prep.sources.source import DataConfig, Document, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedConfig(DataConfig):
+    """`data=embedded`."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 1:
+            raise UserError(f"data.size={self.size}: must be at least 1; it is the number of words to generate, about")
+
+
+class EmbeddedSource(Source):
+    """The generated corpus: a pure function of seed and size, so its identity is its generator's source code."""
+
+    config_class: ClassVar[type[DataConfig]] = EmbeddedConfig
+    config: EmbeddedConfig
+
+    def __init__(self, config: EmbeddedConfig) -> None:
+        self.config = config
+
+    def inventory(self) -> list[dict[str, Any]]:
+        code = hashlib.sha256()
+        for path in sorted((Path(__file__).parent / "embedded").glob("*.py")):
+            code.update(path.read_bytes())
+        name = {"name": "embedded", "kind": "embedded", "license": self.config.license}
+        return [{**name, "sha256": code.hexdigest()}]
+
+    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
+        return None if inventory == self.inventory() else "the generator of the embedded corpus"
+
+    def documents(self) -> Iterator[Document]:
+        from data_prep import synthetic  # late: its lexicon is of no use to the other sources
+
+        self.position = 0
+        for document in synthetic.documents(self.config.seed, self.config.size):
+            self.position += 1
+            yield document

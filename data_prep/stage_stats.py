@@ -1,0 +1,123 @@
+"""The ledger: one line per stage of the preparation, with what came in, went out and was dropped, and examples.
+
+Every count is a pure function of text and settings: a run that was interrupted and went on fills the same ledger.
+Examples are those dropped documents whose seeded hash is smallest, so they depend neither on the order of counting nor
+on how many there are.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cramming.data.manifest import Dropped, StageLine
+from data_prep.dedup.passages import PASSAGE_CHARACTERS, passage
+
+EXAMPLES = 3
+STAGES = (
+    "source", "normalise", "filters", "exact deduplication", "near deduplication", "decontamination", "hold-out",
+    "tokenizer", "tokens", "order", "shards",
+)  # fmt: skip
+
+
+def text_bytes(text: str) -> int:
+    """UTF-8 bytes of a text; stray surrogates count as they would be written."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+@dataclass
+class _Bin:
+    """What was dropped for one reason."""
+
+    documents: int = 0
+    bytes: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)  # a heap, the largest hash (negated) on top
+
+    def add(self, size: int, seed: int, name: str, text: str, show: Callable[[str], str] | None) -> None:
+        self.documents += 1
+        self.bytes += size
+        if show is None:
+            return
+        head = text[:PASSAGE_CHARACTERS]
+        digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
+        place = -int.from_bytes(digest, "big")
+        if len(self.examples) == EXAMPLES and place <= self.examples[0][0]:
+            return
+        item = (place, f"{name}: {_one_line(show(text))}")
+        if len(self.examples) < EXAMPLES:
+            heapq.heappush(self.examples, item)
+        else:
+            heapq.heapreplace(self.examples, item)
+
+
+@dataclass
+class Stage:
+    """A stage while it counts."""
+
+    name: str
+    seed: int
+    documents_in: int = 0
+    bytes_in: int = 0
+    documents_out: int = 0
+    bytes_out: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    bins: dict[str, _Bin] = field(default_factory=dict)
+
+    def take(self, size: int, counts: bool = True) -> None:
+        """A document of `size` bytes came in, or, where it no longer `counts`, a further part of the one before."""
+        self.documents_in += counts
+        self.bytes_in += size
+
+    def give(self, size: int, counts: bool = True) -> None:
+        """A document of `size` bytes went out, or, where it no longer `counts`, a further part of the one before."""
+        self.documents_out += counts
+        self.bytes_out += size
+
+    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = passage) -> None:
+        """A document that came in goes no further. `name` says where it stands; `show` makes of `text` what an example
+        shows, None for a document that shall not be one."""
+        self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text, show)
+
+    def line(self) -> StageLine:
+        """For the manifest."""
+        dropped = {
+            reason: Dropped(bin_.documents, bin_.bytes, [text for _, text in sorted(bin_.examples, reverse=True)])
+            for reason, bin_ in sorted(self.bins.items())
+        }
+        counts = (self.documents_in, self.bytes_in, self.documents_out, self.bytes_out)
+        return StageLine(self.name, *counts, dropped, self.notes)
+
+
+class Ledger:
+    """All stages, in the order of the pipeline."""
+
+    def __init__(self, seed: int) -> None:
+        self.stages = {name: Stage(name, seed) for name in STAGES}
+
+    def __getitem__(self, name: str) -> Stage:
+        return self.stages[name]
+
+    def removed(self) -> dict[str, int]:
+        """Documents dropped, by reason, over all stages."""
+        total: dict[str, int] = {}
+        for stage in self.stages.values():
+            for reason, bin_ in stage.bins.items():
+                total[reason] = total.get(reason, 0) + bin_.documents
+        return dict(sorted(total.items()))
+
+    def pass_on(self, name: str) -> None:
+        """A stage that changes nothing on the way: what its predecessor gave comes in and goes out."""
+        stage, before = self[name], self[STAGES[STAGES.index(name) - 1]]
+        stage.documents_in = stage.documents_out = before.documents_out
+        stage.bytes_in = stage.bytes_out = before.bytes_out
+
+    def lines(self) -> list[StageLine]:
+        """For the manifest."""
+        return [stage.line() for stage in self.stages.values()]
+
+
+def _one_line(text: str) -> str:
+    """An excerpt that a table can show: no control characters, no line breaks, valid UTF-8."""
+    shown = "".join(c if c.isprintable() else " " for c in text.encode(errors="replace").decode())
+    return " ".join(shown.split())

@@ -1,0 +1,1 @@
+"""Loading and training of tokenizers."""

@@ -1,0 +1,128 @@
+"""Loading and describing the tokenizer: always one `tokenizer.json` with a BERT-style template.
+
+Whatever its origin (data_prep/tokenizer/train.py trains one), it ends up with five special tokens, `[CLS] a [SEP]` and
+`[CLS] a [SEP] b [SEP]` templates, and without truncation or padding, so that pretraining, fine-tuning and stock
+`transformers` all read text the same way.
+"""
+
+import json
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from tokenizers import Tokenizer, models, processors
+
+from cramming.config import UserError, file_sha256
+from cramming.data.corpus import SpecialIds, TokenizerInfo
+
+SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+# Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.
+SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
+
+TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
+LARGEST_VOCABULARY = 1 << 20
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
+
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    vocab_size: int = 32768  # an upper limit: a small corpus has fewer entries to offer
+    lowercase: bool = True
+    min_frequency: int = 2  # of a new entry; Unigram has a rule of its own
+    sample_mb: float = 100.0  # trained on an even random sample of the text, at most this large
+    path: str | None = None  # an existing tokenizer.json
+
+    def __post_init__(self) -> None:
+        if self.sample_mb <= 0 or self.min_frequency < 1:
+            raise ValueError("sample_mb must be above 0 and min_frequency at least 1")
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ValueError(f"vocab_size={self.vocab_size} is above {LARGEST_VOCABULARY}")
+        if self.vocab_size <= len(SPECIAL_TOKENS):
+            raise ValueError(f"vocab_size={self.vocab_size} has no room beside {len(SPECIAL_TOKENS)} special tokens")
+
+
+def load(path: Path) -> Tokenizer:
+    """An existing `tokenizer.json`, without its truncation and padding, with our template.
+
+    UserError: no such file, not a `tokenizers` file, or one without the five special tokens.
+    """
+    if not path.is_file():
+        raise UserError(f"tokenizer.path: no file {path}; give a tokenizer.json as `tokenizers` writes it")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"tokenizer.path: {path}: cannot be read: {error.strerror}") from None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"tokenizer.path: {path} is not a tokenizer.json: {str(error).splitlines()[0]}") from None
+    special = special_tokens(tokenizer, path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    add_template(tokenizer, special)
+    return tokenizer
+
+
+def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[str, str]:
+    """The spelling of pad, unk, cls, sep and mask in this tokenizer."""
+    missing: list[str] = []
+    for spelling in SPELLINGS:
+        absent = [token for token in spelling.values() if tokenizer.token_to_id(token) is None]
+        if not absent:
+            return spelling
+        missing = missing or absent
+    raise UserError(f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them")
+
+
+def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings."""
+    cls, sep = special["cls"], special["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+    )
+
+
+def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+    """The ids of the five special tokens."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    return SpecialIds(**{name: vocab[token] for name, token in special_tokens(tokenizer).items()})
+
+
+def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
+    """How many characters of text each entry stands for, int64 [vocabulary]: none for a special token.
+
+    None for other kinds than WordPiece, whose unknown tokens are single characters.
+    """
+    if not isinstance(tokenizer.model, models.WordPiece):
+        return None
+    prefix, vocab = tokenizer.model.continuing_subword_prefix, tokenizer.get_vocab(with_added_tokens=True)
+    characters_V = np.zeros(1 + max(vocab.values()), dtype=np.int64)
+    special = set(special_tokens(tokenizer).values())
+    for entry, number in vocab.items():
+        if entry not in special:  # BERT's normaliser takes syllables of Hangul apart
+            characters_V[number] = len(unicodedata.normalize("NFC", entry.removeprefix(prefix)))
+    return characters_V
+
+
+def describe_for_transformers(special: dict[str, str]) -> str:
+    """The text of `TOKENIZER_CONFIG`, with these spellings: without it `AutoTokenizer` knows no special tokens."""
+    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{name}_token": token for name, token in special.items()}
+    return json.dumps(node, indent=1) + "\n"
+
+
+def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:
+    """What the manifest says about the tokenizer that was saved at `path`."""
+    return TokenizerInfo(
+        kind=type(tokenizer.model).__name__.lower(),
+        vocab_size=1 + max(tokenizer.get_vocab(with_added_tokens=True).values()),
+        lowercase=tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a",
+        sha256=file_sha256(path),
+        special=special_tokens(tokenizer),
+        special_ids=special_ids(tokenizer)._asdict(),
+    )

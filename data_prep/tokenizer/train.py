@@ -1,0 +1,204 @@
+"""Training a tokenizer on a sample of the text.
+
+Training is deterministic. The trainer of `tokenizers` is not when it makes WordPiece (it numbers the inner `##x` forms,
+and drops rare characters of equal count, in the order of a randomly seeded hash map), so both are fixed beforehand: we
+choose the alphabet, and hand the inner forms over in sorted order. Its Unigram trainer sums in the order of such a map
+too, which cannot be mended from outside, so Unigram models are trained by `sentencepiece` in one thread.
+"""
+
+import heapq
+import importlib.util
+import io
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from cramming.config import UserError
+from data_prep.filters.normalise import split_at_whitespace
+from data_prep.sources.source import Document
+from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, add_template
+
+LARGEST_ALPHABET = 1000
+SMALLEST_ALPHABET = 64
+SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this length
+LEAST_SAMPLE_CHARACTERS = 1000
+
+
+def sample_text(documents: Iterable[Document], clean: Callable[[str], str], megabytes: float, seed: int) -> list[str]:
+    """An even random sample of the documents' text, at most `megabytes` of UTF-8, in the order of the text.
+
+    A bottom-k sample: every part of a document draws a number, and those with the smallest numbers stay. Memory is the
+    sample itself. Only parts that stay are cleaned.
+    """
+    draw, limit, size = random.Random(seed), int(megabytes * 1e6), 0
+    kept: list[tuple[float, int, bytes]] = []  # a heap with the largest number on top (negated)
+    threshold, order = 1.0, 0
+    for document in documents:
+        for part in split_at_whitespace(document.text, SAMPLE_CHARACTERS):
+            order += 1
+            number = draw.random()
+            if number > threshold:
+                continue
+            data = clean(part).encode()
+            heapq.heappush(kept, (-number, order, data))
+            size += len(data)
+            while size > limit and len(kept) > 1:
+                number, _, data = heapq.heappop(kept)
+                threshold, size = -number, size - len(data)
+    return [data.decode() for _, _, data in sorted(kept, key=lambda item: item[1])]
+
+
+def require_package(config: TokenizerConfig) -> None:
+    """UserError when the package that this kind is trained by is missing."""
+    if config.kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:
+        raise UserError(
+            "tokenizer.kind=unigram needs the package sentencepiece: pip install 'cramming[unigram]', or choose"
+            " wordpiece or bpe"
+        )
+
+
+def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer of `config.kind`, of the sample. UserError: no package, too little text, too small a vocabulary."""
+    require_package(config)
+    characters = sum(map(len, sample))
+    if characters < LEAST_SAMPLE_CHARACTERS:
+        raise UserError(
+            f"too little text to train a tokenizer: {characters} characters, at least {LEAST_SAMPLE_CHARACTERS} are"
+            " needed; name more text or set tokenizer.path to an existing tokenizer.json"
+        )
+    tokenizer = TRAINERS[config.kind](sample, config)
+    add_template(tokenizer, SPECIAL_TOKENS)
+    return tokenizer
+
+
+def _train_wordpiece(sample: list[str], config: TokenizerConfig) -> Tokenizer:
+    """WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
+    normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
+    limit = min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
+    alphabet = most_frequent_characters(sample, normalizer, limit)
+    inner = [f"##{character}" for character in alphabet]
+    special = list(SPECIAL_TOKENS.values())
+    _require_vocabulary(config, len(special) + 2 * len(alphabet), "each character of the text at two places")
+    tokenizer = _wordpiece(None, normalizer)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special + inner,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample, trainer)
+    # Rebuilt from the vocabulary alone: the trainer has registered the inner forms as special tokens.
+    return _wordpiece(tokenizer.get_vocab(with_added_tokens=True), normalizer)
+
+
+def _wordpiece(vocab: dict[str, int] | None, normalizer: Any) -> Tokenizer:
+    unk = SPECIAL_TOKENS["unk"]
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=unk) if vocab else models.WordPiece(unk_token=unk))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    if vocab:
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    return tokenizer
+
+
+def most_frequent_characters(sample: list[str], normalizer: Any, limit: int) -> list[str]:
+    """The `limit` most frequent characters of the normalised sample, ties by code point, in order of code points."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in sample:
+        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
+        counts[: len(found)] += found
+    normalised: dict[str, int] = {}
+    for code in np.flatnonzero(counts).tolist():
+        for character in normalizer.normalize_str(chr(code)):
+            if not character.isspace():
+                normalised[character] = normalised.get(character, 0) + int(counts[code])
+    return sorted(sorted(normalised, key=lambda character: (-normalised[character], character))[:limit])
+
+
+def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
+    special = list(SPECIAL_TOKENS.values())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _require_vocabulary(config, len(special) + len(alphabet), "each of the 256 bytes")
+    tokenizer = Tokenizer(models.BPE())
+    if config.lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=config.min_frequency,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample, trainer)
+    return tokenizer
+
+
+def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Unigram language model (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
+    special = list(SPECIAL_TOKENS.values())
+    normalizer = normalizers.Sequence([normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase])
+    limit = min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
+    alphabet = most_frequent_characters(sample, normalizer, limit)
+    _require_vocabulary(config, len(special) + 1 + len(alphabet), "each character of the text")
+    lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
+    pieces = _unigram_pieces(lines, config.vocab_size - len(special))
+    unk = special.index(SPECIAL_TOKENS["unk"])
+    tokenizer = Tokenizer(models.Unigram([(token, 0.0) for token in special] + pieces, unk_id=unk))
+    tokenizer.normalizer = normalizer
+    # Words first: a line break separates them as a space does.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _unigram_pieces(lines: Iterable[str], count: int) -> list[tuple[str, float]]:
+    """At most `count` pieces with their log-probabilities."""
+    import sentencepiece
+
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=filter(None, lines),
+            model_writer=written,
+            model_type="unigram",
+            vocab_size=count + 1,  # and its own sign for unknown
+            hard_vocab_limit=False,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            normalization_rule_name="identity",
+            max_sentence_length=1 << 20,  # bytes; longer lines would be left out
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"tokenizer.vocab_size={count + len(SPECIAL_TOKENS)}: sentencepiece cannot train on this text: {error}"
+        ) from None
+    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]
+
+
+TRAINERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
+    "wordpiece": _train_wordpiece,
+    "bpe": _train_bpe,
+    "unigram": _train_unigram,
+}
+
+
+def _require_vocabulary(config: TokenizerConfig, needed: int, what: str) -> None:
+    if config.vocab_size < needed:
+        raise UserError(
+            f"tokenizer.vocab_size={config.vocab_size} is too small: the special tokens and {what} alone need {needed}"
+        )

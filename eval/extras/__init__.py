@@ -1,0 +1,1 @@
+"""Beside the leaderboard: studies, sweeps, minimal pairs."""

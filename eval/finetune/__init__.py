@@ -1,0 +1,1 @@
+"""Fine-tuning of one model on all tasks under one set of hyperparameters."""

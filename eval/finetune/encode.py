@@ -1,0 +1,173 @@
+"""Texts to token ids, once per task: every seed and epoch reads the same arrays.
+
+A model's folder says how its sequences look. Folders of this suite and stock BERT and ModernBERT folders get BERT's
+layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with the special tokens their tokenizer names; any other folder
+gets what its own tokenizer does (RoBERTa's `<s> a </s></s> b </s>`). Sequences above the maximum length lose tokens
+from the longer of the two texts. Sequences are stored end to end without padding: flat ids, and where each example
+begins.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from cramming.config import UserError
+from eval.tasks.datasets import Split, TaskData
+
+BATCH = 4096
+RARE = "\u9fef"  # a Chinese character that hardly any vocabulary has
+
+Columns = tuple[list[str], ...]
+Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """N examples end to end: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
+
+    ids_T: np.ndarray
+    types_T: np.ndarray
+    starts_N: np.ndarray
+    labels_N: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.starts_N) - 1
+
+
+@dataclass(frozen=True)
+class EncodedTask:
+    """A task's splits as token ids, under the entries' names."""
+
+    train: Encoded
+    scored: dict[str, Encoded]
+    blind: dict[str, Encoded]
+
+
+def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
+    """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        return _bert_encoder(folder, max_length, vocab_size)
+    return _stock_encoder(folder, max_length, vocab_size)
+
+
+def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises this bare type for any content that it cannot use
+        raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
+    _check_size(folder, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
+    try:
+        tokenizer.encode(RARE)
+    except Exception as error:  # of the same bare type, at the first word that the vocabulary lacks
+        raise UserError(f"{folder / 'tokenizer.json'}: cannot encode an unknown word ({error})") from None
+    cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
+    )
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
+        found = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
+        return [e.ids for e in found], [e.type_ids for e in found]
+
+    return encode
+
+
+def special_token(folder: Path, role: str) -> str | None:
+    """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
+    config = folder / "tokenizer_config.json"
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{config}: not readable as JSON ({error})") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{config}: expected a JSON object, found {type(settings).__name__}")
+    named = settings.get(role)
+    text = named.get("content") if isinstance(named, dict) else named  # as transformers writes an added token
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{config}: {role} is {named!r}, not a text")
+    return text or None
+
+
+def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
+    """The special token of a role and its id; BERT's name for it where the folder does not say."""
+    text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
+    number = to_id(text)
+    if number is None:
+        raise UserError(
+            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); the tokenizer does not fit the model"
+        )
+    return text, number
+
+
+def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
+    _check_size(folder, 1 + max(tokenizer.get_vocab().values(), default=-1), vocab_size)
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        found = tokenizer(*columns, truncation="longest_first", max_length=max_length, padding=False)
+        ids = found["input_ids"]
+        return ids, found.get("token_type_ids") or [[0] * len(sequence) for sequence in ids]
+
+    return encode
+
+
+def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
+    """The id of the mask token, and those that frame texts ([CLS], [SEP]); UserError where there is no mask token."""
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        to_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id
+        mask, *frame = (_special(folder, to_id, role)[1] for role in ("mask_token", "cls_token", "sep_token"))
+        return mask, set(frame)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    if tokenizer.mask_token_id is None:
+        raise UserError(f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model")
+    return int(tokenizer.mask_token_id), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+
+def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
+    if entries > vocab_size:
+        raise UserError(
+            f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit"
+        )
+
+
+def encode_task(
+    data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
+) -> EncodedTask:
+    """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
+    return EncodedTask(
+        encode_split(data.train, encode, on_examples),
+        {split.source.entry: encode_split(split, encode, on_examples) for split in data.scored},
+        {split.source.entry: encode_split(split, encode, on_examples) for split in data.blind},
+    )
+
+
+def encode_split(split: Split, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None) -> Encoded:
+    """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
+    ids, types, lengths = [], [], []
+    for first in range(0, len(split), BATCH):
+        batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
+        lengths += [len(sequence) for sequence in batch_ids]
+        ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
+        types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
+        on_examples(len(batch_ids))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)

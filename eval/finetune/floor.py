@@ -1,0 +1,113 @@
+"""The floor of every scale: a linear model on bags of words, and a constant, scored on the same tasks.
+
+What this reaches needs no encoder at all: beside a fine-tuned model it shows what the encoder adds. Words and pairs of
+neighbouring words are weighted by tf-idf; for two texts the model sees both, the product and the difference of their
+vectors, and how much of each is in the other. Logistic regression, ridge regression for STS-B; no setting differs
+between tasks. The constant is the training set's most frequent class, or its mean label: what a score is worth with no
+look at the text. Both depend on the data alone, so there is one "seed".
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cramming.config import settings_hash
+from cramming.progress import say
+from eval.finetune.loop import Predictions
+from eval.finetune.results import Pieces, summarise, write_json
+from eval.rules.reading import WITHOUT_ENCODER
+from eval.tasks.datasets import Split, TaskData
+from eval.tasks.glue import Task
+
+SETTINGS: dict[str, Any] = {
+    "words": "tf-idf of 1- and 2-grams", "most_frequent": 100_000, "inverse_regularization": 1.0, "iterations": 200,
+}  # fmt: skip
+
+
+def score_floor(
+    section: str, store: Pieces, suite: str, data: Sequence[TaskData], absent: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The record's `section` (see `WITHOUT_ENCODER`) and the seconds per task; tasks that are stored with the same data
+    are not done again.
+    """
+    import sklearn
+
+    name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
+    pieces, seconds = {}, {}
+    for task_data in data:
+        task = task_data.task
+        key = settings_hash(task_data.sha256, settings, sklearn.__version__)
+        piece = store.load(task_data, 0, key)
+        if piece is None:
+            piece = store.save(task_data, 0, key, predict(task_data))
+            say(f"{task.title:<8} {name}: {piece['seconds']:.0f} s")
+        pieces[task.name, 0], seconds[task.name] = piece, piece["seconds"]
+    summary = summarise({"init": name, "model": name}, suite, data, pieces, [0], settings, absent)
+    write_json(store.folder / "glue.json", summary)
+    return summary, seconds
+
+
+def predict_from_words(data: TaskData) -> Predictions:
+    """Fit on the training set, predict the labelled sets."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    started = time.perf_counter()
+    words = TfidfVectorizer(
+        ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b|[^\w\s]",
+        max_features=SETTINGS["most_frequent"],
+    )  # fmt: skip
+    words.fit(text for column in data.train.texts for text in column)
+    assert data.train.labels is not None, data.task.name
+    model = _linear_model(data.task, classes=len(np.unique(data.train.labels)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations is part of the definition
+        model.fit(_features(words, data.train), data.train.labels)
+    scored = {s.source.entry: model.predict(_features(words, s)).astype(np.float64) for s in data.scored}
+    return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+
+
+def predict_constant(data: TaskData) -> Predictions:
+    """The most frequent class of the training set (of several the first), or the mean of its labels, for every text."""
+    started, labels = time.perf_counter(), data.train.labels
+    assert labels is not None, data.task.name
+    value = float(labels.mean()) if data.task.regression else float(np.bincount(labels).argmax())
+    scored = {s.source.entry: np.full(len(s), value) for s in data.scored}
+    return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+
+
+# Section of the record -> what the numbers depend on beside the data, and how they are made.
+METHODS: dict[str, tuple[dict[str, Any], Callable[[TaskData], Predictions]]] = {
+    "floor": (SETTINGS, predict_from_words),
+    "constant": ({"predicts": "the most frequent class, or the mean label"}, predict_constant),
+}
+
+
+def _linear_model(task: Task, classes: int) -> Any:
+    from sklearn.dummy import DummyClassifier
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    strength = SETTINGS["inverse_regularization"]
+    if not task.regression and classes == 1:
+        return DummyClassifier()  # a training set of one class teaches that class
+    if task.regression:
+        return Ridge(alpha=1 / strength, solver="lsqr", max_iter=SETTINGS["iterations"])
+    return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"])
+
+
+def _features(words: Any, split: Split) -> Any:
+    """A sparse matrix, one row per example."""
+    from scipy.sparse import csr_matrix, hstack
+
+    first = words.transform(split.texts[0])
+    if len(split.texts) == 1:
+        return first
+    second = words.transform(split.texts[1])
+    shared = first.multiply(second)
+    common = (first > 0).multiply(second > 0).sum(1)
+    of_each = [np.asarray(common / np.maximum((side > 0).sum(1), 1)) for side in (first, second)]
+    overlap = csr_matrix(np.hstack([np.asarray(shared.sum(1)), *of_each]))
+    return hstack([first, second, shared, abs(first - second), overlap], format="csr")

@@ -1,0 +1,1 @@
+"""The leaderboard, a page for every run, and what goes with it."""

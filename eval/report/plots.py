@@ -1,0 +1,189 @@
+"""The report's plots: loss and learning rate over the budget, and scores as bars.
+
+Figures are drawn with Matplotlib's file backend and leave in two forms: a PNG, and an SVG for the page, whose text and
+lines take the colour of the page's text (`currentColor`), so that it reads on light and dark ground. A run without
+metrics, or with parts of them, simply has fewer lines; a figure without any line is not made.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eval.rules.reading import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# After Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
+COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
+INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
+POINTS = 300  # per line; more cannot be seen at this size
+BAR_COLOURS = {"pretrained": COLOURS[0], "untrained": COLOURS[4], "published": "#9aa3ad"}
+LEGEND_COLUMNS = 4
+_COUNTS = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"), (1.0, ""))
+
+
+class Curve(NamedTuple):
+    """One run's metrics rows under its name."""
+
+    label: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+class Bar(NamedTuple):
+    """One bar of the score plot: in percent, `kind` one of pretrained, untrained, published."""
+
+    label: str
+    value: float
+    spread: float | None
+    kind: str
+
+
+def training(curves: Sequence[Curve]) -> "Figure | None":
+    """Loss over the budget, loss over tokens, learning rate over the budget; None where no run has any of them."""
+    most = max((x for c in curves for x, _ in _points(c.rows, "tokens", "loss")), default=0.0)
+    unit, words = next((u for u in _COUNTS if most >= u[0]), _COUNTS[-1])
+    panels = (
+        ("progress", "loss", 0.01, "budget spent (%)", "MLM loss"),
+        ("tokens", "loss", unit, f"tokens{words}", "MLM loss"),
+        ("progress", "lr", 0.01, "budget spent (%)", "learning rate"),
+    )
+    if not any(_points(c.rows, x, y) for c in curves for x, y, *_ in panels):
+        return None
+    entries = _legend_entries(curves)
+    legend_inches = 0.24 * -(-len(entries) // LEGEND_COLUMNS) + 0.12
+    figure = _figure(12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches)
+    for index, (x, y, scale, x_title, y_title) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), index + 1)
+        _style(axes, x_title, y_title)
+        for colour, curve in zip(_cycle(len(curves)), curves):
+            _draw(axes, curve, x, y, scale, colour)
+        if y == "lr":
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+            axes.yaxis.get_offset_text().set_color(INK)
+    handles = [handle for _, handle in entries]
+    labels = [label for label, _ in entries]
+    figure.legend(handles, labels, loc="lower center", ncols=LEGEND_COLUMNS, frameon=False, labelcolor=INK, fontsize=9)
+    return figure
+
+
+def scores(bars: Sequence[Bar], title: str) -> "Figure | None":
+    """Horizontal bars, best on top, published rows in grey; None where there is nothing to compare."""
+    if not bars:
+        return None
+    ordered = sorted(bars, key=lambda bar: bar.value)
+    labels = [_label(bar.label) for bar in ordered]
+    margin = 0.3 + 0.075 * max(map(len, labels))
+    figure = _figure(9.0, 0.7 + 0.3 * len(bars), left=margin, right=0.15, top=0.1, bottom=0.52)
+    axes = figure.add_subplot(1, 1, 1)
+    _style(axes, title, "")
+    for place, bar in enumerate(ordered):
+        colour = BAR_COLOURS[bar.kind]
+        axes.barh(place, bar.value, xerr=bar.spread, color=colour, height=0.7, ecolor=INK, capsize=2)
+        beyond = bar.value + (bar.spread or 0.0) + 0.8
+        axes.text(beyond, place, f"{bar.value:.1f}", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(ordered)), labels)
+    axes.set_xlim(min(0.0, ordered[0].value), 105)
+    axes.set_ylim(-0.6, len(ordered) - 0.4)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure as a PNG on white."""
+    buffer = io.BytesIO()
+    with _any_script():
+        figure.savefig(buffer, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg(figure: "Figure", name: str) -> str:
+    """The figure as inline SVG; `name` keeps the ids of several figures in one page apart."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    settings = {"svg.hashsalt": name, "svg.fonttype": "none", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings), _any_script():
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r'id="(?!clip|[pm][0-9a-f]{10})[^"]*"', "", text[text.index("<svg") :])
+    return text.replace(INK, "currentColor")
+
+
+@contextmanager
+def _any_script() -> Iterator[None]:
+    """Names may be in a script that Matplotlib's own font lacks: boxes in the PNG, and nobody needs a warning each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
+    pairs = [(number(row, x), number(row, y)) for row in rows]
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+def _binned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most POINTS points: means over consecutive ones, which also calms a noisy line without shifting it."""
+    size = -(-len(points) // POINTS)
+    groups = [points[i : i + size] for i in range(0, len(points), size or 1)]
+    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+
+
+def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
+    line = _binned(_points(curve.rows, x, y))
+    if line:
+        axes.plot([a / scale for a, _ in line], [b for _, b in line], color=colour, linewidth=1.5)
+    held_out = _points(curve.rows, x, "validation_loss") if y == "loss" else []
+    if held_out:
+        xs = [a / scale for a, _ in held_out]
+        axes.plot(xs, [b for _, b in held_out], "o", color=colour, markersize=4.5, markerfacecolor="none")
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+
+
+def _figure(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> "Figure":
+    """A figure with margins, all in inches: computed margins cost far less time than Matplotlib's layout engines."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.2)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _style(axes: "Axes", x_title: str, y_title: str) -> None:
+    axes.patch.set_alpha(0)
+    axes.set_axisbelow(True)
+    axes.grid(color=INK, alpha=0.12, linewidth=0.7)
+    axes.tick_params(colors=INK, labelsize=9, length=3)
+    axes.set_xlabel(x_title, color=INK, fontsize=10)
+    axes.set_ylabel(y_title, color=INK, fontsize=10)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+        spine.set_alpha(0.5)
+
+
+def _legend_entries(curves: Sequence[Curve]) -> list[tuple[str, Any]]:
+    """Label and line of each run, and the validation points' sign where there are any."""
+    from matplotlib.lines import Line2D
+
+    names = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
+    entries = [(name, Line2D([], [], color=colour)) for name, colour in zip(names, _cycle(len(curves)))]
+    if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
+        points = Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5)
+        entries.append(("validation loss", points))
+    return entries
+
+
+def _label(text: str) -> str:
+    """A name as Matplotlib may print it: `$` would begin a formula."""
+    return (text if len(text) <= 48 else text[:47] + "…").replace("$", r"\$")

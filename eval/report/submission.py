@@ -1,0 +1,169 @@
+"""The zip that the GLUE server takes, and a check of one before anybody waits for the server's refusal.
+
+The server (gluebenchmark.com) wants eleven files at the top of a zip, one per test set, each with the header
+`index<TAB>prediction` and one line per test example in order. Classes are written as 0 and 1, except in the inference
+tasks (MNLI-m, MNLI-mm, AX, QNLI, RTE), which want the words; STS-B is a number from 0 to 5, with three decimals.
+Sizes, label order and names come from the task table.
+
+A submission takes one seed per task, and always the first: choosing the seed by its development score would be a
+selection that the record does not show.
+"""
+
+import io
+import json
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.rules.reading import DAMAGED_ARRAYS, at, entries
+from eval.tasks.glue import TASKS, Source, Task
+
+# File name in the zip -> the task whose labels it uses, and the test set.
+FILES: dict[str, tuple[Task, Source]] = {
+    f"{source.title}.tsv": (task, source) for task in TASKS.values() for source in task.blind
+}
+HEADER = "index\tprediction"
+
+
+def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The test predictions of one seed from a run's `glue/<init>/`: by file, and why others are missing.
+
+    A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...), and only as part of the scores
+    in the record's `section`: the folder may hold tasks of earlier calls with other hyperparameters.
+    """
+    found: dict[str, np.ndarray] = {}
+    missing: dict[str, str] = {}
+    for file, (task, source) in FILES.items():
+        if not _on_record(results / "pieces" / f"{task.name}-seed{seed}.json", section, task, seed):
+            missing[file] = "not of the scores on record"
+            continue
+        path = results / "predictions" / f"{task.name}-seed{seed}.npz"
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                values, ids = arrays.get(f"test.{source.entry}"), arrays.get(f"test_ids.{source.entry}")
+        except FileNotFoundError:
+            missing[file] = "not fine-tuned with this seed"
+            continue
+        except DAMAGED_ARRAYS:
+            missing[file] = "the stored predictions are damaged"
+            continue
+        if values is None:
+            missing[file] = "no test set in the data"
+        elif values.ndim != 1 or values.dtype.kind not in "iuf":
+            missing[file] = "the stored predictions are damaged"
+        elif len(values) != source.examples:
+            missing[file] = f"{len(values)} of {source.examples} test examples"
+        elif ids is not None and not np.array_equal(ids, np.arange(len(values))):
+            missing[file] = "the test file is not in the official order"
+        else:
+            found[file] = values
+    return found, missing
+
+
+def _on_record(piece: Path, section: Mapping[str, Any], task: Task, seed: int) -> bool:
+    """Whether a stored result has just the metrics that the record's section has of this task and seed."""
+    try:
+        stored = json.loads(piece.read_text(encoding="utf-8"))
+        place = entries(section.get("seeds")).index(seed)
+    except (OSError, ValueError, RecursionError):
+        return False
+    found = {source.entry: at(section, f"tasks.{source.entry}.metrics") for source in task.scored}
+    return all(
+        isinstance(metrics, Mapping)
+        and at(stored, f"entries.{entry}.metrics") == {m: _of_seed(one, place) for m, one in metrics.items()}
+        for entry, metrics in found.items()
+    )
+
+
+def _of_seed(metric: Any, place: int) -> Any:
+    return dict(enumerate(entries(at(metric, "per_seed")))).get(place)
+
+
+def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:
+    """One file's text from class numbers (scores for STS-B, clipped to 0..5), in the order of the test set.
+
+    Raises ValueError where a prediction is missing or no label has its number.
+    """
+    task, source = FILES[file]
+    if len(values) != source.examples:
+        raise ValueError(f"{file}: {len(values)} predictions for {source.examples} test examples")
+    lines = [HEADER, *(f"{index}\t{_word(task, file, index, value)}" for index, value in enumerate(values))]
+    return "\n".join(lines) + "\n"
+
+
+def _word(task: Task, file: str, index: int, value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"{file}: prediction {index} is not finite")
+    if task.score_range is not None:
+        low, high = task.score_range
+        return f"{min(high, max(low, value)):.3f}"
+    if value != int(value) or not 0 <= value < len(task.labels):
+        raise ValueError(f"{file}: prediction {index} is {value}, not a class number below {len(task.labels)}")
+    return task.labels[int(value)]
+
+
+def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
+    """The zip's bytes, the same for the same predictions; `predictions` has one entry per name in FILES."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for file in FILES:
+            entry = zipfile.ZipInfo(file, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            bundle.writestr(entry, to_tsv(file, predictions[file]))
+    return buffer.getvalue()
+
+
+def validate(archive_file: Path) -> list[str]:
+    """Everything that is wrong with a submission, one line each with file and line number; empty if it is sound."""
+    try:
+        with zipfile.ZipFile(archive_file) as bundle:
+            names = bundle.namelist()
+            contents = {name: bundle.read(name) for name in names if name in FILES}
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # encrypted, or of an unknown method
+        return [f"{archive_file}: not a readable zip ({error})"]
+    problems = [f"{name}: missing from the zip" for name in FILES if name not in names]
+    problems += [f"{name}: not a file of a GLUE submission" for name in names if name not in FILES]
+    problems += [f"{name}: {names.count(name)} times in the zip" for name in FILES if names.count(name) > 1]
+    for name, content in contents.items():
+        problems += _problems_of(name, content)
+    return problems
+
+
+def _problems_of(name: str, content: bytes) -> list[str]:
+    """The first problem of each kind in one file; a thousand wrong lines have one cause."""
+    task, source = FILES[name]
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return [f"{name}: not UTF-8 ({error.reason} at byte {error.start})"]
+    header, *lines = text.split("\n")
+    if lines and lines[-1] == "":
+        lines.pop()
+    if header != HEADER or "\r" in text:
+        return [f"{name}:1: the header must be index<TAB>prediction, with plain line ends; found {header!r}"]
+    problems = {}
+    if len(lines) != source.examples:
+        problems["count"] = f"{name}: {len(lines)} predictions for {source.examples} test examples"
+    for index, line in enumerate(lines):
+        fields = line.split("\t")
+        if len(fields) != 2:
+            problems.setdefault("fields", f"{name}:{index + 2}: {len(fields)} fields instead of 2")
+        elif fields[0] != str(index):
+            problems.setdefault("index", f"{name}:{index + 2}: index {fields[0]} where {index} belongs")
+        elif wrong := _wrong_label(task, fields[1]):
+            problems.setdefault("label", f"{name}:{index + 2}: {wrong}")
+    return list(problems.values())
+
+
+def _wrong_label(task: Task, word: str) -> str:
+    if task.score_range is None:
+        return "" if word in task.labels else f"label {word!r}, expected one of {', '.join(task.labels)}"
+    low, high = task.score_range
+    good = re.fullmatch(r"[0-9]+(\.[0-9]+)?", word) and low <= float(word) <= high
+    return "" if good else f"score {word!r}, expected a number from {low:g} to {high:g}"

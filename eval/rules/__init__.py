@@ -1,0 +1,1 @@
+"""The numbered rules (docs/rules.md) and their evidence."""

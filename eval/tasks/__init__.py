@@ -1,0 +1,1 @@
+"""What is scored: tasks, their data and metrics."""
