@@ -33,7 +33,7 @@ class EmbeddedSource(Source):
 
     def inventory(self) -> list[dict[str, Any]]:
         code = hashlib.sha256()
-        for path in sorted((Path(__file__).parent / "embedded").glob("*.py")):
+        for path in sorted((Path(__file__).parents[1] / "synthetic").glob("*.py")):
             code.update(path.read_bytes())
         name = {"name": "embedded", "kind": "embedded", "license": self.config.license}
         return [{**name, "sha256": code.hexdigest()}]

@@ -6,7 +6,7 @@ NaN and `Scores.problems` says why; nobody gets a zero that was not measured. On
 kept, with a note: constant class predictions have Matthews correlation 0 (as in scikit-learn), which is what an
 untrained model scores on CoLA in every published table.
 
-`eval/metric_modules/glue` offers the same functions as a Hugging Face `evaluate` module that needs no network:
+`eval/tasks/metric_modules/glue` offers the same functions as a Hugging Face `evaluate` module that needs no network:
 
     evaluate.load(str(eval.tasks.metrics.MODULE_FOLDER), "mrpc").compute(predictions=..., references=...)
 """

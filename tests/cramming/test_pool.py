@@ -84,7 +84,7 @@ def test_what_begins_may_be_larger_than_a_pipe() -> None:
 
 PROGRAM = """
 import signal
-from cramming.pool import process_pool
+from cramming.process_pool import process_pool
 from answers import large
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background inherits as ignored

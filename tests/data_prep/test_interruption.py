@@ -26,13 +26,14 @@ Contents = Callable[[Path], dict[str, bytes]]
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from data_prep import pack, prepare, vocabulary
+from data_prep import prepare, shard_writer
+from data_prep.tokenizer import train as training
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
-pack.BATCH_CHARACTERS = 500
+shard_writer.BATCH_CHARACTERS = 500
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 if stop == "tokenizer":
-    vocabulary.train = die
+    training.train = die
 elif stop == "manifest":
     prepare.summary.complete = die
 else:

@@ -165,9 +165,9 @@ def test_every_planted_fault_is_found_and_reported(
 
 KILLED = """
 import json, os, signal, sys
-from data_prep import pack, prepare, workers
+from data_prep import prepare, shard_writer, workers
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
-pack.BATCH_CHARACTERS, workers.HERE_FIRST = 20_000, 0
+shard_writer.BATCH_CHARACTERS, workers.HERE_FIRST = 20_000, 0
 calls = [0]
 def die_before(module, name, after=0):
     real = getattr(module, name)
@@ -178,7 +178,7 @@ def die_before(module, name, after=0):
         return real(*arguments, **keywords)
     setattr(module, name, counted)
 places = {"near": (prepare, "find_near_duplicates"), "near saved": (prepare, "_tokenizer"),
-          "card": (prepare.summary.card, "write"), "manifest": (prepare, "write_atomically"),
+          "card": (prepare.summary.corpus_card, "write"), "manifest": (prepare, "write_atomically"),
           "cleaning": (prepare, "finish")}
 if stop in places:
     die_before(*places[stop])

@@ -23,8 +23,8 @@ from data_prep.tokenizer.train import TRAINERS, most_frequent_characters, sample
 
 PRINT_VOCABULARY = """
 import json, sys
-from data_prep.tokenizer import TokenizerConfig
-from data_prep.vocabulary import train
+from data_prep.tokenizer.load import TokenizerConfig
+from data_prep.tokenizer.train import train
 sample = json.load(sys.stdin)
 print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
 """

@@ -110,8 +110,8 @@ def test_evaluate_module_works_offline_and_agrees(tmp_path: Path) -> None:
     script = f"""
 import evaluate
 import numpy as np
-from eval.metrics import score
-from eval.tasks import TASKS
+from eval.tasks.metrics import score
+from eval.tasks.glue import TASKS
 random = np.random.default_rng(0)
 for name in ("cola", "mrpc", "stsb"):
     task = TASKS[name]

@@ -167,7 +167,7 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
     end = f"touch {tmp_path / 'ended'}; exit 143"
     child.write_text(f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n")
     child.chmod(0o755)
-    code = f"import sys; from eval import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
+    code = f"import sys; from eval.extras import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert [process.stdout.readline() for _ in range(2)] == [b"cramming pretrain \n", b"on\n"]
