@@ -29,8 +29,9 @@ SIDES = ("trainer", "cramming")
 
 def read(arguments: argparse.Namespace) -> dict[str, Any]:
     """The tasks' data without test sets, cut to `--examples`."""
-    from eval.tasks.datasets import TaskData, read_task
-    from eval.tasks.glue import TASKS as TABLE
+    from cramming.data.task_files import GLUE as TABLE
+    from eval.tasks.datasets import TaskData
+    from eval.tasks.locate import read_task
 
     def cut(data: TaskData) -> TaskData:
         train, count = data.train, arguments.examples or len(data.train)

@@ -25,6 +25,12 @@ class UserError(ValueError):
     """A mistake of the user's: one line that names the thing, its place and what to do. The CLI prints it."""
 
 
+def require(holds: object, problem: str) -> None:
+    """UserError with this line unless `holds`."""
+    if not holds:
+        raise UserError(problem)
+
+
 @dataclasses.dataclass(frozen=True)
 class RootConfig:
     """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""

@@ -35,8 +35,7 @@ from eval.finetune.results import Pieces, write_json
 from eval.finetune.scoring import EvalConfig, score_model, show_averages, with_seconds
 from eval.rules.reading import WITHOUT_ENCODER, at, sections
 from eval.tasks.datasets import TaskData, in_one_order
-from eval.tasks.glue import find_tasks
-from eval.tasks.suites import Suite, find_suite
+from eval.tasks.locate import FoundSuite, find_suite, find_tasks
 
 
 def main(config: dict[str, Any]) -> None:
@@ -84,7 +83,7 @@ def main(config: dict[str, Any]) -> None:
             write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | chosen})
 
 
-def read_tasks(suite: Suite) -> list[TaskData]:
+def read_tasks(suite: FoundSuite) -> list[TaskData]:
     """All tasks; the largest take some seconds each."""
     data = []
     with Progress("read", total=len(suite.tasks), unit="tasks") as bar:
@@ -95,7 +94,7 @@ def read_tasks(suite: Suite) -> list[TaskData]:
     return data
 
 
-def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
+def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
     """Put `scores` into the record. A record holds GLUE or the embedded tasks: what it has of the other goes."""
     record = load_record(folder) if (folder / "record.json").exists() else {}
     known = {f"glue.{init}": section for init, section in sections(record).items()}
@@ -107,7 +106,7 @@ def write_scores(folder: Path, suite: Suite, scores: dict[str, Any]) -> None:
     write_record_section(folder, **scores)
 
 
-def score_without_encoder(place: Path, suite: Suite, data: Sequence[TaskData]) -> dict[str, Any]:
+def score_without_encoder(place: Path, suite: FoundSuite, data: Sequence[TaskData]) -> dict[str, Any]:
     """The part of the record that is the bag of words and the constant class."""
     found = {}
     for name in WITHOUT_ENCODER:

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from cramming.children import CHECK, run_process
 from cramming.config import UserError, build, expand_home, folder_name
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from eval.report import plots
 from eval.report.standings import columns_of, score_of
 from eval.rules.reading import Run, at, load_run, number, sections
-from eval.tasks.glue import AVERAGES, ENTRIES
+from eval.tasks.suites import AVERAGES
 
 STUDIES = ("vocab", "data")
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from cramming.config import settings_hash
+from cramming.data.task_files import Task
 from cramming.progress import say
 from eval.finetune.loop import Predictions
 from eval.finetune.results import Pieces, summarise, write_json
 from eval.rules.reading import WITHOUT_ENCODER
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.glue import Task
+from eval.tasks.suites import SuiteName
 
 SETTINGS: dict[str, Any] = {
     "words": "tf-idf of 1- and 2-grams", "most_frequent": 100_000, "inverse_regularization": 1.0, "iterations": 200,
@@ -28,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def score_floor(
-    section: str, store: Pieces, suite: str, data: Sequence[TaskData], absent: dict[str, str]
+    section: str, store: Pieces, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The record's `section` (see `WITHOUT_ENCODER`) and the seconds per task; tasks that are stored with the same data
     are not done again.

@@ -15,6 +15,7 @@ from multiprocessing.sharedctypes import Synchronized
 import torch
 
 from cramming.config import UserError
+from cramming.data.task_files import TASKS
 from cramming.device import available_bytes, is_out_of_memory
 from cramming.precision import Mode, float32_products
 from cramming.process_pool import CONTEXT, process_pool
@@ -22,7 +23,6 @@ from cramming.runtime import keep_freed_memory
 from eval.finetune.encode import EncodedTask
 from eval.finetune.loop import Hyperparameters, Predictions, Selection, finetune
 from eval.finetune.models import Init, ModelSource
-from eval.tasks.superglue import ALL_TASKS
 
 POLL_SECONDS = 0.5
 PROCESS_BYTES = 1.2e9  # Python, torch and a task's arrays
@@ -92,7 +92,7 @@ def _run(job: Job, on_examples: OnExamples) -> Predictions:
     torch.set_num_threads(job.threads)
     if job.device == "cpu":
         keep_freed_memory()
-    task, device = ALL_TASKS[job.task], torch.device(job.device)
+    task, device = TASKS[job.task], torch.device(job.device)
     with float32_products(tf32=job.precision != "fp32"):
         return finetune(
             task, job.data, job.source, job.init, job.seed, job.hyper, job.precision, device, on_examples, job.selection

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cramming.data.task_files import Task
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
@@ -26,7 +27,6 @@ from cramming.schedule import ScheduleConfig, learning_rate_factor
 from eval.finetune.batches import Batch, PackedSplit, VocabularyPart, by_length
 from eval.finetune.encode import Encoded, EncodedTask
 from eval.finetune.models import Init, ModelSource, build_classifier
-from eval.tasks.glue import Task
 from eval.tasks.metrics import score
 
 Selection = Literal["last", "best"]

@@ -23,15 +23,15 @@ import numpy as np
 from scipy.special import stdtrit
 
 from cramming.config import file_sha256, texts_sha256
+from cramming.data.task_files import ExampleFile, Task
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
 from eval.finetune.loop import Predictions, Selection
 from eval.rules.reading import DAMAGED_ARRAYS
-from eval.tasks import superglue
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
-from eval.tasks.glue import AVERAGES, Source, Task
 from eval.tasks.metrics import score
+from eval.tasks.suites import SUITES, SuiteName
 
 FORMAT_VERSION = 1
 SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of each run by its own dev score"}
@@ -160,7 +160,7 @@ def _entries(data: TaskData, predictions: Mapping[str, np.ndarray]) -> dict[str,
 
 def summarise(
     model: Mapping[str, Any],
-    suite: str,
+    suite: SuiteName,
     data: Sequence[TaskData],
     pieces: Mapping[tuple[str, int], Mapping[str, Any]],
     seeds: Sequence[int],
@@ -196,7 +196,9 @@ def summarise(
     }
 
 
-def _entry(task: Task, source: Source, pieces: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+def _entry(
+    task: Task, source: ExampleFile, pieces: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> dict[str, Any]:
     """Metrics of one entry over seeds; one missing value leaves the summary of its metric null."""
     found = [piece["entries"][source.entry] for piece in pieces]
     metrics = {name: spread([one["metrics"][name] for one in found]) for name in task.metrics}
@@ -237,9 +239,9 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _sizes(suite: str, data: TaskData, split: Split) -> dict[str, Any]:
+def _sizes(suite: SuiteName, data: TaskData, split: Split) -> dict[str, Any]:
     """Examples used beside the official numbers, which only GLUE itself has."""
-    official, examples, source = suite != "embedded", len(split), split.source
+    official, examples, source = SUITES[suite].official, len(split), split.source
     return {
         "train_examples": len(data.train),
         "official_train_examples": data.task.train.examples if official else None,
@@ -250,14 +252,14 @@ def _sizes(suite: str, data: TaskData, split: Split) -> dict[str, Any]:
     }
 
 
-def is_subset(suite: str, data: TaskData) -> bool:
+def is_subset(suite: SuiteName, data: TaskData) -> bool:
     """Whether a task was trained or scored on other than the official number of examples."""
     return any(_sizes(suite, data, split)["subset"] for split in data.scored)
 
 
-def _averages(suite: str, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _averages(suite: SuiteName, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     averages = {}
-    for name, average in (AVERAGES | {"superglue": superglue.AVERAGES})[suite].items():
+    for name, average in SUITES[suite].averages.items():
         scores = {entry: entries.get(entry, {}).get("score") for entry in average.entries}
         known = [value for value in scores.values() if value is not None]
         missing = [entry for entry, value in scores.items() if value is None]

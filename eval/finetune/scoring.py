@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from cramming.config import settings_hash
+from cramming.data.task_files import TASKS, Task
 from cramming.device import describe
 from cramming.environment import environment
 from cramming.precision import Mode, resolve
@@ -27,9 +28,7 @@ from eval.finetune.loop import FINETUNING_VERSION, Hyperparameters, Predictions,
 from eval.finetune.models import Init, ModelSource, refuse_changed
 from eval.finetune.results import SELECTIONS, Pieces, is_subset, summarise, write_json
 from eval.tasks.datasets import TaskData
-from eval.tasks.glue import Task
-from eval.tasks.suites import SourceName, Suite
-from eval.tasks.superglue import ALL_TASKS
+from eval.tasks.locate import FoundSuite, SourceName
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def score_model(
     run: Path,
     source: ModelSource,
     init: Init,
-    suite: Suite,
+    suite: FoundSuite,
     data: Sequence[TaskData],
     settings: EvalConfig,
     device: torch.device,
@@ -121,7 +120,7 @@ def score_model(
         warn_of_choices(past, whole if competes else [])
     for done, found in fine_tune(todo, cache, source, init, settings, precision, device):
         pieces[done] = store.save(by_name[done[0]], done[1], keys[done], found)
-        show_piece(ALL_TASKS[done[0]], init, done[1], pieces[done], f"{found.seconds:.0f} s")
+        show_piece(TASKS[done[0]], init, done[1], pieces[done], f"{found.seconds:.0f} s")
     model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
         model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
@@ -188,9 +187,7 @@ def stored_pieces(
         piece = store.load(data[name], seed, key)
         if piece is not None:
             pieces[name, seed] = piece
-            show_piece(
-                ALL_TASKS[name], init, seed, piece, "stored" if piece["key"] == key else "stored, made elsewhere"
-            )
+            show_piece(TASKS[name], init, seed, piece, "stored" if piece["key"] == key else "stored, made elsewhere")
     return pieces
 
 

@@ -10,6 +10,7 @@ reason stands below the table.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cramming.data.task_files import ENTRIES, GLUE
 from cramming.progress import compact
 from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.report.render import DASH, Block, Cell, Group, Paragraph, Table
@@ -28,7 +29,7 @@ from eval.report.standings import (
 from eval.rules.choices import swept
 from eval.rules.reading import Record, Run, at, entries, number
 from eval.rules.table import MIN_SEEDS
-from eval.tasks.glue import AVERAGES, ENTRIES, TASKS
+from eval.tasks.suites import AVERAGES
 
 SUBSET = "†"
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
@@ -302,12 +303,12 @@ def _gaps(row: Entrant) -> str:
 
 
 def _title(name: str) -> str:
-    return ENTRIES[name][1].title if name in ENTRIES else TASKS[name].title if name in TASKS else name
+    return ENTRIES[name][1].title if name in ENTRIES else GLUE[name].title if name in GLUE else name
 
 
 def _counts(name: str, suite: str) -> bool:
     """Whether an entry, or any entry of a task, is part of the suite's averages."""
-    inside = [s.entry for s in TASKS[name].scored] if name in TASKS else [name]
+    inside = [s.entry for s in GLUE[name].scored] if name in GLUE else [name]
     return any(entry in columns_of(suite) for entry in inside)
 
 

@@ -29,7 +29,7 @@ from eval.report.standings import Entrant, bars, comma_separated, distinct, entr
 from eval.rules.fields import wrong_fields
 from eval.rules.reading import Run, at, entries, load_runs
 from eval.rules.table import RULES, Verdict, judge
-from eval.tasks.glue import AVERAGES
+from eval.tasks.suites import AVERAGES
 
 TITLE = "Cramming leaderboard"
 

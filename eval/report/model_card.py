@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming import __version__
+from cramming.data.task_files import ENTRIES
 from cramming.record import RULES_VERSION
 from eval.report import summary
 from eval.report.leaderboard import budget_words, compact
@@ -19,7 +20,6 @@ from eval.report.render import Block, Cell, Group, Heading, Paragraph, Table, ma
 from eval.report.standings import entrants
 from eval.rules.reading import Record, Run, at, entries, number, sections
 from eval.rules.table import Verdict, judge
-from eval.tasks.glue import ENTRIES
 
 RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "attention", "train", "memory", "runtime")
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from scipy.special import stdtr
 
+from cramming.data.task_files import ENTRIES
 from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES, Reference
 from eval.rules.reading import WITHOUT_ENCODER, Run, at, entries, mean_of, number, sections, without_encoder
 from eval.rules.table import Verdict, judge
-from eval.tasks.glue import AVERAGES, ENTRIES
+from eval.tasks.suites import AVERAGES
 
 FLOOR, CONSTANT = WITHOUT_ENCODER.values()
 # Rows without pretraining: initialisation -> in words.

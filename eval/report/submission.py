@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from cramming.data.task_files import GLUE, ExampleFile, Task
 from eval.rules.reading import DAMAGED_ARRAYS, at, entries
-from eval.tasks.glue import TASKS, Source, Task
 
 # File name in the zip -> the task whose labels it uses, and the test set.
-FILES: dict[str, tuple[Task, Source]] = {
-    f"{source.title}.tsv": (task, source) for task in TASKS.values() for source in task.blind
+FILES: dict[str, tuple[Task, ExampleFile]] = {
+    f"{source.title}.tsv": (task, source) for task in GLUE.values() for source in task.blind
 }
 HEADER = "index\tprediction"
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cramming.data.task_files import ENTRIES
 from eval.report.leaderboard import (
     SUBSET,
     TITLES,
@@ -19,7 +20,7 @@ from eval.rules.facts import facts
 from eval.rules.fields import wrong_fields
 from eval.rules.reading import Record, Run, at, entries, number
 from eval.rules.table import RULES, Verdict
-from eval.tasks.glue import AVERAGES, ENTRIES
+from eval.tasks.suites import AVERAGES
 
 NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
 from eval.rules.choices import UNNAMED, other_epochs, other_sets
 from eval.rules.overlap import DOWNSTREAM, gaps_of_the_search, overlap_search
 from eval.rules.reading import (
@@ -23,7 +24,7 @@ from eval.rules.reading import (
     tasks_of,
 )
 from eval.rules.validity import NO_PRETRAINING, before, fine_tuned, kept, other_sizes
-from eval.tasks.glue import AVERAGES, ENTRIES, OFFICIAL_SHA256
+from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5

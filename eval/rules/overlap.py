@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from cramming.data.task_files import ENTRIES
 from eval.rules.reading import Record, at, number
-from eval.tasks.glue import AVERAGES, ENTRIES
+from eval.tasks.suites import AVERAGES
 
 MAX_RUN = (
     13  # words that corpus and task share, by which a document counts as overlapping (data_prep/dedup/decontaminate.py)

@@ -8,12 +8,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cramming.data.task_files import ENTRIES
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.record import FORMAT_VERSION
 from eval.finetune.history import PROTOCOL, names
 from eval.rules.reading import Outcome, Record, all_or, at, entries, mean_of, not_written, number, sections, tasks_of
-from eval.tasks.glue import AVERAGES, ENTRIES
 from eval.tasks.metrics import lowest
+from eval.tasks.suites import AVERAGES
 
 # Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
 # 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well.

@@ -1,76 +1,82 @@
-"""Which tasks are scored and where they are read: GLUE, local or from the hub, the embedded ones, SuperGLUE."""
+"""The suites of tasks, and the averages that a leaderboard prints: here is what "the GLUE average" means.
 
-from collections.abc import Callable
+The nine entries of avg-9 and their metrics are the cramming paper's (Geiping and Goldstein 2022, section 5). The single
+tasks, with their files and metrics, are rows of cramming/data/task_files.py.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from cramming.config import UserError
-from cramming.data.corpus import TASKS as TASK_FOLDER
-from cramming.data.corpus import Corpus, corpus_folder, damage
-from eval.tasks import superglue
-from eval.tasks.datasets import TaskData, read_hub_task, read_task, tasks_in_folder
-from eval.tasks.glue import TASKS, Task, find_tasks
+from cramming.data.task_files import GLUE, SUPERGLUE, Task
 
-SourceName = Literal["local", "hub", "embedded", "superglue"]
+SuiteName = Literal["glue", "embedded", "superglue"]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean over entries, each the median over seeds of the entry's main metric times 100, and what it is in words."""
+
+    entries: tuple[str, ...]
+    definition: str
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The tasks to score, how to read one, why the others are not scored, and of embedded ones the SHA-256 of their
-    corpus's manifest."""
+    """Tasks that are scored together. `ranked`: rules judge them and a leaderboard lists them; `official`: their data
+    sets have official sizes."""
 
-    name: Literal["glue", "embedded", "superglue"]
-    tasks: list[Task]
-    absent: dict[str, str]
-    read: Callable[[Task], TaskData]
-    corpus_sha256: str | None = None
-
-    @property
-    def section(self) -> str:
-        """Where the record has its scores. SuperGLUE stands beside GLUE, and no rule judges it."""
-        return "superglue" if self.name == "superglue" else "glue"
+    title: str
+    tasks: Mapping[str, Task]
+    averages: dict[str, Average]
+    ranked: bool = True
+    official: bool = True
 
 
-def find_suite(
-    source: SourceName, data_dir: Path | None, wanted: tuple[str, ...] | None, config: dict[str, Any]
-) -> Suite:
-    """Where the tasks come from; a set `eval.data_dir` means local files."""
-    if source == "hub" and data_dir is None:
-        tasks = find_tasks(list(wanted)) if wanted is not None else list(TASKS.values())
-        absent = {name: "not in eval.tasks" for name, task in TASKS.items() if task not in tasks}
-        return Suite("glue", tasks, absent, read_hub_task)
-    if source == "embedded":
-        folder = corpus_folder(config) / TASK_FOLDER
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}: no embedded tasks; run `cramming prepare` with the same data settings first, "
-                "or score GLUE with eval=glue_sane eval.data_dir=<folder>"
+_EIGHT = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli_matched", "qnli", "rte")
+_NINE = (*_EIGHT[:6], "mnli_mismatched", *_EIGHT[6:])
+_METRICS = (
+    "CoLA (Matthews correlation), SST-2 (accuracy), MRPC (F1), STS-B (Pearson correlation), QQP (F1), "
+    "{mnli} (accuracy), QNLI (accuracy), RTE (accuracy); "
+    "each is the median over seeds on the dev set, times 100; WNLI and AX are not counted"
+)
+
+SUITES: dict[SuiteName, Suite] = {
+    "glue": Suite(
+        "GLUE",
+        GLUE,
+        {
+            "avg9": Average(
+                _NINE, "mean of nine entries: " + _METRICS.format(mnli="MNLI-m and MNLI-mm as two entries")
+            ),
+            "avg8": Average(_EIGHT, "mean of eight entries: " + _METRICS.format(mnli="MNLI-m")),
+        },
+    ),
+    "embedded": Suite(
+        "GLUE",  # the same layouts, columns and metrics
+        GLUE,
+        {
+            "embedded": Average(
+                _EIGHT,
+                f"mean of the eight embedded tasks, which have the types of {_METRICS.format(mnli='MNLI-m')};"
+                " generated data, not comparable with GLUE",
             )
-    elif data_dir is None:
-        raise UserError(
-            "eval.data_dir is not set: give the folder with CoLA/, SST-2/, ..., or eval=hub or eval=embedded"
-        )
-    else:
-        folder = data_dir
-    if source == "superglue":
-        tasks, absent = superglue.tasks_in(folder, wanted)
-        return Suite("superglue", tasks, absent, lambda task: superglue.read_task(folder, task))
-    tasks, absent = tasks_in_folder(folder, wanted)
-    if source == "embedded":
-        return Suite("embedded", tasks, absent, lambda task: read_task(folder, task), _corpus_with(folder))
-    return Suite("glue", tasks, absent, lambda task: read_task(folder, task))
+        },
+        official=False,
+    ),
+    "superglue": Suite(
+        "SuperGLUE",
+        SUPERGLUE,
+        {
+            "superglue5": Average(
+                tuple(SUPERGLUE),
+                "mean of five of SuperGLUE's eight tasks: BoolQ (accuracy), CB (mean of accuracy and macro F1), RTE,"
+                " WiC and WSC (accuracy); each is the median over seeds on the val set, times 100; not the official"
+                " SuperGLUE score",
+            )
+        },
+        ranked=False,
+    ),
+}
 
-
-def _corpus_with(tasks: Path) -> str | None:
-    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it. None
-    where the manifest does not know tasks: that of format 1."""
-    corpus = Corpus.open(tasks.parent)
-    if corpus.manifest.format == 1:
-        return None
-    known = corpus.manifest.hashes()
-    for file in sorted(tasks.rglob("[!.]*.*")):
-        name = file.relative_to(tasks.parent).as_posix()
-        if problem := damage(file, known[name]) if name in known else f"{file}: no file of this corpus":
-            raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
-    return corpus.manifest_sha256
+AVERAGES: dict[str, dict[str, Average]] = {name: s.averages for name, s in SUITES.items() if s.ranked}

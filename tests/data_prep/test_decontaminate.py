@@ -189,7 +189,7 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
 
 
 def test_the_table_knows_the_nine_tasks_of_the_official_layouts() -> None:
-    from eval.tasks.glue import TASKS as SCORED
+    from cramming.data.task_files import GLUE as SCORED
 
     assert {task.title: task.text for task in SCORED.values()} == TASKS
 

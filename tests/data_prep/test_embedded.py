@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
+from cramming.data.task_files import GLUE as GLUE_TASKS
 from data_prep.synthetic import documents, write_tasks
 from data_prep.synthetic.grammar import normalise
 from data_prep.synthetic.layouts import LAYOUTS
 from data_prep.synthetic.tasks import TASKS, Example, examples
-from eval.tasks.datasets import read_task
-from eval.tasks.glue import TASKS as GLUE_TASKS
+from eval.tasks.locate import read_task
 
 WORDS = 60_000
 

@@ -23,7 +23,7 @@ from data_prep.sources import encoding
 from data_prep.sources.source import limited
 from data_prep.tokenizer import train as vocabulary
 from data_prep.tokenizer.load import TokenizerConfig, characters_by_entry
-from eval.tasks.datasets import read_task, tasks_in_folder
+from eval.tasks.locate import read_task, tasks_in_folder
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from cramming.config import file_sha256
+from cramming.data.task_files import ENTRIES, GLUE, OFFICIAL_SHA256
 from cramming.journal import Journal, first_line_sha256
 from cramming.record import FORMAT_VERSION, RULES_VERSION
 from eval.finetune.history import PROTOCOL, history_file, stamp
-from eval.tasks.glue import AVERAGES, ENTRIES, OFFICIAL_SHA256, TASKS
+from eval.tasks.suites import AVERAGES
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
@@ -149,11 +150,11 @@ def _record(suite: str) -> dict[str, Any]:
             "removed": {"empty": 3},
             "decontamination": {
                 "ngram": 13,
-                "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in TASKS.values()},
-                "removed": dict.fromkeys([t.title for t in TASKS.values()], 0),
+                "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in GLUE.values()},
+                "removed": dict.fromkeys([t.title for t in GLUE.values()], 0),
                 "development": {
                     f"{s.folder}/{s.file}": {"texts": len(t.text) * s.examples, "sha256": "34" * 32}
-                    for t in TASKS.values()
+                    for t in GLUE.values()
                     for s in t.scored
                 },
             },

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.tasks.datasets import (
-    Split,
-    examples_sha256,
-    in_one_order,
-    read_hub_task,
-    read_task,
-    seen_in_training,
-    tasks_in_folder,
-)
-from eval.tasks.glue import TASKS
+from cramming.data.task_files import GLUE
+from eval.tasks.datasets import Split, examples_sha256, in_one_order, seen_in_training
+from eval.tasks.locate import read_task, tasks_in_folder
+from eval.tasks.readers import read_hub_task
 
 MNLI_TEXT = [
     "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse",
@@ -63,7 +57,7 @@ ROWS = 5
 
 def make_row(folder: str, columns: list[str], row: int) -> list[str]:
     """Field values of one row: a label that cycles, ids that count, texts with what readers stumble over."""
-    task = next((t for t in TASKS.values() if t.train.folder == folder), TASKS["mnli"])
+    task = next((t for t in GLUE.values() if t.train.folder == folder), GLUE["mnli"])
     label = f"{row % 6}.000" if task.regression else task.labels[row % len(task.labels)]
     fixed = dict.fromkeys(LABELS, label) | {"index": str(row), "id": str(row)}
     return [fixed.get(column, f'{column} {row} says "hello, naïve') for column in columns]
@@ -84,9 +78,9 @@ def glue(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GLUE)
 def test_official_layout_is_read(glue: Path, name: str) -> None:
-    task = TASKS[name]
+    task = GLUE[name]
     data = read_task(glue, task)
     assert [s.source for s in data.scored] == list(task.scored)
     assert [s.source for s in data.blind] == list(task.blind)
@@ -101,30 +95,30 @@ def test_official_layout_is_read(glue: Path, name: str) -> None:
 
 
 def test_all_tasks_of_the_folder_are_found(glue: Path) -> None:
-    assert [t.name for t in tasks_in_folder(glue, None)[0]] == list(TASKS)
+    assert [t.name for t in tasks_in_folder(glue, None)[0]] == list(GLUE)
     tasks, absent = tasks_in_folder(glue, ["rte"])
-    assert [t.name for t in tasks] == ["rte"] and set(absent) == set(TASKS) - {"rte"}
+    assert [t.name for t in tasks] == ["rte"] and set(absent) == set(GLUE) - {"rte"}
 
 
 def test_absent_parts_are_named(glue: Path) -> None:
     (glue / "MNLI/dev_mismatched.tsv").unlink()
     (glue / "MNLI/test_matched.tsv").unlink()
-    data = read_task(glue, TASKS["mnli"])
+    data = read_task(glue, GLUE["mnli"])
     assert [s.source.entry for s in data.scored] == ["mnli_matched"] and set(data.absent) == {"mnli_mismatched"}
 
 
 def test_content_decides_the_hash(glue: Path) -> None:
-    before = read_task(glue, TASKS["rte"]).sha256
-    assert read_task(glue, TASKS["rte"]).sha256 == before
+    before = read_task(glue, GLUE["rte"]).sha256
+    assert read_task(glue, GLUE["rte"]).sha256 == before
     edit(glue / "RTE/dev.tsv", 2, lambda line: line.replace("says", "said"))
-    assert read_task(glue, TASKS["rte"]).sha256 != before
+    assert read_task(glue, GLUE["rte"]).sha256 != before
 
 
 def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
     """Other labels or texts of as many examples do; test sets and the other dev set do not."""
 
     def hashes() -> list[str]:
-        data = read_task(glue, TASKS["mnli"])
+        data = read_task(glue, GLUE["mnli"])
         return [examples_sha256(data.train, split) for split in data.scored]
 
     matched, mismatched = hashes()
@@ -139,10 +133,10 @@ def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
 def test_rows_in_another_order_are_the_same_training_set(glue: Path) -> None:
     """File order is no seed: stored results stand, and a copy trains the same model."""
     path = glue / "RTE/train.tsv"
-    before = in_one_order(read_task(glue, TASKS["rte"]))
+    before = in_one_order(read_task(glue, GLUE["rte"]))
     header, *rows = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([header, *rows[::-1]]) + "\n", encoding="utf-8")
-    data = read_task(glue, TASKS["rte"])
+    data = read_task(glue, GLUE["rte"])
     assert data.sha256 != before.sha256 and in_one_order(data).sha256 == before.sha256
     assert examples_sha256(in_one_order(data).train) == examples_sha256(data.train)
 
@@ -151,7 +145,7 @@ def test_copies_of_a_data_set_have_one_hash(glue: Path) -> None:
     """Publishers order examples and spell white space as they like."""
 
     def found() -> str:
-        data = read_task(glue, TASKS["rte"])
+        data = read_task(glue, GLUE["rte"])
         return examples_sha256(data.train, *data.scored)
 
     before, path = found(), glue / "RTE/train.tsv"
@@ -164,14 +158,14 @@ def test_copies_of_a_data_set_have_one_hash(glue: Path) -> None:
 
 def test_byte_order_mark_and_carriage_returns_are_no_content(glue: Path) -> None:
     path = glue / "MRPC/train.tsv"
-    before = read_task(glue, TASKS["mrpc"]).sha256
+    before = read_task(glue, GLUE["mrpc"]).sha256
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_task(glue, TASKS["mrpc"]).sha256 == before
+    assert read_task(glue, GLUE["mrpc"]).sha256 == before
 
 
 def test_unicode_line_separators_do_not_split_rows(glue: Path) -> None:
     edit(glue / "RTE/train.tsv", 3, lambda line: line.replace("says", "sa\u2028ys\x85"))
-    assert len(read_task(glue, TASKS["rte"]).train) == ROWS
+    assert len(read_task(glue, GLUE["rte"]).train) == ROWS
 
 
 def edit(path: Path, line: int, change: object) -> None:
@@ -207,7 +201,7 @@ def test_broken_file_gives_one_line_with_its_place(
     glue: Path, file: str, line: int, change: object, message: str
 ) -> None:
     edit(glue / file, line, change)
-    task = next(t for t in TASKS.values() if t.train.folder == file.split("/")[0])
+    task = next(t for t in GLUE.values() if t.train.folder == file.split("/")[0])
     with pytest.raises(UserError, match=message) as caught:
         read_task(glue, task)
     assert "\n" not in str(caught.value) and str(glue / file) in str(caught.value)
@@ -218,7 +212,7 @@ def test_a_file_cut_inside_its_last_field_is_noticed(glue: Path, file: str) -> N
     """The fields are all there, only the end of the last one is not: a sentence or a score that still reads well."""
     path = glue / file
     path.write_bytes(path.read_bytes()[:-2])
-    task = next(t for t in TASKS.values() if t.train.folder == file.split("/")[0])
+    task = next(t for t in GLUE.values() if t.train.folder == file.split("/")[0])
     lines = len(path.read_bytes().split(b"\n"))
     with pytest.raises(UserError, match=rf"{path.name}:{lines}: the last line has no newline, .* cut short"):
         read_task(glue, task)
@@ -228,24 +222,24 @@ def test_wrong_encoding_names_the_line(glue: Path) -> None:
     path = glue / "SST-2/dev.tsv"
     path.write_bytes(path.read_text(encoding="utf-8").encode("latin-1"))
     with pytest.raises(UserError, match=r"dev.tsv:2: not UTF-8 \(byte 0xef\)"):
-        read_task(glue, TASKS["sst2"])
+        read_task(glue, GLUE["sst2"])
     path.write_bytes("sentence\tlabel\nnaïve\t1\n".encode("utf-16"))
     with pytest.raises(UserError, match=r"dev.tsv:1: not UTF-8 \(byte 0xff\)"):
-        read_task(glue, TASKS["sst2"])
+        read_task(glue, GLUE["sst2"])
 
 
 @pytest.mark.parametrize("content", [b"", b"sentence\tlabel\n"])
 def test_empty_file_is_refused(glue: Path, content: bytes) -> None:
     (glue / "SST-2/train.tsv").write_bytes(content)
     with pytest.raises(UserError, match=r"SST-2/train.tsv: (the file is empty|no examples)"):
-        read_task(glue, TASKS["sst2"])
+        read_task(glue, GLUE["sst2"])
 
 
 def test_a_link_that_leads_nowhere_is_no_absent_file(glue: Path) -> None:
     (glue / "RTE/test.tsv").unlink()
     (glue / "RTE/test.tsv").symlink_to("gone.tsv")
     with pytest.raises(UserError, match=r"RTE/test\.tsv: is a link to gone\.tsv, which is not there"):
-        read_task(glue, TASKS["rte"])
+        read_task(glue, GLUE["rte"])
 
 
 def dead(place: Path) -> Path:
@@ -266,7 +260,7 @@ def test_other_folders_that_are_dead_links_are_named(glue: Path) -> None:
     """The diagnostic set has no task of its own, and none of the tasks is there if the data folder is not."""
     dead(glue / "diagnostic")
     with pytest.raises(UserError, match=r"diagnostic: is a link to gone"):
-        read_task(glue, TASKS["mnli"])
+        read_task(glue, GLUE["mnli"])
     with pytest.raises(UserError, match=r"data: is a link to gone"):
         tasks_in_folder(dead(glue / "data"), None)
 
@@ -274,7 +268,7 @@ def test_other_folders_that_are_dead_links_are_named(glue: Path) -> None:
 def test_missing_file_names_what_is_needed(glue: Path) -> None:
     (glue / "CoLA/dev.tsv").unlink()
     with pytest.raises(UserError, match=r"CoLA/dev.tsv: no such file; CoLA needs train.tsv, dev.tsv"):
-        read_task(glue, TASKS["cola"])
+        read_task(glue, GLUE["cola"])
 
 
 def test_wrong_folder_names_what_is_expected(glue: Path) -> None:
@@ -286,16 +280,16 @@ def test_wrong_folder_names_what_is_expected(glue: Path) -> None:
 
 def test_known_broken_rows_of_qqp_are_left_out_and_counted(glue: Path) -> None:
     edit(glue / "QQP/train.tsv", 3, drop_field)
-    data = read_task(glue, TASKS["qqp"])
+    data = read_task(glue, GLUE["qqp"])
     assert len(data.train) == ROWS - 1 and data.train.skipped == 1
     edit(glue / "QQP/dev.tsv", 3, drop_field)
     with pytest.raises(UserError, match=r"QQP/dev.tsv:3"):
-        read_task(glue, TASKS["qqp"])
+        read_task(glue, GLUE["qqp"])
 
 
 @pytest.mark.parametrize("name", ["cola", "stsb", "mnli", "qqp"])
 def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TASKS[name]
+    task = GLUE[name]
 
     def load(path: str, config: str, split: str) -> datasets.Dataset:
         assert path == "nyu-mll/glue"
@@ -304,7 +298,7 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
         return datasets.Dataset.from_dict({**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("eval.tasks.datasets.prepare_hub", lambda: True)
+    monkeypatch.setattr("eval.tasks.readers.prepare_hub", lambda: True)
     data = read_hub_task(task)
     assert [s.source for s in (data.train, *data.scored, *data.blind)] == [task.train, *task.scored, *task.blind]
     assert data.train.texts[0][2] == f"{task.hub_text[0]} {task.train.hub_config} train 2"
@@ -313,6 +307,6 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_scored_examples_that_are_trained_on_are_counted_whatever_their_labels() -> None:
-    source = TASKS["mrpc"].train
+    source = GLUE["mrpc"].train
     train = Split(source, (["a  b", "c", "e"], ["d", "d", "f"]), np.array([0, 1, 0]))
     assert seen_in_training(train, Split(source, (["a b", "c", "x"], ["d", "e", "f"]), np.array([1, 1, 0]))) == 1

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, 
 
 from cramming import progress
 from cramming.config import UserError
+from cramming.data.task_files import GLUE
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM, SequenceClassifier
@@ -30,7 +31,6 @@ from eval.finetune.loop import Hyperparameters, Predictions, finetune
 from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.finetune.scoring import encode_tasks
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.glue import TASKS
 
 WORDS = [f"w{i}" for i in range(40)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -77,7 +77,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_data(name: str, examples: int, seed: int = 0) -> TaskData:
     """Random words; the label says whether the first text begins with (regression: how much of it is) late words."""
-    task, random = TASKS[name], np.random.default_rng(seed)
+    task, random = GLUE[name], np.random.default_rng(seed)
 
     def split(source: object, size: int) -> Split:
         lengths = random.integers(1, 9, (len(task.text), size))
@@ -98,7 +98,7 @@ def encode(folder: Path, data: TaskData, max_length: int = 16) -> EncodedTask:
 
 def run(folder: Path, name: str, seed: int = 0, hyper: Hyperparameters = HYPER, examples: int = 300) -> Predictions:
     data = encode(folder, make_data(name, examples))
-    return finetune(TASKS[name], data, open_model(folder), "pretrained", seed, hyper, "fp32", CPU)
+    return finetune(GLUE[name], data, open_model(folder), "pretrained", seed, hyper, "fp32", CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +210,7 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
 
     def predictions() -> np.ndarray:
         encoded = encode(bert, data)
-        return finetune(TASKS["stsb"], encoded, open_model(bert), init, 0, hyper, "fp32", CPU).scored["stsb"]
+        return finetune(GLUE["stsb"], encoded, open_model(bert), init, 0, hyper, "fp32", CPU).scored["stsb"]
 
     part = predictions()
     monkeypatch.setattr(finetuning, "VocabularyPart", lambda encoder, train: None)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from cramming.data.task_files import GLUE
 from eval.finetune.floor import predict_constant, predict_from_words
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.glue import TASKS
 from eval.tasks.metrics import score
 
 WORDS = [f"w{i}" for i in range(60)]
@@ -14,7 +14,7 @@ WORDS = [f"w{i}" for i in range(60)]
 
 def make_data(name: str, examples: int = 600) -> TaskData:
     """One text: the label says whether it has w0. Two: how many of the second one's words are the first one's."""
-    task, random = TASKS[name], np.random.default_rng(0)
+    task, random = GLUE[name], np.random.default_rng(0)
 
     def split(source: object, size: int) -> Split:
         texts: tuple[list[str], ...] = tuple([] for _ in task.text)

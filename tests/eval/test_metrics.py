@@ -12,8 +12,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
+from cramming.data.task_files import TASKS
 from eval.tasks.metrics import METRICS, MODULE_FOLDER, score
-from eval.tasks.superglue import ALL_TASKS
 
 REFERENCE = {
     "matthews_correlation": lambda p, y: sklearn.metrics.matthews_corrcoef(y, p),
@@ -111,7 +111,7 @@ def test_evaluate_module_works_offline_and_agrees(tmp_path: Path) -> None:
 import evaluate
 import numpy as np
 from eval.tasks.metrics import score
-from eval.tasks.glue import TASKS
+from cramming.data.task_files import TASKS
 random = np.random.default_rng(0)
 for name in ("cola", "mrpc", "stsb"):
     task = TASKS[name]
@@ -125,4 +125,4 @@ for name in ("cola", "mrpc", "stsb"):
     environment.pop("HF_MODULES_CACHE", None)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(METRICS) == {m for t in ALL_TASKS.values() for m in t.metrics}
+    assert set(METRICS) == {m for t in TASKS.values() for m in t.metrics}

@@ -4,7 +4,7 @@ import pytest
 
 from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES, OtherProtocol, Reference
 from eval.rules.reading import mean_of
-from eval.tasks.glue import AVERAGES
+from eval.tasks.suites import AVERAGES
 
 
 def test_nine_entries_are_those_of_the_suites_average() -> None:

@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from cramming.config import UserError
+from cramming.data.task_files import GLUE, ExampleFile
 from cramming.journal import Journal
 from cramming.record import Status
 from eval.finetune.history import history_file, stamp
@@ -24,7 +25,7 @@ from eval.report.standings import NOISE, Entrant, entrants, gain_over, ranks, wi
 from eval.report.summary import beyond_glue
 from eval.rules.facts import facts
 from eval.rules.reading import Run, load_runs
-from eval.tasks import glue as tasks
+from eval.tasks.suites import AVERAGES
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(ru
     places = [names.index(name) for name in ("high", "low", "RoBERTa-base", "BERT-base, no pretraining")]
     assert places == sorted(places)
     assert "| 1 | high<br>" in text and "| 2 | low<br>" in text
-    for average in tasks.AVERAGES["glue"].values():
+    for average in AVERAGES["glue"].values():
         assert average.definition in text
     assert "dev split, median of 3 seeds, last epoch scored, 5 epochs" in text
     assert "second-hand" in text
@@ -520,7 +521,7 @@ def test_user_mistakes_are_one_line(tmp_path: Path) -> None:
 def test_submission_is_written_when_complete_and_explained_when_not(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {n: (t, tasks.Source(**{**s.__dict__, "examples": 10})) for n, (t, s) in submission.FILES.items()}
+    files = {n: (t, ExampleFile(**{**s.__dict__, "examples": 10})) for n, (t, s) in submission.FILES.items()}
     monkeypatch.setattr(submission, "FILES", files)
     folder = runs / "high" / "glue" / "pretrained" / "predictions"
     folder.mkdir(parents=True, exist_ok=True)
@@ -542,7 +543,7 @@ def _store_pieces(run: Path) -> None:
     """The results of seed 0, as they are on record."""
     (run / "glue" / "pretrained" / "pieces").mkdir()
     recorded = json.loads((run / "record.json").read_text(encoding="utf-8"))["glue"]["pretrained"]["tasks"]
-    for task in tasks.TASKS.values():
+    for task in GLUE.values():
         found = {
             source.entry: {"metrics": {m: v["per_seed"][0] for m, v in recorded[source.entry]["metrics"].items()}}
             for source in task.scored

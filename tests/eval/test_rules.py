@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cramming.config import file_sha256
+from cramming.data.task_files import ENTRIES
 from cramming.record import RULES_VERSION
 from eval.finetune.history import history_file
 from eval.rules.reading import load_run
 from eval.rules.table import COMPARABLE, RULES, foreseen, judge
-from eval.tasks.glue import ENTRIES
 
 Record = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"

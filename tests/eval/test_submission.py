@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cramming.data.task_files import GLUE, ExampleFile
 from eval.report import submission
 from eval.report.submission import FILES, archive, collect, to_tsv, validate
-from eval.tasks import glue
-from eval.tasks.glue import TASKS
 
 
 @pytest.fixture(autouse=True)
 def small_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten examples per test set instead of up to 390,965."""
-    small = {name: (task, glue.Source(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()}
+    small = {name: (task, ExampleFile(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()}
     monkeypatch.setattr(submission, "FILES", small)
 
 
@@ -144,7 +143,7 @@ def _store(folder: Path, predictions: dict[str, np.ndarray], **changed: Any) -> 
     for task_name, arrays in by_task.items():
         path = folder / "predictions" / f"{task_name}-seed3.npz"
         np.savez_compressed(path, **{**arrays, **changed.get(task_name, {})})
-    for task in TASKS.values():
+    for task in GLUE.values():
         metrics = {source.entry: {"metrics": dict.fromkeys(task.metrics, 0.5)} for source in task.scored}
         (folder / "pieces" / f"{task.name}-seed3.json").write_text(json.dumps({"entries": metrics}))
 
@@ -154,7 +153,7 @@ def _section(*left_out: str) -> dict[str, Any]:
     per_seed = {"per_seed": [0.4, 0.5]}
     found = {
         source.entry: {"metrics": dict.fromkeys(task.metrics, per_seed)}
-        for task in TASKS.values() if task.name not in left_out for source in task.scored
+        for task in GLUE.values() if task.name not in left_out for source in task.scored
     }  # fmt: skip
     return {"seeds": [1, 3], "tasks": found}
 

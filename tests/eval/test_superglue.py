@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.tasks.superglue import SUPERGLUE, read_task, tasks_in
+from cramming.data.task_files import SUPERGLUE
+from eval.tasks.locate import read_task, tasks_in_folder
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "BoolQ": [
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_official_layouts_are_read(folder: Path) -> None:
-    tasks, absent = tasks_in(folder, None)
+    tasks, absent = tasks_in_folder(folder, None, "superglue")
     assert [task.name for task in tasks] == list(SUPERGLUE) and not absent
     for task in tasks:
         data = read_task(folder, task)
@@ -102,12 +103,12 @@ def test_wrong_encoding_missing_and_empty_files_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"RTE/train\.jsonl: no examples"):
         read_task(folder, SUPERGLUE["superglue_rte"])
     with pytest.raises(UserError, match="unknown task 'copa'"):
-        tasks_in(folder, ("copa",))
+        tasks_in_folder(folder, ("copa",), "superglue")
     with pytest.raises(UserError, match="no SuperGLUE task found"):
-        tasks_in(folder / "CB", None)
+        tasks_in_folder(folder / "CB", None, "superglue")
     with pytest.raises(UserError, match=r"nowhere: no such folder; it should hold BoolQ/, CB/"):
-        tasks_in(folder / "nowhere", None)
-    assert [t.name for t in tasks_in(folder, ("WiC", "cb"))[0]] == ["cb", "wic"]
+        tasks_in_folder(folder / "nowhere", None, "superglue")
+    assert [t.name for t in tasks_in_folder(folder, ("WiC", "cb"), "superglue")[0]] == ["cb", "wic"]
     assert np.array_equal(read_task(folder, SUPERGLUE["wsc"]).train.labels, [0])
 
 
@@ -119,4 +120,4 @@ def test_links_that_lead_nowhere_are_named(folder: Path) -> None:
     shutil.rmtree(folder / "WSC")
     (folder / "WSC").symlink_to("gone")
     with pytest.raises(UserError, match=r"WSC: is a link to gone, which is not there"):
-        tasks_in(folder, None)
+        tasks_in_folder(folder, None, "superglue")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from eval.tasks.datasets import Split, examples_sha256, read_task, tasks_in_folder
-from eval.tasks.glue import AVERAGES, AX, ENTRIES, OFFICIAL_SHA256, TASKS, find_tasks
+from cramming.data.task_files import AX, ENTRIES, GLUE, OFFICIAL_SHA256
+from eval.tasks.datasets import Split, examples_sha256
+from eval.tasks.locate import find_tasks, read_task, tasks_in_folder
+from eval.tasks.suites import AVERAGES
 
 # Splits of nyu-mll/glue: (train, each dev set, each test set).
 SIZES = {
@@ -32,25 +34,24 @@ MAIN = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pear
 
 def test_sizes_and_folders_are_the_official_ones() -> None:
     found = {
-        t.name: (t.train.examples, [s.examples for s in t.scored], [s.examples for s in t.blind])
-        for t in TASKS.values()
+        t.name: (t.train.examples, [s.examples for s in t.scored], [s.examples for s in t.blind]) for t in GLUE.values()
     }
     assert found == SIZES
-    assert [t.train.folder for t in TASKS.values()] == FOLDERS
-    assert AX.examples == 1104 and AX in TASKS["mnli"].blind
+    assert [t.train.folder for t in GLUE.values()] == FOLDERS
+    assert AX.examples == 1104 and AX in GLUE["mnli"].blind
 
 
 def test_labels_are_in_the_official_order() -> None:
-    assert TASKS["mnli"].labels == ("entailment", "neutral", "contradiction")
+    assert GLUE["mnli"].labels == ("entailment", "neutral", "contradiction")
     for name in ("rte", "qnli"):
-        assert TASKS[name].labels == ("entailment", "not_entailment")
+        assert GLUE[name].labels == ("entailment", "not_entailment")
     for name in ("cola", "sst2", "mrpc", "qqp", "wnli"):
-        assert TASKS[name].labels == ("0", "1")
-    assert TASKS["stsb"].regression and TASKS["stsb"].outputs == 1 and TASKS["stsb"].score_range == (0, 5)
+        assert GLUE[name].labels == ("0", "1")
+    assert GLUE["stsb"].regression and GLUE["stsb"].outputs == 1 and GLUE["stsb"].score_range == (0, 5)
 
 
 def test_main_metrics_are_the_papers() -> None:
-    for task in TASKS.values():
+    for task in GLUE.values():
         assert task.main_metric == MAIN.get(task.name, "accuracy")
         assert task.main_metric in task.metrics
 

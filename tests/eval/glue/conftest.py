@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForMaskedLM
 
 from cramming.config import compose
-from eval.tasks.glue import TASKS
+from cramming.data.task_files import GLUE
 
 WORDS = [f"w{i}" for i in range(20)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -87,6 +87,6 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
 
 def _pairs(sentence: Any, rows: int, labelled: bool) -> list[str]:
     header = ["index", "sentence1", "sentence2", *(["gold_label"] if labelled else [])]
-    labels = TASKS["mnli"].labels
+    labels = GLUE["mnli"].labels
     lines = [[str(i), sentence(), sentence(), *([labels[i % 3]] if labelled else [])] for i in range(rows)]
     return ["\t".join(line) for line in [header, *lines]]

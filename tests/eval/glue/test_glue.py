@@ -22,7 +22,7 @@ from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
 from eval.glue import check, find_model, main
-from eval.tasks import suites
+from eval.tasks import locate
 
 Change = Callable[..., dict[str, Any]]
 
@@ -243,7 +243,7 @@ def test_minimal_pairs_are_read_beforehand(compose: Callable[..., dict[str, Any]
 
 
 def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change) -> None:
-    monkeypatch.setattr(suites, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+    monkeypatch.setattr(locate, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
         ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from cramming.data.task_files import GLUE
 from cramming.device import describe
 from cramming.environment import environment
 from eval.finetune.loop import Predictions
@@ -20,8 +21,8 @@ from eval.finetune.models import Init, ModelSource, open_model
 from eval.finetune.results import Pieces
 from eval.finetune.scoring import conditions
 from eval.glue import main
-from eval.tasks.datasets import TaskData, read_task
-from eval.tasks.glue import TASKS
+from eval.tasks.datasets import TaskData
+from eval.tasks.locate import read_task
 
 Read = Callable[..., bytes]
 
@@ -210,7 +211,7 @@ def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_change
 
 
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:
-    task, source = read_task(config["eval"]["data_dir"], TASKS["cola"]), open_model(model)
+    task, source = read_task(config["eval"]["data_dir"], GLUE["cola"]), open_model(model)
     machine = environment(asdict(describe(torch.device("cpu"))))
 
     def found(

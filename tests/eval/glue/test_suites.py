@@ -19,7 +19,7 @@ from eval.report.standings import entrants
 from eval.report.summary import beyond_glue
 from eval.rules.reading import WITHOUT_ENCODER, load_run
 from eval.rules.table import judge
-from eval.tasks import suites
+from eval.tasks import locate
 
 Change = Callable[..., dict[str, Any]]
 Read = Callable[..., bytes]
@@ -122,7 +122,7 @@ def corpus(
 ) -> Path:
     """A corpus with tasks, where the settings look for it."""
     folder = make_corpus(tmp_path / "corpus", documents=20)
-    monkeypatch.setattr(suites, "corpus_folder", lambda config: folder)
+    monkeypatch.setattr(locate, "corpus_folder", lambda config: folder)
     shutil.copytree(config["eval"]["data_dir"], folder / "tasks")
     files = {f.relative_to(folder).as_posix(): file_sha256(f) for f in (folder / "tasks").rglob("*.tsv")}
     (folder / "manifest.json").write_text(Corpus.open(folder).manifest.with_files(files).to_json())
@@ -169,7 +169,7 @@ def test_embedded_tasks_of_a_corpus_whose_manifest_does_not_name_them(corpus: Pa
     for name in ("checksum", *SINCE_FORMAT_2):
         del node[name]
     file.write_text(json.dumps(node | {"format": 1}))
-    suite = suites.find_suite("embedded", None, None, {"data": {"corpus": str(corpus)}})
+    suite = locate.find_suite("embedded", None, None, {"data": {"corpus": str(corpus)}})
     assert suite.tasks and suite.corpus_sha256 is None
 
 

@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 
 from cramming.config import build, config_folder
+from cramming.data.task_files import ENTRIES, GLUE
 from eval.finetune.results import spread, summarise
 from eval.finetune.scoring import EvalConfig
 from eval.rules.validity import subsets_marked
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.glue import ENTRIES, TASKS
 
 Section = Callable[..., dict[str, Any]]
 
@@ -58,7 +58,7 @@ def summary_of(
     too many in the files `more`, such as `QNLI/train.tsv`.
     """
     data, pieces = [], {}
-    for task in TASKS.values():
+    for task in GLUE.values():
         if task.name == "wnli":
             continue
 

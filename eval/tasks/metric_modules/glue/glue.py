@@ -9,7 +9,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from eval.tasks.glue import TASKS
+from cramming.data.task_files import GLUE
 from eval.tasks.metrics import score
 
 _DESCRIPTION = "Metrics of a GLUE task; NaN where a metric is not defined for the given predictions and labels."
@@ -25,9 +25,9 @@ class Glue(evaluate.Metric):
     """One metric object per task."""
 
     def _info(self) -> evaluate.MetricInfo:
-        if self.config_name not in TASKS:
-            raise ValueError(f"unknown GLUE task {self.config_name!r}; the tasks are: {', '.join(TASKS)}")
-        kind = "float64" if TASKS[self.config_name].regression else "int64"
+        if self.config_name not in GLUE:
+            raise ValueError(f"unknown GLUE task {self.config_name!r}; the tasks are: {', '.join(GLUE)}")
+        kind = "float64" if GLUE[self.config_name].regression else "int64"
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -37,4 +37,4 @@ class Glue(evaluate.Metric):
         )
 
     def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        return score(TASKS[self.config_name].metrics, np.asarray(predictions), np.asarray(references)).values
+        return score(GLUE[self.config_name].metrics, np.asarray(predictions), np.asarray(references)).values

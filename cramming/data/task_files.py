@@ -1,0 +1,203 @@
+"""The tasks of GLUE and SuperGLUE as data: files, columns, label order, sizes and metrics. A new task is one row here.
+
+`eval` reads, trains and scores by this table (the suites and their averages: eval/tasks/suites.py); `data_prep` takes
+from it which texts must not be in a corpus. Sources: GLUE (Wang et al. 2018, table 1), SuperGLUE (Wang et al. 2019) and
+their official files; the label order of `nyu-mll/glue`; the main metrics of the cramming paper (Geiping and Goldstein
+2022, section 5).
+
+A *task* is what one model is fine-tuned on. An *entry* is one labelled set that it is scored on, a column of the
+leaderboard: MNLI has two. AX has no training set: the model of MNLI predicts it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExampleFile:
+    """One file of examples: where it lies in the official folder and on the hub, and how many examples it has."""
+
+    entry: str
+    title: str
+    folder: str
+    file: str
+    examples: int
+    hub_config: str = ""
+    hub_split: str = ""
+
+    @property
+    def path(self) -> str:
+        """Its place below the folder of all tasks, such as `CoLA/train.tsv`."""
+        return f"{self.folder}/{self.file}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One fine-tuning task.
+
+    `text` and `label` are columns of the official files, `hub_text` those of the hub's data set; `headerless` names the
+    columns of training and dev files without a header. `labels` are in the order of their numbers, empty for
+    regression, whose scores lie in `score_range`. The first of `metrics` is the main one. `broken_rows` of the official
+    training file have a wrong number of fields.
+    """
+
+    name: str
+    title: str
+    text: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    train: ExampleFile
+    scored: tuple[ExampleFile, ...]
+    blind: tuple[ExampleFile, ...]
+    hub_text: tuple[str, ...]
+    headerless: tuple[str, ...] = ()
+    score_range: tuple[float, float] | None = None
+    broken_rows: int = 0
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that averages are made of."""
+        return self.metrics[0]
+
+    @property
+    def regression(self) -> bool:
+        """Whether the target is a number; then the model has one output and squared error as its loss."""
+        return not self.labels
+
+    @property
+    def outputs(self) -> int:
+        """Width of the model's classification layer."""
+        return max(1, len(self.labels))
+
+
+_PAIR = ("sentence1", "sentence2")
+_NLI = ("premise", "hypothesis")
+_BINARY = ("0", "1")
+_TRUTH = ("false", "true")
+_ENTAILMENT = ("entailment", "not_entailment")
+_ACCURACY = ("accuracy",)
+
+AX = ExampleFile("ax", "AX", "diagnostic", "diagnostic.tsv", 1104, "ax", "test")
+
+
+def _glue(
+    name: str,
+    title: str,
+    sizes: tuple[int, int, int],
+    text: tuple[str, ...],
+    label: str,
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...] = _ACCURACY,
+    *,
+    hub_text: tuple[str, ...] | None = None,
+    headerless: tuple[str, ...] = (),
+    score_range: tuple[float, float] | None = None,
+    broken_rows: int = 0,
+) -> Task:
+    """A task of GLUE with one dev and one test file, in the folder of its title."""
+    train, dev, test = (
+        ExampleFile(name, title, title, f"{stem}.tsv", size, name, split)
+        for stem, size, split in zip(("train", "dev", "test"), sizes, ("train", "validation", "test"))
+    )
+    return Task(
+        name, title, text, label, labels, metrics, train, (dev,), (test,), hub_text or text, headerless, score_range,
+        broken_rows,
+    )  # fmt: skip
+
+
+def _mnli(entry: str, title: str, split: str, examples: int) -> ExampleFile:
+    hub_split = split.replace("dev", "validation")
+    return ExampleFile(entry, title, "MNLI", f"{split}.tsv", examples, "mnli", hub_split)
+
+
+_MNLI = Task(
+    name="mnli",
+    title="MNLI",
+    text=_PAIR,
+    label="gold_label",
+    labels=("entailment", "neutral", "contradiction"),
+    metrics=_ACCURACY,
+    train=_mnli("mnli", "MNLI", "train", 392702),
+    scored=(
+        _mnli("mnli_matched", "MNLI-m", "dev_matched", 9815),
+        _mnli("mnli_mismatched", "MNLI-mm", "dev_mismatched", 9832),
+    ),
+    blind=(
+        _mnli("mnli_matched", "MNLI-m", "test_matched", 9796),
+        _mnli("mnli_mismatched", "MNLI-mm", "test_mismatched", 9847),
+        AX,
+    ),
+    hub_text=_NLI,
+)
+
+_COLA_COLUMNS = ("source", "label", "mark", "sentence")
+
+GLUE: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _glue(
+            "cola", "CoLA", (8551, 1043, 1063), ("sentence",), "label", _BINARY,
+            ("matthews_correlation", "accuracy"), headerless=_COLA_COLUMNS,
+        ),
+        _glue("sst2", "SST-2", (67349, 872, 1821), ("sentence",), "label", _BINARY),
+        _glue(
+            "mrpc", "MRPC", (3668, 408, 1725), ("#1 String", "#2 String"), "Quality", _BINARY,
+            ("f1", "accuracy"), hub_text=_PAIR,
+        ),
+        _glue(
+            "stsb", "STS-B", (5749, 1500, 1379), _PAIR, "score", (),
+            ("pearson", "spearmanr"), score_range=(0.0, 5.0),
+        ),
+        _glue(
+            "qqp", "QQP", (363846, 40430, 390965), ("question1", "question2"), "is_duplicate", _BINARY,
+            ("f1", "accuracy"), broken_rows=10,
+        ),
+        _MNLI,
+        _glue("qnli", "QNLI", (104743, 5463, 5463), ("question", "sentence"), "label", _ENTAILMENT),
+        _glue("rte", "RTE", (2490, 277, 3000), _PAIR, "label", _ENTAILMENT),
+        _glue("wnli", "WNLI", (635, 71, 146), _PAIR, "label", _BINARY),
+    )
+}  # fmt: skip
+
+
+def _superglue(
+    name: str,
+    title: str,
+    sizes: tuple[int, int],
+    text: tuple[str, ...],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...] = _ACCURACY,
+) -> Task:
+    """A task of SuperGLUE: JSON lines, one folder with a training and a validation file."""
+    train, val = (ExampleFile(name, title, title, f"{stem}.jsonl", n) for stem, n in zip(("train", "val"), sizes))
+    return Task(name, title, text, "label", labels, metrics, train, (val,), (), ())
+
+
+# The tasks that classify one or two texts. COPA, MultiRC and ReCoRD choose among answers, which needs another head.
+SUPERGLUE: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _superglue("boolq", "BoolQ", (9427, 3270), ("question", "passage"), _TRUTH),
+        _superglue(
+            "cb", "CB", (250, 56), _NLI, ("entailment", "contradiction", "neutral"),
+            ("accuracy_f1", "accuracy", "f1_macro"),
+        ),
+        _superglue("superglue_rte", "RTE", (2490, 277), _NLI, _ENTAILMENT),
+        _superglue("wic", "WiC", (5428, 638), ("word", "sentence1", "sentence2"), _TRUTH),
+        _superglue("wsc", "WSC", (554, 104), ("text", "target"), _TRUTH),
+    )
+}  # fmt: skip
+
+TASKS = GLUE | SUPERGLUE
+ENTRIES: dict[str, tuple[Task, ExampleFile]] = {f.entry: (task, f) for task in GLUE.values() for f in task.scored}
+
+# SHA-256 (`eval.tasks.datasets.examples_sha256`) of an entry's official training and dev set, where GLUE's files were
+# at hand complete and agree with copies in public repositories: dev sets line for line, training sets so or (SST-2)
+# in another order. QQP, MNLI and QNLI were not complete; MRPC circulates in two spellings.
+OFFICIAL_SHA256 = {
+    "cola": "3b18f525c898e050cc9ba21e0f412c23da307e43e8272d22a08a564f33acc923",
+    "sst2": "31a7a9c79ce1cfea7173156b8b61440483039067c3e39964a5b04867de7d2080",
+    "stsb": "f18d9d3fc84ea372b9a99d1839227d5c56d0577325e007c8d2eafeb5bfe7d791",
+    "rte": "5689a0a88bfefeb0c38202241084433767155f4a2db3857202b255d87396e3d3",
+    "wnli": "accac626255b53fa161ab8c57c7fcdc9f9377d56b562ec54ba7495d2d97ac8da",
+}
