@@ -37,13 +37,11 @@ def announce(parts: Parts) -> None:
         f" vocabulary {model.vocab_size}; {parts.flops_per_token / 1e6:.1f} MFLOP per token"
     )
     tokens = config.batch_size * config.sequence_length
-    passes = parts.engine.passes(config.rows, config.sequence_length)
     other = config.validation_corpus
     elsewhere = f", validated on the text of {other}" if other else ""
-    together = f" ({passes} passes side by side)" if passes > 1 else ""
     say(
         f"step: {config.batch_size} sequences of {config.sequence_length} = {tokens} tokens ="
-        f" {parts.micro_batches} x {config.micro_batch} sequences{together} x {parts.mesh.world_size} process(es);"
+        f" {parts.micro_batches} x {config.micro_batch} sequences x {parts.mesh.world_size} process(es);"
         f" {targets} targets per sequence; {parts.engine.precision.mode} on {parts.engine.device}, attention kernel"
         f" {' and '.join(parts.attention_kernels)}; peak learning rate {parts.peak_learning_rate:.3g}"
     )
@@ -146,7 +144,7 @@ def out_of_memory(parts: Parts) -> UserError:
     rows, engine = parts.train.rows, parts.engine
     fewer = max((n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0)  # fits where `rows` do, in a ramp too
     begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
-    if not fewer or engine.in_backward:
+    if not fewer:
         return UserError(f"{begins}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)")
     found = load_record(parts.folder)["pretrain"].get("micro_batch_found") if is_run(parts.folder) else None
     if found:
@@ -187,8 +185,7 @@ def finish(parts: Parts, reason: EndReason) -> None:
     if status == "diverged":
         raise UserError(
             f"{parts.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
-            f" skipped, {work.partly_skipped_steps} in part: the training diverged and no model was written; lower"
-            " optim.lr, or set precision=fp32"
+            " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
         )
     if validation:
         family = stock_family(parts.model_config)
@@ -236,7 +233,6 @@ def setup_of(parts: Parts) -> dict[str, Any]:
         "parameters": count.total,
         "parameters_without_embeddings": count.without_embeddings,
         "precision": parts.engine.precision.mode,
-        "passes": parts.engine.passes(parts.train.rows, parts.train.sequence_length),
         "attention_kernels": parts.attention_kernels,
         "peak_learning_rate": parts.peak_learning_rate,
         "seed": parts.source.seed,
@@ -270,5 +266,4 @@ def work_of(parts: Parts, budget: dict[str, Any]) -> dict[str, Any]:
         "compile_seconds": compile_seconds(),
         "peak_memory_bytes": devices.peak_memory_bytes(device),
         "skipped_steps": work.skipped_steps,
-        "partly_skipped_steps": work.partly_skipped_steps,
     }

@@ -71,7 +71,7 @@ class Work:
     """What the weights have seen so far; saved with them.
 
     `flops` by the formula of `model.config.flops_per_token`; `last_step_seconds` are the seconds charged to the run
-    when its last optimizer step was synchronised. `skipped_steps` moved no weight, `partly_skipped_steps` some only.
+    when its last optimizer step was synchronised. `skipped_steps` moved no weight.
     `data_wait_seconds` are those in which steps waited for their batches, `recompilations` the graphs that were
     compiled after a process's first update; checkpoints made before these two were counted have none of them.
     """
@@ -81,7 +81,6 @@ class Work:
     tokens: int = 0
     flops: float = 0.0
     skipped_steps: int = 0
-    partly_skipped_steps: int = 0
     last_step_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     recompilations: int = 0
@@ -93,7 +92,6 @@ class Work:
         tokens: int,
         flops: float,
         skipped: bool,
-        partly_skipped: bool = False,
         data_wait_seconds: float = 0.0,
         recompilations: int = 0,
     ) -> None:
@@ -103,7 +101,6 @@ class Work:
         self.tokens += tokens
         self.flops += flops
         self.skipped_steps += skipped
-        self.partly_skipped_steps += partly_skipped
         self.data_wait_seconds += data_wait_seconds
         self.recompilations += recompilations
 

@@ -22,9 +22,8 @@ from cramming.execution import EngineConfig
 from cramming.model import attention
 from cramming.model.config import ModelConfig, count_parameters
 from cramming.optim import refuse_missing_package
-from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
+from cramming.parallel.apply import refuse_contradictions, refuse_unfit
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.passes import can_share
 from cramming.precision import refuse_missing_hardware, resolve
 from cramming.runtime import refuse_missing_gpu
 from cramming.schedule import ScheduleConfig, ramp_step
@@ -145,27 +144,16 @@ def refuse_unfit_step(
     refuse_missing_gpu(execution.runtime, device)
     refuse_missing_package(execution.optim)
     refuse_contradictions(execution.memory, execution.runtime)
-    refuse_unfit(
-        execution.memory,
-        micro_batches=micro_batches_of(config, mesh.world_size),
-        clip=execution.optim.clip,
-        mode=resolve(execution.precision.mode, device),
-        processes=mesh.world_size,
-        fits=str(config.batch_size),
-    )
-    refuse_unfit_ramp(config, schedule, execution.memory, mesh.world_size)
+    micro_batches_of(config, mesh.world_size)
+    refuse_unfit(execution.memory, mode=resolve(execution.precision.mode, device), processes=mesh.world_size)
+    refuse_unfit_ramp(config, schedule, mesh.world_size)
 
 
-def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, memory: MemoryConfig, world_size: int) -> None:
+def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, world_size: int) -> None:
     """UserError where the batch cannot grow as the schedule says, in whole micro-batches of all processes."""
     if schedule.batch_ramp == 0:
         return
     without = "schedule.batch_start=1.0 schedule.batch_ramp=0.0"
-    if memory.update_in_backward:
-        raise UserError(
-            f"schedule.batch_ramp={schedule.batch_ramp:g}: memory.update_in_backward=true takes the whole batch at"
-            f" once, which cannot grow; set {without}"
-        )
     try:
         step = ramp_step(schedule, config.batch_size)
     except ValueError as error:
@@ -188,12 +176,9 @@ def check_gate(
     said to be in force."""
     execution = sections.execution
     mode, states = resolve(execution.precision.mode, device), dict[str, str]()
-    shared = can_share(execution.runtime, execution.memory, sections.model, mode, device)
     where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)
     for kernel in sorted({execution.attention.kernel, *kernels}):
-        resolved = changed(
-            settings, {"precision.mode": mode, "attention.kernel": kernel, "runtime.side_by_side": shared}
-        )
+        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
         states |= gate.check(resolved, where, device.type, usual)
     return states
 

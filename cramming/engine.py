@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,9 +15,8 @@ from torch import nn
 from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.optim.in_backward import Update, UpdateInBackward, set_learning_rate
+from cramming.optim import set_learning_rate
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.passes import SideBySide
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
 
@@ -29,25 +27,15 @@ MAX_SKIPPED_IN_A_ROW = 50
 class StepStats:
     """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm.
 
-    `skipped`: the gradient was not finite and no weight moved. `partly_skipped`: some parameters' gradients were not
-    finite and only the others moved, which happens with `memory.update_in_backward` alone. `recompilations`: graphs
-    compiled after the first update of this process; shapes are static, so there should be none.
+    `skipped`: the gradient was not finite and no weight moved. `recompilations`: graphs compiled after the first update
+    of this process; shapes are static, so there should be none.
     """
 
     loss: float
     accuracy: float
     grad_norm: float
     skipped: bool
-    partly_skipped: bool = False
     recompilations: int = 0
-
-
-class Computed(NamedTuple):
-    """What is known before the update: summed loss and hits of this process, and the update itself."""
-
-    loss_sum: float
-    correct: float
-    update: Callable[[], Update]
 
 
 class Engine:
@@ -65,19 +53,13 @@ class Engine:
         clip: float | None,
         mesh: Mesh,
         device: torch.device,
-        update_in_backward: bool = False,
-        side_by_side: bool = False,
         cuda_graphs: bool = False,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.in_backward = UpdateInBackward(optimizer) if update_in_backward else None
-        self.side_by_side = SideBySide(self.parameters) if side_by_side else None
         self.cuda_graphs = cuda_graphs
-        # From the moment that `may_update` is asked to the synchronisation: of the last step, and of the one under way
-        # as far as it can be foretold (0: not at all).
-        self.update_seconds, self.foreseen_seconds = 0.0, 0.0
+        self.update_seconds = 0.0  # of the last step, from the moment that `may_update` is asked to the synchronisation
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
@@ -90,26 +72,25 @@ class Engine:
     ) -> StepStats | None:
         """One update from `batches`.
 
-        None, and untouched weights, if `may_update()` says no (it is asked after the backward pass, or before it where
-        that is the update) or `must_stop()` says yes between micro-batches (in one process only: others would wait for
-        this one's gradients). Random states are then as before, so that the step can be done anew.
+        None, and untouched weights, if `may_update()` says no (it is asked after the backward pass) or `must_stop()`
+        says yes between micro-batches (in one process only: others would wait for this one's gradients). Random states
+        are then as before, so that the step can be done anew.
         """
         random_states = devices.random_states()
         graphs = compiled_graphs()
         targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
-        compute = self._accumulate if self.in_backward is None else self._forward_once
-        computed = compute(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
-        if computed is None or not may_update():
+        found = self._accumulate(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
+        if found is None or not may_update():
             self._forget_gradients()
             devices.set_random_states(random_states)
             return None
         set_learning_rate(self.optimizer, learning_rate)
         began = time.monotonic()
-        norm, moved = computed.update()
+        norm = self._update()
         devices.synchronize(self.device)
         if math.isfinite(norm):  # what was skipped says nothing about how long an update takes
             self.update_seconds = time.monotonic() - began
-        loss, accuracy = (self.mesh.sum(value) / targets for value in (computed.loss_sum, computed.correct))
+        loss, accuracy = (self.mesh.sum(value) / targets for value in found)
         self._skipped_in_a_row = 0 if math.isfinite(norm) else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
@@ -117,12 +98,8 @@ class Engine:
                 f" {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or fp32"
             )
         recompilations = compiled_graphs() - graphs if self._is_warm else 0  # the optimizer may compile, too
-        self._is_warm = self._is_warm or moved
-        return StepStats(loss, accuracy, norm, not moved, moved and not math.isfinite(norm), recompilations)
-
-    def passes(self, rows: int, row_length: int) -> int:
-        """How many passes share a micro-batch of so many sequences."""
-        return self.side_by_side.number(rows, row_length) if self.side_by_side else 1
+        self._is_warm = self._is_warm or math.isfinite(norm)
+        return StepStats(loss, accuracy, norm, not math.isfinite(norm), recompilations)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = batch.to(self.device)
@@ -139,8 +116,10 @@ class Engine:
             )
         return loss_sum, correct
 
-    def _accumulate(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
-        """Forward and backward passes; the gradients are then ready for the update."""
+    def _accumulate(
+        self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]
+    ) -> tuple[float, float] | None:
+        """Forward and backward passes: summed loss and hits; the gradients are then ready for the update."""
         losses, corrects = [], []
         for batch in batches:
             if must_stop():
@@ -149,12 +128,10 @@ class Engine:
             losses.append(loss_sum)
             corrects.append(correct)
         self.mesh.sum_gradients(self.parameters)
-        return Computed(*_read(torch.stack(losses).sum(), torch.stack(corrects).sum()), self._update)
+        return _read(torch.stack(losses).sum(), torch.stack(corrects).sum())
 
     def _pass(self, batch: Batch, targets: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
-        if self.side_by_side and self.passes(batch.rows, batch.row_length) > 1:
-            return self.side_by_side.accumulate(batch, self._forward, targets)
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -164,32 +141,7 @@ class Engine:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
 
-    def _forward_once(self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]) -> Computed | None:
-        """The forward pass of the only micro-batch; its backward pass updates.
-
-        Once that has begun no step can be taken back, so the deadline decides before it. What it decides on is how long
-        backward pass and update took so far; before the first, four times the forward pass: the backward pass is two,
-        three with checkpointing, and the update is less than one.
-        """
-        assert self.in_backward is not None
-        if must_stop():
-            return None
-        (batch,) = batches
-        began = time.monotonic()
-        loss_sum, correct = self._forward(batch)
-        found = _read(loss_sum, correct)
-        self.foreseen_seconds = 0.0 if self.update_seconds else 4 * (time.monotonic() - began)
-        update = self.in_backward
-
-        def backward() -> Update:
-            if not math.isfinite(found[0]):
-                return Update(math.nan, False)
-            (loss_sum / targets).backward()
-            return update.finish()
-
-        return Computed(*found, backward)
-
-    def _update(self) -> Update:
+    def _update(self) -> float:
         """Clip and apply; the norm is the one before clipping. A norm that is not finite applies nothing."""
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
@@ -210,7 +162,7 @@ class Engine:
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
         self._forget_gradients()
-        return Update(length, finite)
+        return length
 
     def _forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)

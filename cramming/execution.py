@@ -14,10 +14,9 @@ from cramming.engine import Engine
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer, freeze
+from cramming.optim import OptimConfig, build_host_optimizer, build_optimizer
 from cramming.parallel.apply import MemoryConfig, apply, place
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.passes import can_share
 from cramming.precision import Precision, PrecisionConfig
 from cramming.runtime import RuntimeConfig
 
@@ -44,11 +43,9 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, mesh: Mesh, de
 
 
 def build_model(config: EngineConfig, model_config: ModelConfig) -> MaskedLM:
-    """The plain model, with random weights; those of `optim.frozen` stay so."""
+    """The plain model, with random weights."""
     attention = config.attention
-    model = MaskedLM(model_config, attention.kernel, attention.last_layer, config.memory.loss_chunk)
-    freeze(model, config.optim.frozen)
-    return model
+    return MaskedLM(model_config, attention.kernel, attention.last_layer, config.memory.loss_chunk)
 
 
 def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.device) -> Engine:
@@ -61,16 +58,5 @@ def equip(model: MaskedLM, config: EngineConfig, mesh: Mesh, device: torch.devic
         optimizer = build_host_optimizer(model, config.optim, device, at_home)
     else:
         optimizer = build_optimizer(model, config.optim)
-    side_by_side = can_share(config.runtime, memory, model.config, precision.mode, device)
     model = apply(model, memory, config.runtime)
-    return Engine(
-        model,
-        optimizer,
-        precision,
-        config.optim.clip,
-        mesh,
-        device,
-        memory.update_in_backward,
-        side_by_side,
-        config.runtime.cuda_graphs,
-    )
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, config.runtime.cuda_graphs)

@@ -153,7 +153,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
 
     def update_fits() -> bool:
         """A step whose update would end after the deadline is thrown away before it touches the weights."""
-        seconds = max(pace.update_seconds(), engine.foreseen_seconds, clock.margin_seconds if clock else 0.0)
+        seconds = max(pace.update_seconds(), clock.margin_seconds if clock else 0.0)
         return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
     with Progress("pretrain", total=100.0, unit="%", before=100 * reached) as bar:
@@ -184,7 +184,7 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 break
             work.add_step(
                 sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
-                partly_skipped=stats.partly_skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
+                data_wait_seconds=data_wait, recompilations=stats.recompilations,
             )  # fmt: skip
             seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
             pace.note(count, seconds, engine.update_seconds, compiled)

@@ -32,13 +32,11 @@ class RuntimeConfig:
     `compile: model`) replays a pass's launches as one: for small micro-batches, whose kernels are done before the host
     starts the next.
     `keep_heap` (CPU, glibc) keeps freed memory in the process instead of handing it back after every step.
-    `side_by_side` (CPU, where `parallel.passes` can) shares a micro-batch out to passes that run at the same time.
     `prefetch` is the number of batches made ahead.
     """
 
     compile: Literal["off", "blocks", "model"]
     keep_heap: bool
-    side_by_side: bool
     prefetch: int
     tune: Literal["off", "coordinate-descent", "max-autotune"] = "off"
     cuda_graphs: bool = False

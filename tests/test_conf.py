@@ -106,7 +106,7 @@ def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, A
 )
 def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[..., dict[str, Any]], choice: str) -> None:
     found = Sections.of(compose(choice))
-    refuse_unfit_ramp(found.train, found.schedule, found.execution.memory, world_size=1)
+    refuse_unfit_ramp(found.train, found.schedule, world_size=1)
     sizes = [sequences_per_step(found.schedule, p, found.train.batch_size) for p in (0.0, 1.0)]
     assert (sizes[0] < sizes[1]) == (found.schedule.batch_ramp > 0)
 

@@ -51,7 +51,6 @@ LEVELS = {
     "cramming.runtime": 1,
     "cramming.model": 1,
     "cramming.parallel": 2,
-    "cramming.parallel.passes": 2,
     "cramming.engine": 2,
     "cramming.checkpoint": 2,
     "cramming.optim": 2,

@@ -33,8 +33,7 @@ LAYERS = 4  # a window, a global layer, the last one, and more than offloading k
 LENGTH, ROWS = 128, 8
 MODELS = ("bert-base", "crammed-bert", "modern")
 MODES = ("bf16", "fp16", "fp8", "fp32")
-MEMORY = ("plain", "checkpoint", "selective", "offload", "offload-weights", "offload-optimizer", "offload-all",
-          "in-backward")  # fmt: skip
+MEMORY = ("plain", "checkpoint", "selective", "offload", "offload-weights", "offload-optimizer", "offload-all")
 OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad")
 aten = torch.ops.aten
 
@@ -90,7 +89,7 @@ class Step(Simulation):
 
     def _executed(self, stands_in: bool) -> EngineConfig:
         assert not stands_in
-        runtime = replace(self.recipe.execution.runtime, compile="off", side_by_side=False)
+        runtime = replace(self.recipe.execution.runtime, compile="off")
         return replace(self.recipe.execution, runtime=runtime)
 
     @contextmanager
@@ -125,7 +124,6 @@ def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> di
     """Steps of one engine in both packings, by every kernel."""
     overrides = [f"model={model}", f"precision={mode}", f"memory={memory}", f"optim={optimizer}",
                  f"model.num_layers={LAYERS}"]  # fmt: skip
-    overrides += ["optim.clip=null"] if memory == "in-backward" else []
     began = time.perf_counter()
     row: dict[str, Any] = {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": optimizer}
     try:

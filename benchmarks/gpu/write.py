@@ -122,7 +122,9 @@ def fine_tuning(found: dict[str, Result]) -> list[str]:
 
 def tricks(found: dict[str, Result]) -> list[str]:
     rows = [row["trick"] for _, row in picked(found, "trick: ")]
-    floors = {(f["rounding"], f["basis"]): Floor(**f) for _, row in picked(found, "trick: ") for f in row["floors"]}
+    floors = {
+        f["rounding"]: Floor(f["rounding"], f["strays"]) for _, row in picked(found, "trick: ") for f in row["floors"]
+    }
     lines = [line for floor in floors.values() for line in ("", floor_line(floor))]
     return [*tricks_table(rows), *lines] if rows else []
 

@@ -1,18 +1,18 @@
 """The loss curves of the correctness gate: the reference's, its twins', and each trick's in a process of its own.
 
 They are measured on `bench.gate`'s settings, which need not be as large as what is timed. The twins, which say how far
-rounding alone carries the loss (gate.py), are run when the first trick asks for their kind; so is a reference without
-what a trick cannot do (`Trick.basis`).
+rounding alone carries the loss (gate.py), are run when the first trick asks for their kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from cramming.bench import gate, tricks
-from cramming.bench.tricks import Settings, Trick, spelled
+from cramming.bench.tricks import Trick
 from cramming.bench.worker import Worker
 from cramming.config import UserError
 from cramming.progress import say
@@ -56,39 +56,31 @@ class Curves:
     make: Callable[[Mapping[str, Any]], Worker] = Worker
 
     def __post_init__(self) -> None:
-        self._references: dict[str, list[float]] = {}
-        self._floors: dict[tuple[float, str], gate.Floor] = {}
+        self._floors: dict[float, gate.Floor] = {}
 
-    def reference(self, basis: Settings) -> list[float]:
-        """The loss curve that tricks on `basis` are compared with, measured once.
+    @cached_property
+    def reference(self) -> list[float]:
+        """The loss curve that tricks are compared with; UserError if it falls too little to prove anything."""
+        (curve,) = self.losses([self.job(REFERENCE)])
+        if not (fall := gate.fall(curve)) >= gate.MIN_FALL:
+            raise UserError(
+                f"bench.gate_steps={self.steps}: the reference's loss fell by {fall:.2f} nats, less than"
+                f" {gate.MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
+            )
+        return curve
 
-        UserError if it falls too little to prove anything.
-        """
-        name = spelled(basis)
-        if name not in self._references:
-            (curve,) = self.losses([self.job(replace(REFERENCE, settings=basis))])
-            if not (fall := gate.fall(curve)) >= gate.MIN_FALL:
-                raise UserError(
-                    f"bench.gate_steps={self.steps}: the reference's loss{f' with {name}' * bool(name)} fell by"
-                    f" {fall:.2f} nats, less than {gate.MIN_FALL}, so the gate would prove nothing; raise"
-                    " bench.gate_steps or bench.gate.optim.lr"
-                )
-            self._references[name] = curve
-        return self._references[name]
-
-    def floor(self, rounding: float, basis: Settings) -> gate.Floor:
-        """Of the reference on `basis` against itself with its starting weights moved by `rounding`; measured once."""
-        key = rounding, spelled(basis)
-        if key not in self._floors:
-            reference, job = self.reference(basis), self.job(replace(REFERENCE, settings=basis))
+    def floor(self, rounding: float) -> gate.Floor:
+        """Of the reference against itself with its starting weights moved by `rounding`; measured once."""
+        if rounding not in self._floors:
+            reference, job = self.reference, self.job(REFERENCE)
             twins = self.losses([job | {"moved": (rounding, seed)} for seed in range(1, gate.TWINS + 1)])
-            self._floors[key] = gate.Floor(rounding, [gate.strays(reference, twin) for twin in twins], key[1])
-            allowed = self._floors[key].allowed()
+            self._floors[rounding] = gate.Floor(rounding, [gate.strays(reference, twin) for twin in twins])
+            allowed = self._floors[rounding].allowed()
             say(
                 f"gate: {gate.TWINS} twins with weights moved by {rounding:.2g} were run; allowed are {allowed[0]:.2g}"
                 f" nats at first, {allowed[-1]:.2g} at the end"
             )
-        return self._floors[key]
+        return self._floors[rounding]
 
     @property
     def floors(self) -> list[gate.Floor]:
@@ -98,13 +90,13 @@ class Curves:
     def verdict(self, trick: Trick) -> gate.Verdict:
         """On one trick."""
         assert trick.rounding is not None
-        reference, floor = self.reference(trick.basis), self.floor(trick.rounding, trick.basis)
+        reference, floor = self.reference, self.floor(trick.rounding)
         return gate.judge(trick, reference, self.losses_or_nan(trick), floor)
 
     def learned(self, trick: Trick) -> dict[str, Any]:
         """For a trick that is another algorithm: by how many nats its loss falls, and the reference's."""
-        reference = self.reference(trick.basis)
-        return {"learned": {"fall": gate.fall(self.losses_or_nan(trick)), "reference": gate.fall(reference)}}
+        fall = gate.fall(self.reference)
+        return {"learned": {"fall": gate.fall(self.losses_or_nan(trick)), "reference": fall}}
 
     def losses_or_nan(self, trick: Trick) -> list[float]:
         """One that cannot run here has learned nothing."""

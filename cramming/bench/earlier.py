@@ -36,7 +36,7 @@ class Earlier:
         if other := [name for name in now if now[name] != then.get(name)]:
             say(f"{files[-1]}: its rows were measured with another {', '.join(other)}; the table begins anew")
             return cls()
-        return cls(content["rows"], [Floor(**floor) for floor in content["floors"]])
+        return cls(content["rows"], [Floor(floor["rounding"], floor["strays"]) for floor in content["floors"]])
 
     def and_rows(self, rows: Sequence[Row], order: Sequence[str]) -> list[Row]:
         """With these, in the order of the table; what it has no more goes."""
@@ -45,4 +45,4 @@ class Earlier:
 
     def and_floors(self, floors: Sequence[Floor]) -> list[Floor]:
         """With these, which take the place of earlier ones of their kind."""
-        return list({(floor.rounding, floor.basis): floor for floor in (*self.floors, *floors)}.values())
+        return list({floor.rounding: floor for floor in (*self.floors, *floors)}.values())

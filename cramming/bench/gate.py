@@ -14,7 +14,6 @@ to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults tri
 
 There are two floors, as a number format with fewer bits starts where fp32's twins end: `Trick.rounding` says which
 unit the twins' weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8 and 8- or 4-bit state).
-A trick that cannot do what the reference does (`Trick.basis`) is judged beside a reference, and twins, without that.
 
 Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the floors;
 `pretrain` refuses a trick that failed there, unless it is named in `forced`.
@@ -42,14 +41,10 @@ AHEAD = 2  # windows
 
 @dataclass(frozen=True)
 class Floor:
-    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats.
-
-    `basis`: what that reference, and its twins, were changed by (`Trick.basis`, spelled out; empty: nothing).
-    """
+    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats."""
 
     rounding: float
     strays: list[list[float]]
-    basis: str = ""
 
     def allowed(self) -> list[float]:
         """The tolerance of each window, in nats."""
@@ -75,7 +70,7 @@ class Verdict:
 
 def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: Floor) -> Verdict:
     """Compare two loss curves of equal length; ValueError if the reference itself learned nothing."""
-    assert (trick.rounding, spelled(trick.basis)) == (floor.rounding, floor.basis)
+    assert trick.rounding == floor.rounding
     assert len(reference) == len(losses)
     learned = fall(reference)
     if not learned >= MIN_FALL:
@@ -117,8 +112,7 @@ def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[F
     here = known.setdefault(where, {"verdicts": {}, "floors": {}})
     here["verdicts"].update({v.trick: asdict(v) for v in verdicts})
     for floor in floors:
-        name = f"{floor.rounding:.3g} {floor.basis}".rstrip()
-        here["floors"][name] = asdict(floor) | {"allowed": floor.allowed()}
+        here["floors"][f"{floor.rounding:.3g}"] = asdict(floor) | {"allowed": floor.allowed()}
     write_atomically(file, json.dumps({"format": FORMAT, "places": known}, indent=1, sort_keys=True) + "\n")
 
 

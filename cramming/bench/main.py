@@ -23,11 +23,10 @@ from cramming.bench.curves import REFERENCE, Curves, gate_settings, job_of
 from cramming.bench.data import SPECIAL
 from cramming.bench.earlier import Earlier
 from cramming.bench.sides import matmul_flops
-from cramming.bench.tricks import SIDE_BY_SIDE, Trick
+from cramming.bench.tricks import Trick
 from cramming.bench.worker import Worker, warm_up
 from cramming.config import UserError, build, expand_home
 from cramming.environment import git
-from cramming.parallel.passes import number_of_passes
 from cramming.precision import resolve
 from cramming.progress import Progress, say
 
@@ -132,10 +131,6 @@ class Pairs:
             return {"error": tricks.ELSEWHERE[trick.device]}
         shape = "small" if is_too_slow_here(trick, self.device) else "full"
         settings, vocab_size = self.shapes[shape], self.config.vocab_size
-        train, threads = settings["train"], torch.get_num_threads()
-        passes = number_of_passes(train["batch_size"], train["sequence_length"], threads)
-        if trick.settings == SIDE_BY_SIDE and passes == 1:
-            return {"error": f"{train['batch_size']} sequences are one pass on {threads} threads"}
         if shape not in self.bases:
             job = job_of(settings, REFERENCE, vocab_size, self.device)
             self.bases[shape] = self.running.enter_context(self.make(job))

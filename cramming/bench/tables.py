@@ -62,8 +62,8 @@ def floor_line(floor: Floor) -> str:
     steps = [round(share * (len(windows) - 1)) for share in (0.2, 0.4, 0.6, 0.8, 1)]
     found = ", ".join(f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps)
     return (
-        f"Gate: {len(floor.strays)} twins of the reference{f' ({floor.basis})' * bool(floor.basis)} with weights moved"
-        f" by {floor.rounding:.2g} strayed by up to, in nats (allowed): {found}."
+        f"Gate: {len(floor.strays)} twins of the reference with weights moved by {floor.rounding:.2g}"
+        f" strayed by up to, in nats (allowed): {found}."
     )
 
 

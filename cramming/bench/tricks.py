@@ -5,7 +5,7 @@ alone; `best` stacks what pays. `in_force` reads a run's settings backwards: whi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Settings = Mapping[str, Any]  # dotted setting -> value
@@ -14,7 +14,6 @@ REFERENCE: Settings = {
     "attention.kernel": "sdpa",
     "attention.last_layer": "all",
     "runtime.keep_heap": False,
-    "runtime.side_by_side": False,
     "precision.mode": "fp32",
     "precision.tf32": False,
     "precision.fp8_scaling": "tensorwise",
@@ -28,11 +27,9 @@ REFERENCE: Settings = {
     "memory.offload_activations": False,
     "memory.offload_weights": False,
     "memory.offload_optimizer": False,
-    "memory.update_in_backward": False,
     "memory.loss_chunk": None,
 }
 
-SIDE_BY_SIDE: Settings = {"runtime.side_by_side": True}
 SAME, COARSE = 2.0**-23, 2.0**-8  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
 
 
@@ -41,9 +38,8 @@ class Trick:
     """One row of the table.
 
     `rounding`, relative, is what the trick may do to a number: the gate (gate.py) measures how far it carries the loss.
-    None: another algorithm, whose curve is not supposed to be the reference's. `basis`: what the reference is changed
-    by as well, where a trick cannot do what the reference does. `micro_batches` cuts the step into so many. `device`:
-    where it trains.
+    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches`
+    cuts the step into so many. `device`: where it trains.
     """
 
     name: str
@@ -54,7 +50,6 @@ class Trick:
     micro_batches: int = 1
     decisive: tuple[str, ...] | None = None  # the settings that make a run use the trick; null: all of them
     any_value: bool = False  # whether any other value of these than the reference's counts as well
-    basis: Settings = field(default_factory=dict)
 
     def is_in_force(self, settings: Mapping[str, Any]) -> bool:
         """Whether a resolved configuration (nested) uses the trick."""
@@ -68,8 +63,6 @@ class Trick:
 
 BEST = "best stack"
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick on the other kind of device
-
-UNCLIPPED: Settings = {"optim.clip": None}  # what clipping needs is known only when all gradients are there
 
 FP8: tuple[tuple[str, str, str], ...] = (
     ("fp8", "tensorwise", "blocks' linear layers in fp8, a scale for each tensor, the rest bf16"),
@@ -113,13 +106,6 @@ TRICKS: tuple[Trick, ...] = (
         decisive=("attention.kernel",),
     ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
-    Trick(
-        "passes side by side",
-        SIDE_BY_SIDE,
-        SAME,
-        "each share of a micro-batch on cores of its own",
-        "cpu",
-    ),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
     Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
     *(
@@ -165,14 +151,6 @@ TRICKS: tuple[Trick, ...] = (
     Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
     Trick("weight offload", {"memory.offload_weights": True}, SAME, "blocks' weights and gradients in main memory"),
     Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
-    Trick(
-        "update in backward",
-        {"memory.update_in_backward": True, **UNCLIPPED},
-        SAME,
-        "gradients used and freed as they are made; without clipping",
-        decisive=("memory.update_in_backward",),
-        basis=UNCLIPPED,
-    ),
     *(
         Trick(name, {"precision.mode": "fp8", "precision.fp8_scaling": scaling}, COARSE, about, "cuda")
         for name, scaling, about in FP8
@@ -212,8 +190,6 @@ def best(device_type: str, mode: str) -> Trick:
     settings: dict[str, Any] = {"attention.kernel": "auto", "attention.last_layer": "targets"}
     if device_type == "cpu":
         settings["runtime.keep_heap"] = True
-        if mode == "fp32":
-            settings["runtime.side_by_side"] = True
     else:
         settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":

@@ -48,45 +48,6 @@ class Batch:
     num_targets: int
     token_types_T: Tensor | None = None
 
-    @property
-    def row_length(self) -> int:
-        """Tokens of a row, which no sequence crosses; all of them where there are no rows."""
-        return self.packing.aligned_length or len(self.ids_T)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the same length, end to end."""
-        return len(self.ids_T) // self.row_length
-
-    def split(self, number: int) -> list["Batch"]:
-        """So many batches of the same shape, each with its share of the rows; views where nothing changes."""
-        assert self.rows % number == 0
-        tokens, targets = len(self.ids_T) // number, len(self.target_ids_M) // number
-        # A share of ragged rows may have all of the documents.
-        bounds = (len(self.packing.bounds_S) - 1) // (number if self.packing.row_length else 1) + 1
-        shares = []
-        for share in range(number):
-            first = share * tokens
-            here, there = slice(first, first + tokens), slice(share * targets, (share + 1) * targets)
-            inside_S = (self.packing.bounds_S - first).clamp(max=tokens)
-            begins = int((inside_S < 0).sum())  # rows begin where shares do, so a bound is 0 here
-            ends_S = torch.full((bounds,), tokens, dtype=inside_S.dtype, device=inside_S.device)
-            found_S = inside_S[begins : begins + bounds]
-            ends_S[: len(found_S)] = found_S
-            ids_M = self.target_ids_M[there]
-            shares.append(
-                Batch(
-                    self.ids_T[here],
-                    self.positions_T[here],
-                    self.packing._replace(bounds_S=ends_S),
-                    self.target_positions_M[there] - first,
-                    ids_M,
-                    int((ids_M != IGNORE).sum()),
-                    None if self.token_types_T is None else self.token_types_T[here],
-                )
-            )
-        return shares
-
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`; from pinned memory the copy does not block."""
         return self if device.type == "cpu" else self.map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,7 +1,7 @@
 """Optimizers: parameter groups, and a table of builders from settings."""
 
 from cramming.optim.build import OptimConfig, build_host_optimizer, build_optimizer, refuse_missing_package
-from cramming.optim.groups import freeze, parameter_groups
+from cramming.optim.groups import parameter_groups, set_learning_rate
 from cramming.optim.host import HostOptimizer
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "OptimConfig",
     "build_host_optimizer",
     "build_optimizer",
-    "freeze",
     "parameter_groups",
     "refuse_missing_package",
+    "set_learning_rate",
 ]

@@ -1,6 +1,5 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB and LARS. An entry is one builder."""
 
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,8 +25,7 @@ class OptimConfig:
     """`lr` is the peak learning rate for a batch of `base_batch` sequences; `scale_rule` carries it over to others.
 
     Without a rule `base_batch` is 0, as is of `betas` and `eps` what the optimizer does not use.
-    `clip` is the largest global gradient norm (null: no clipping). `frozen` lists regular expressions: parameters whose
-    whole name one of them matches stay as the start made them. Fine-tuning trains them again.
+    `clip` is the largest global gradient norm (null: no clipping).
     """
 
     name: Literal["adamw", "nadamw", "adagrad", "sgd", "lamb", "lars", "adamw8bit", "adamw4bit"]
@@ -38,14 +36,8 @@ class OptimConfig:
     eps: float
     weight_decay: float
     clip: float | None
-    frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for pattern in self.frozen:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"frozen={pattern!r} is not a regular expression ({error})") from None
         if self.lr <= 0:
             raise ValueError(f"lr={self.lr} is not above 0")
         if not all(0 <= beta < 1 for beta in self.betas):

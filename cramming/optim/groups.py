@@ -1,27 +1,9 @@
 """Which parameters are trained, and which decay: matrices do, vectors (biases and norm gains) do not, as in BERT."""
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
-from cramming.config import UserError
-
-
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Train no parameter whose whole name matches one of the regular expressions; one that matches none is an error."""
-    named = dict(model.named_parameters())
-    for pattern in patterns:
-        chosen = [p for name, p in named.items() if re.fullmatch(pattern, name)]
-        if not chosen:
-            raise UserError(
-                f"optim.frozen={pattern!r} matches no parameter; they are named like {', '.join(list(named)[:4])}"
-            )
-        for p in chosen:
-            p.requires_grad_(False)
-    if not any(p.requires_grad for p in named.values()):
-        raise UserError(f"optim.frozen={list(patterns)} leaves no parameter to train")
+import torch
+from torch import Tensor, nn
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -36,3 +18,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     covered = sorted(id(p) for group in groups for p in group["params"])  # type: ignore[attr-defined]
     assert covered == sorted(id(p) for p in trainable.values()), "a parameter is in no group or in two"
     return [group for group in groups if group["params"]]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For all groups. torchao keeps the rate in a tensor, which its compiled step reads, and wants it filled."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -57,7 +57,7 @@ class HostOptimizer(torch.optim.Optimizer):
         for p, buffer in zip(away, buffers):
             self._masters[p].grad = buffer
         try:
-            # Made anew in each step: rates change, and with update_in_backward there is one parameter at a time.
+            # Made anew in each step: rates change.
             self._inner.param_groups = [
                 {**group, "params": [self._masters[p] for p in group["params"]]} for group in self.param_groups
             ]

@@ -33,9 +33,8 @@ class MemoryConfig:
     compiler choose what to compute again: the share of activations that may be kept (null: its own choice).
     `offload_activations` keeps what blocks save for the backward pass in main memory, `offload_weights` their
     parameters and gradients, `offload_optimizer` the optimizer's state, which then is updated by the CPU (Ren et al.
-    2021, ZeRO-Offload). All three are pinned on CUDA; on a CPU they copy and win nothing. `update_in_backward` updates
-    each parameter as soon as its gradient is there and frees that (Lv et al. 2023, LOMO). `loss_chunk`: how many logits
-    of the loss exist at a time, 8 bytes each in 16 bits (null: what suits the device, cramming/model/heads.py).
+    2021, ZeRO-Offload). All three are pinned on CUDA; on a CPU they copy and win nothing. `loss_chunk`: how many
+    logits of the loss exist at a time, 8 bytes each in 16 bits (null: what suits the device, cramming/model/heads.py).
     """
 
     checkpoint_every: int
@@ -44,7 +43,6 @@ class MemoryConfig:
     offload_activations: bool
     offload_weights: bool
     offload_optimizer: bool
-    update_in_backward: bool
     loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
@@ -133,38 +131,23 @@ def refuse_contradictions(config: MemoryConfig, runtime: RuntimeConfig) -> None:
         raise UserError(
             f"memory.activation_budget={config.activation_budget}: only a compiler can keep it; set runtime=compile"
         )
-    for name in ("offload_activations", "offload_weights", "update_in_backward"):
+    for name in ("offload_activations", "offload_weights"):
         if getattr(config, name) and runtime.compile != "off":
             raise UserError(f"memory.{name}=true: works uncompiled only; set runtime.compile=off")
     if config.offload_weights and config.checkpoint_every and config.checkpoint == "selective":
         raise UserError("memory.offload_weights=true: does not go with memory.checkpoint=selective; set it to full")
 
 
-def refuse_unfit(
-    config: MemoryConfig, *, micro_batches: int, clip: float | None, mode: str, processes: int, fits: str
-) -> None:
-    """UserError where a step is of another kind than a setting needs. `fits` is the micro-batch that is one step."""
-    if processes > 1 and (config.offload_weights or config.update_in_backward):
-        name = "offload_weights" if config.offload_weights else "update_in_backward"
-        raise UserError(f"memory.{name}=true: works in one process only, this run has {processes}; set it to false")
+def refuse_unfit(config: MemoryConfig, *, mode: str, processes: int) -> None:
+    """UserError where a step is of another kind than a setting needs."""
+    if processes > 1 and config.offload_weights:
+        raise UserError(
+            f"memory.offload_weights=true: works in one process only, this run has {processes}; set it to false"
+        )
     if mode == "fp16" and (config.offload_weights or config.offload_optimizer):
         # The scaler's scale and its verdict are made on the device and would be read on the host before they arrive.
         name = "offload_weights" if config.offload_weights else "offload_optimizer"
         raise UserError(f"memory.{name}=true: fp16 scales gradients on the device; set precision=bf16 or fp32")
-    if not config.update_in_backward:
-        return
-    if micro_batches != 1:
-        raise UserError(
-            "memory.update_in_backward=true: a gradient is gone before a second micro-batch could add to it, and this"
-            f" step has {micro_batches}; set train.micro_batch={fits}"
-        )
-    if clip is not None:
-        raise UserError(
-            f"memory.update_in_backward=true: the norm that optim.clip={clip:g} needs is only known when all updates"
-            " are done; set optim.clip=null"
-        )
-    if mode == "fp16":
-        raise UserError("memory.update_in_backward=true: fp16 scales gradients; set precision=bf16 or fp32")
 
 
 # Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention

@@ -117,8 +117,8 @@ def report(job: Job, target: Target, options: list[Option], best: Option | None)
         )  # fmt: skip
     show_table("peak memory of a step, by what it holds at that moment", headers, rows)
     say(
-        "tried: checkpointing and the micro-batch. Offloading, memory.update_in_backward and low-bit optimizers are"
-        " counted where configured, not proposed"
+        "tried: checkpointing and the micro-batch. Offloading and low-bit optimizers are counted where configured, not"
+        " proposed"
     )
     if best:
         rate = format_count(best.tokens_per_second, "tokens")

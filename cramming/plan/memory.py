@@ -30,7 +30,6 @@ from cramming.model.config import ModelConfig
 from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
 from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.passes import can_share, number_of_passes
 from cramming.plan.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
 from cramming.precision import Mode
 from cramming.tracker import Operation, StorageTracker
@@ -125,30 +124,8 @@ class Simulation:
             tracker.reset_peak()
             self.engine.step([batch], 0.0, self._update_begins)
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
-        for name, size in self._of_further_passes(rows, micro_batches).items():
-            peak[name] += size
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
         return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
-
-    def _of_further_passes(self, rows: int, micro_batches: int) -> dict[str, int]:
-        """Bytes that passes side by side have for themselves, where the simulation has one pass: gradients and logits.
-
-        Of logits and probabilities the former alone are counted: the passes are not at their peaks in one moment. With
-        both the prediction was up to 15 % too high, so 8 % too low at most (benchmarks/results/memory_cpu).
-        """
-        recipe = self.recipe
-        where, execution = torch.device(recipe.device_type), recipe.execution
-        if not can_share(execution.runtime, execution.memory, recipe.model, recipe.mode, where):
-            return {}
-        number = number_of_passes(rows, recipe.sequence_length, torch.get_num_threads())
-        if number == 1:
-            return {}
-        gradients = sum(p.numel() * p.element_size() for p in self.engine.parameters)
-        assert recipe.model.vocab_size
-        logits = rows * recipe.targets_per_row * recipe.model.vocab_size
-        chunk = execution.memory.loss_chunk or CHUNK_ELEMENTS["cpu"]
-        further = number * min(chunk, logits // number) - min(chunk, logits)
-        return {"gradients": gradients * (number - (micro_batches == 1)), "head": 4 * further}
 
     def _bring_home(self, blocks: nn.Module) -> None:
         """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
@@ -200,7 +177,7 @@ class Simulation:
             execution,
             attention=replace(execution.attention, kernel=kernel),
             memory=replace(execution.memory, activation_budget=None),
-            runtime=replace(execution.runtime, compile="off", tune="off", cuda_graphs=False, side_by_side=False),
+            runtime=replace(execution.runtime, compile="off", tune="off", cuda_graphs=False),
             precision=replace(
                 execution.precision,
                 mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode,

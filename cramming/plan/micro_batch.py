@@ -68,8 +68,6 @@ def find_micro_batch(engine: Engine, make_batch: Callable[[int, int], Batch], re
 
     `make_batch(first_sample, rows)` gives real batches. With several processes the smallest result of all counts.
     """
-    if recipe.execution.memory.update_in_backward:
-        return Found(sequences, "auto: memory.update_in_backward takes the whole batch at once")
     sizes = micro_batch_sizes(sequences)
     find = by_trying if engine.device.type == "cuda" else by_prediction
     largest, how = find(engine, make_batch, recipe, sizes)

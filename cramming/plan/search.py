@@ -177,12 +177,11 @@ def explore(job: Job, target: Target) -> Iterator[Option]:
     seen: set[tuple[MemoryConfig, int]] = set()
     configured, tried = job.execution.memory, variants(job, target)
     sizes = micro_batch_sizes(ramp_step(job.schedule, job.train.batch_size))
-    sizes = sizes[-1:] if configured.update_in_backward else sizes  # one micro-batch is all it can take
     for memory in tried:
         simulation = Simulation(job.recipe(target, memory))
         price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
         fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        as_set = job.train.micro_batch if memory == configured and not memory.update_in_backward else None
+        as_set = job.train.micro_batch if memory == configured else None
         for rows in (as_set, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
@@ -207,9 +206,8 @@ def variants(job: Job, target: Target) -> list[MemoryConfig]:
 def refuse_unplanned(job: Job, target: Target, memory: MemoryConfig) -> None:
     """UserError where `pretrain` would refuse `memory` in one process on `target`, were each step one micro-batch."""
     refuse_contradictions(memory, job.execution.runtime)
-    clip, fits = job.execution.optim.clip, str(job.train.batch_size)
-    refuse_unfit(memory, micro_batches=1, clip=clip, mode=target.mode, processes=1, fits=fits)
-    refuse_unfit_ramp(job.train, job.schedule, memory, world_size=1)
+    refuse_unfit(memory, mode=target.mode, processes=1)
+    refuse_unfit_ramp(job.train, job.schedule, world_size=1)
 
 
 def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:

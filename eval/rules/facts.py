@@ -22,7 +22,6 @@ _FACTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("pretrain.exaflops", "{n} exaFLOPs"),
             ("pretrain.corpus_epochs", "{n} passes over the corpus"),
             ("pretrain.skipped_steps", "{n} steps skipped"),
-            ("pretrain.partly_skipped_steps", "{n} steps skipped in part"),
             ("pretrain.seed", "seed {s}"),
         ),
     ),

@@ -43,8 +43,6 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
         **memory: Any,
     ) -> Engine:
         torch.manual_seed(seed)
-        if memory.get("update_in_backward"):
-            optim = {"clip": None, **(optim or {})}
         config = replace(
             plain,
             memory=replace(plain.memory, **memory),

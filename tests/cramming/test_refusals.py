@@ -24,7 +24,6 @@ Start = Callable[..., Path]
 Refused = Callable[..., str]
 TOKENS = ["budget=tokens", "budget.steps=null"]
 RAMP = ["schedule.batch_ramp=0.5"]
-IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
 
 
 @pytest.mark.parametrize("setting", ["attention.kernel=varlen", "optim.name=adamw8bit"])
@@ -111,8 +110,6 @@ def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        (["memory=in-backward"], "train.micro_batch=8"),
-        (["memory=in-backward", "train.micro_batch=8"], "optim.clip=null"),
         (["memory=offload-weights", "runtime=compile"], "runtime.compile=off"),
         (["precision=fp8"], "fp8"),
     ],
@@ -249,11 +246,6 @@ def test_a_missing_package_is_found_before_anything_is_written(
         ),
         ([*RAMP, "schedule.batch_start=0.1"], "schedule.batch_start=0.1 of 8 sequences is 0.8: no whole number"),
         ([*RAMP, "schedule.batch_start=0.1", "train.micro_batch=auto"], "raise train.batch_size or set schedule."),
-        ([*RAMP, "schedule.batch_start=0.5", *IN_BACKWARD], "takes the whole batch at once, which cannot grow"),
-        (
-            [*RAMP, "schedule.batch_start=0.5", *IN_BACKWARD, "train.micro_batch=auto"],
-            "which cannot grow; set schedule.",
-        ),
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
@@ -305,10 +297,10 @@ def test_a_batch_that_grows_is_cut_for_all_processes(
     with pytest.raises(
         UserError, match=rf"grows by 12 sequence\(s\), .*20 x {processes} process\(es\); set {fits}schedule"
     ):
-        refuse_unfit_ramp(found.train, found.schedule, found.execution.memory, processes)
+        refuse_unfit_ramp(found.train, found.schedule, processes)
     if fits:
         fitting = replace(found.train, micro_batch=12 // processes)
-        refuse_unfit_ramp(fitting, found.schedule, found.execution.memory, processes)
+        refuse_unfit_ramp(fitting, found.schedule, processes)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -18,7 +18,6 @@ from cramming.data.batches import BatchSource
 from cramming.engine import Engine
 from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
-from cramming.optim.in_backward import Update
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
 from cramming.train_state import Parts
@@ -30,7 +29,6 @@ Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
 Result = Callable[[Path], dict[str, Any]]
 Refused = Callable[..., str]
-IN_BACKWARD = ["memory=in-backward", "optim.clip=null", "train.micro_batch=8"]
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
@@ -96,18 +94,17 @@ def test_a_stop_between_micro_batches_takes_the_step_back(
     assert result(start("name=a", "model.dropout=0.2", "resume=true")) == result(whole)
 
 
-@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"], IN_BACKWARD])
+@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"]])
 def test_memory_tricks_change_no_bit_of_a_run(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], losses: Losses, result: Result
 ) -> None:
     """Stopped in step 5 and resumed, too."""
-    plain = start("name=plain", *settings[1:]) if settings == IN_BACKWARD else unbroken
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a", *settings)
     run = start("name=a", "resume=true", *settings)
-    assert losses(run) == losses(plain)
-    assert result(run) == result(plain)
+    assert losses(run) == losses(unbroken)
+    assert result(run) == result(unbroken)
 
 
 def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
@@ -167,7 +164,7 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 ) -> None:
     """With less time left than one update takes, it would end after the deadline and the whole run be void."""
 
-    def slow(self: Engine) -> Update:
+    def slow(self: Engine) -> float:
         time.sleep(0.3)
         return update(self)
 
@@ -206,7 +203,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         clocks.append(self)
 
     def of(step: int) -> None:
-        def stalled(self: Engine) -> Update:
+        def stalled(self: Engine) -> float:
             calls[0] += 1
             if calls[0] == step:
                 clocks[-1]._began -= 86400
@@ -435,7 +432,6 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
         ([], 5, "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the"),
         (["train.batch_size=9", "train.micro_batch=9"], 1, "; set train.micro_batch=3"),
         (["train.micro_batch=1"], 1, "; use memory=checkpoint or a smaller model"),
-        (IN_BACKWARD, 1, "; use memory=checkpoint or a smaller model"),
     ],
 )
 @pytest.mark.parametrize("action", [run_out_of_memory, run_out_of_memory_on_a_cpu])

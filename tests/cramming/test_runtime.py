@@ -50,7 +50,7 @@ from pathlib import Path
 from cramming import runtime
 import torch._dynamo, torch._inductor.runtime.triton_heuristics
 found = runtime.compile_cache(Path(sys.argv[1]), has_trained=False)
-runtime.prepare(runtime.RuntimeConfig("off", False, False, 1), torch.device("cpu"), Path(sys.argv[1]))
+runtime.prepare(runtime.RuntimeConfig("off", False, 1), torch.device("cpu"), Path(sys.argv[1]))
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 print(cache_dir(), triton_cache_dir(0), found)
 """
@@ -139,14 +139,14 @@ def test_a_resume_does_not_take_back_that_compiled_code_was_given(
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
-    plain = {"compile": "off", "keep_heap": True, "side_by_side": True, "prefetch": 1}
+    plain = {"compile": "off", "keep_heap": True, "prefetch": 1}
     with pytest.raises(UserError, match=says):
         build(RuntimeConfig, plain | changes, "runtime")
 
 
 @pytest.mark.parametrize("changes", [{"tune": "coordinate-descent"}, {"cuda_graphs": True}])
 def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(changes: dict[str, Any]) -> None:
-    config = RuntimeConfig("model", False, False, 1, **changes)
+    config = RuntimeConfig("model", False, 1, **changes)
     with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
         runtime.refuse_missing_gpu(config, torch.device("cpu"))
     runtime.refuse_missing_gpu(config, torch.device("cuda"))
@@ -158,10 +158,10 @@ def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
     modes = {"coordinate-descent": None, "max-autotune": "max-autotune-no-cudagraphs", "off": "default"}
     assert modes.keys() == runtime.TUNING.keys()
     for tune, mode in modes.items():
-        config = RuntimeConfig("model", False, False, 1, tune=tune)  # type: ignore[arg-type]
+        config = RuntimeConfig("model", False, 1, tune=tune)  # type: ignore[arg-type]
         options = runtime.compile_arguments(config).get("options", {})
         assert options == (list_mode_options(mode) if mode else {"coordinate_descent_tuning": True})
-    graphs = RuntimeConfig("model", False, False, 1, cuda_graphs=True)
+    graphs = RuntimeConfig("model", False, 1, cuda_graphs=True)
     assert runtime.compile_arguments(graphs)["options"] == list_mode_options("reduce-overhead")
     plain = torch.nn.Linear(2, 2)
     plain.compile(**runtime.compile_arguments(graphs))  # which knows each option, or says so

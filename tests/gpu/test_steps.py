@@ -43,7 +43,6 @@ LESS_MEMORY = {
     "offload-weights": ["memory=offload-weights"],
     "offload-optimizer": ["memory=offload-optimizer"],
     "offload-all": ["memory=offload-all"],
-    "in-backward": ["memory=in-backward", "optim.clip=null"],
 }
 
 

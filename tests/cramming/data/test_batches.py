@@ -60,23 +60,6 @@ def rows_of(batch: Batch, length: int = LENGTH) -> list[tuple[bytes, ...]]:
     return [tuple(p[row].numpy().tobytes() for p in parts) for row in range(count)]
 
 
-@pytest.mark.parametrize("packing", ["rows", "documents"])
-@pytest.mark.parametrize("number", [1, 2, 3, 6])
-def test_a_share_of_a_batch_is_the_batch_of_its_samples(tiny_corpus: Path, packing: Mode, number: int) -> None:
-    whole = source(tiny_corpus, packing)
-    shares, rows = whole.batch(30, 6).split(number), 6 // number
-    assert len(shares) == number and {share.rows for share in shares} == {rows}
-    for k, share in enumerate(shares):
-        alone = whole.batch(30 + k * rows, rows)
-        assert same(trimmed(share), trimmed(alone)) and share.packing[1:] == alone.packing[1:]
-
-
-def test_a_share_keeps_its_token_types(tiny_corpus: Path) -> None:
-    batch = source(tiny_corpus).batch(0, 4)
-    typed = dataclasses.replace(batch, token_types_T=torch.arange(len(batch.ids_T)))
-    assert torch.equal(torch.cat([share.token_types_T for share in typed.split(2)]), typed.token_types_T)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 4096, 4097, 70_001])
 def test_permute_is_a_bijection(size: int) -> None:
     for seed in (0, 1, 2**63 + 5):

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from cramming.bench import sides
 from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
-from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.model import attention, heads, layers, products, residual
 from cramming.optim.host import HostOptimizer
-from cramming.optim.in_backward import UpdateInBackward
-from cramming.parallel import apply, passes
+from cramming.parallel import apply
 from cramming.parallel.activations import _BlockPass
 from cramming.parallel.lane import Lane
 
@@ -110,18 +108,6 @@ def _second_step_for_the_first(optimizer: Any) -> None:
             state["step"].add_(1)
 
 
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass for each, however few tokens it has."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(passes, "MIN_TOKENS", 1)
-
-
-def _one_share_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the other not at all."""
-    split = Batch.split
-    monkeypatch.setattr(Batch, "split", lambda batch, number: split(batch, number)[:1] * number)
-
-
 def _weights_in_bf16(optimizer: Any) -> None:
     """So that small updates are lost."""
     for weight in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
@@ -182,19 +168,6 @@ def _one_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostOptimizer, "step", broken)
 
 
-def _one_update_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter whose gradient is freed before it was used."""
-    update = UpdateInBackward._update
-
-    def broken(self: UpdateInBackward, parameter: Any) -> None:
-        if parameter is self.optimizer.param_groups[0]["params"][1]:
-            parameter.grad = None
-        else:
-            update(self, parameter)
-
-    monkeypatch.setattr(UpdateInBackward, "_update", broken)
-
-
 def _scales_of_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments in few bits of which each block comes back with the scale of the block before."""
     from torchao.optim import subclass_8bit
@@ -242,15 +215,13 @@ def _half_a_chunk_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fault(NamedTuple):
-    """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs, `where` what the
-    sound trick is run with, too."""
+    """In a trick, and in what it `stands_for`. `size` is a fixture, `package` what the trick needs."""
 
     plant: Plant
     trick: Trick
     stands_for: tuple[str, ...] = ()
     size: str = "small"
     package: str | None = None
-    where: Plant = lambda monkeypatch: None
 
 
 def the(name: str) -> Trick:
@@ -271,7 +242,6 @@ FAULTS: dict[str, Fault] = {
     "residual stream": Fault(_norms_lose_gradient, the("bf16 residual stream")),
     "loss in chunks": Fault(_half_a_chunk_teaches_nothing, the("large loss chunks")),
     "master weights": Fault(_around_adamw(lambda optimizer: None, _weights_in_bf16), PLAIN),
-    "passes": Fault(_one_share_twice, the("passes side by side"), where=_two_cores),
     "accumulation": Fault(_forgotten_micro_batches, the("accumulation x4")),
     "one micro-batch": Fault(_one_micro_batch_less, the("accumulation x4")),
     "checkpointing": Fault(
@@ -280,7 +250,6 @@ FAULTS: dict[str, Fault] = {
     "activation offload": Fault(_stale_activations, the("activation offload")),
     "weight offload": Fault(_late_gradients, the("weight offload")),
     "optimizer offload": Fault(_one_weight_stays, the("optimizer offload")),
-    "update in backward": Fault(_one_update_lost, the("update in backward")),
     "optimizer": Fault(_around_adamw(_state_lost), PLAIN),
     "optimizer in few bits": Fault(_around_adamw(_state_lost), FEW_BITS),
     "moments in 8 bits": Fault(_scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
@@ -298,7 +267,6 @@ def test_a_planted_fault_of_each_family_is_caught(
     if fault.package is not None and find_spec(fault.package) is None:
         pytest.skip(f"{fault.package} is an extra")
     gate = request.getfixturevalue(fault.size)
-    fault.where(monkeypatch)
     assert gate.sound(fault.trick).passed
     fault.plant(monkeypatch)
     verdict = gate.verdict(fault.trick)

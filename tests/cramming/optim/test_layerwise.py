@@ -47,7 +47,6 @@ def test_steps_are_the_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
 def test_a_parameter_that_comes_later_counts_its_own_steps(name: str) -> None:
-    """As a layer that is frozen at first, or whose gradient was not finite in an update inside the backward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     start = [p.detach().clone() for p in model.parameters()]

@@ -43,14 +43,6 @@ def test_every_parameter_is_in_exactly_one_group(make_model: Callable[..., Any],
         assert decayed[id(p)] == (0.1 if p.ndim >= 2 else 0.0), name
 
 
-def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
-    model[1].requires_grad_(False)
-    groups = parameter_groups(model, 0.1)
-    assert [g["name"] for g in groups] == ["decay"]
-    assert [id(p) for p in groups[0]["params"]] == [id(model[0].weight)]
-
-
 def test_the_table_has_every_name_of_the_settings() -> None:
     assert set(OPTIMIZERS) == set(get_args(get_type_hints(OptimConfig)["name"]))
 

@@ -10,11 +10,11 @@ from cramming.config import UserError
 from cramming.parallel.apply import MemoryConfig, apply
 from cramming.runtime import RuntimeConfig
 
-EAGER, COMPILED = RuntimeConfig("off", False, False, 1), RuntimeConfig("model", False, False, 1)
+EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
 
 
 def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False) -> MemoryConfig:
-    return MemoryConfig(every, kind, budget, offload, False, False, False)
+    return MemoryConfig(every, kind, budget, offload, False, False)
 
 
 def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor]]:
@@ -62,7 +62,7 @@ def test_names_of_weights_stay(make_model: Callable[..., Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "how"),
-    [(memory(), RuntimeConfig("blocks", False, False, 1)), (memory(1), COMPILED), (memory(budget=0.3), COMPILED)],
+    [(memory(), RuntimeConfig("blocks", False, 1)), (memory(1), COMPILED), (memory(budget=0.3), COMPILED)],
 )
 def test_compiled_equals_eager(
     make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig, how: RuntimeConfig
