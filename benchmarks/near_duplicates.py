@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
-from data_prep.dedup.words import hash_words_and_lengths, ngrams
+from data_prep.dedup.ngram_hashes import hash_words, ngrams
 from data_prep.sources import files
 from data_prep.workers import Workers
 
@@ -86,7 +86,7 @@ def rensa(texts: list[str], threshold: float) -> Dropped:
 
 def runs_of(text: str) -> np.ndarray:
     """The text's runs of 3 words as 32-bit numbers."""
-    return np.unique(ngrams(hash_words_and_lengths(text)[0], 3) >> np.uint64(32))
+    return np.unique(ngrams(hash_words([text]).hashes_W, 3) >> np.uint64(32))
 
 
 def longest_first(texts: list[str]) -> Iterator[tuple[int, np.ndarray]]:

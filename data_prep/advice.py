@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from cramming.data.manifest import Manifest
 from data_prep.filters import quality
+from data_prep.filters.quality import FilterConfig
 from data_prep.sources.source import DataConfig
 
 MUCH = 0.2  # of the text's bytes, taken by filters
@@ -13,8 +14,8 @@ LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
-    quality.TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
-} | {name: f"data.filters.{field}" for name, (field, _) in quality.FILTERS.items()}
+    "too_many_tokens": "data.filters.max_tokens_per_character",
+} | {filter.reason: f"data.filters.{filter.setting}" for filter in quality.all_filters(FilterConfig())}
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:

@@ -18,9 +18,9 @@ from data_prep.decisions import PASSED, Fates
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.exact import HeldOut, SeenBefore, content_hash
 from data_prep.dedup.near import NearDuplicates
-from data_prep.dedup.passages import Breach, passage, spans
+from data_prep.excerpt import excerpt, matches
 from data_prep.filters import normalise, quality
-from data_prep.filters.quality import FilterConfig
+from data_prep.filters.quality import Filter
 from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document
 from data_prep.stage_stats import EXAMPLES, Ledger, Stage, text_bytes
 from data_prep.workers import Function, Workers
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
     number: int  # for the split
     broken: str = ""  # the text before it was normalised, if that was broken
 
-    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = passage) -> None:
+    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = excerpt) -> None:
         """Into the ledger; `show` makes of the text what an example shows, None if this document shall not be one."""
         stage.drop(reason, self.size, self.document.id, self.document.text, show)
 
@@ -49,15 +49,15 @@ class Candidate(NamedTuple):
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
     """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
     found: dict[str, Function] = {}
-    if quality.any_on(config.filters):
-        found["filters"] = partial(_filter_verdicts, config.filters)
+    if filters := quality.active_filters(config.filters):
+        found["filters"] = partial(_filter_verdicts, filters)
     if decontaminator:
         found["decontamination"] = partial(_tasks_found, decontaminator)
     return found
 
 
-def _filter_verdicts(config: FilterConfig, texts: list[str]) -> list[str]:
-    return [quality.reason_to_remove(text, config) or PASSED for text in texts]
+def _filter_verdicts(filters: list[Filter], texts: list[str]) -> list[str]:
+    return [quality.reason_to_remove(text, filters) or PASSED for text in texts]
 
 
 def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
@@ -131,23 +131,22 @@ class Selection:
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""
-        stage = self.ledger["filters"]
+        stage, always_on = self.ledger["filters"], quality.always_on(self.config.clean)
+        filters = {filter.reason: filter for filter in [*always_on, *quality.active_filters(self.config.filters)]}
 
         def at_once(candidate: Candidate) -> str | None:
-            reason = normalise.reason_to_remove(candidate.document.text, self.config.clean)
+            reason = quality.reason_to_remove(candidate.document.text, always_on)
             return reason or ("broken_characters" if candidate.broken else None)
+
+        def explain(reason: str, broken: str, text: str) -> str:
+            text = broken if broken and reason == "broken_characters" else text
+            return filters[reason].explain(text).translate(_VISIBLE)
 
         for candidate, reason in self._judged(candidates, stage, at_once):
             if reason == PASSED:
                 yield candidate
             else:
-                candidate.is_dropped_by(stage, reason, partial(self._breach, reason, candidate.broken))
-
-    def _breach(self, reason: str, broken: str, text: str) -> str:
-        if reason in normalise.FILTERS:
-            return normalise.shown(text, reason, self.config.clean)
-        text = broken if broken and reason == "broken_characters" else text
-        return quality.shown(text, reason, self.config.filters).translate(_VISIBLE)
+                candidate.is_dropped_by(stage, reason, partial(explain, reason, candidate.broken))
 
     def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """The first of equal documents."""
@@ -186,14 +185,14 @@ class Selection:
             candidate.is_dropped_by(stage, "near_duplicate", partial(self._likeness, names[kept], similarity))
 
     def _likeness(self, kept: str, similarity: float, text: str) -> str:
-        breach = Breach(similarity, self.config.near_duplicates.threshold)
-        return f"like {kept}, {breach.shown(text, 'threshold')}"
+        limit = self.config.near_duplicates.threshold
+        return f"like {kept}, {similarity:.4g}, limit {limit:.4g} (threshold): {excerpt(text)}"
 
     def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
-        show = search.shown if search else passage
+        show = search.shown if search else excerpt
         for candidate, found in self._judged(candidates, stage, lambda candidate: None):
             if found == PASSED:
                 yield candidate
@@ -258,7 +257,7 @@ class Selection:
 
 
 def _broken_bytes(text: str) -> str:
-    return passage(text, spans(ESCAPED_BYTE, text))
+    return excerpt(text, matches(ESCAPED_BYTE, text))
 
 
 def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:

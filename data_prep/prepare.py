@@ -31,7 +31,6 @@ from data_prep.meter import Meter
 from data_prep.pipeline import Selection, judges
 from data_prep.prepare_config import SOURCES, Job, parse
 from data_prep.resume_state import FATES, NEAR, UNFINISHED, Unfinished, discard, finish
-from data_prep.sources.encoding import text_encoder
 from data_prep.sources.generated import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
 from data_prep.sources.source import TextSource, limited
@@ -39,6 +38,7 @@ from data_prep.stage_stats import Ledger
 from data_prep.text_measures import TextMeasures
 from data_prep.tokenizer import load as tokenizer
 from data_prep.tokenizer import train as vocabulary
+from data_prep.tokenizer.encode import text_encoder
 from data_prep.tokenizer.load import TokenizerConfig
 from data_prep.workers import Workers
 

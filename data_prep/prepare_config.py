@@ -9,7 +9,7 @@ from typing import Any
 from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import corpus
 from data_prep.dedup.decontaminate import Decontaminator
-from data_prep.filters import language
+from data_prep.filters.quality import language_model
 from data_prep.sources.hub import HubConfig, HubSource
 from data_prep.sources.mix import PARTS, MixSource
 from data_prep.sources.source import DataConfig, Source
@@ -104,7 +104,7 @@ def parse(config: Mapping[str, Any]) -> Job:
         settings_hash=corpus.corpus_hash(config),
     )
     if data.filters.languages is not None:
-        language.require_package()
+        language_model()
     has_its_own = isinstance(data, HubConfig) and data.ids_field
     if job.tokenizer.path:
         if has_its_own:

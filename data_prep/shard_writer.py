@@ -13,13 +13,14 @@ import numpy as np
 from cramming.config import UserError
 from cramming.data.corpus import SPLITS, ResumePoint, Shard, ShardWriter, SpecialIds, Split
 from data_prep.decisions import Fates
-from data_prep.filters.quality import TOO_MANY_TOKENS, FilterConfig, too_many_tokens
+from data_prep.filters.quality import FilterConfig, too_many_tokens
 from data_prep.pipeline import Candidate
-from data_prep.sources.encoding import TextEncoder
 from data_prep.stage_stats import Stage
 from data_prep.text_measures import Measure, TextMeasures, measure
+from data_prep.tokenizer.encode import TextEncoder
 from data_prep.workers import Workers
 
+TOO_MANY_TOKENS = too_many_tokens.__name__
 ENCODE = "tokens"  # the workers' function: Encoder
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 1 << 12
@@ -64,7 +65,7 @@ class Encoder:
         for split, candidate in batch:
             ids, text = candidate.document.ids, candidate.document.text
             body = next(encoded) if ids is None else self._checked(ids)
-            if ids is None and too_many_tokens(len(text), len(body), self.filters):
+            if ids is None and too_many_tokens(len(text), len(body), self.filters.max_tokens_per_character):
                 measures.append(None)
                 continue
             starts[split].append(lengths[split])
@@ -79,9 +80,10 @@ class Encoder:
 
     def shown(self, text: str) -> str:
         """What a text with too many tokens has of them per character, the limit, and its beginning."""
-        breach = too_many_tokens(len(text), len(next(self.encode([text]))), self.filters)
-        assert breach, "this text has not too many tokens"
-        return breach.shown(text, "max_tokens_per_character")
+        limit = self.filters.max_tokens_per_character
+        violation = too_many_tokens(len(text), len(next(self.encode([text]))), limit)
+        assert violation, "this text has not too many tokens"
+        return violation.explain(text, "max_tokens_per_character")
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """Ids of a tokenized source, without a [CLS] in front and a [SEP] at the end: every document gets its own."""

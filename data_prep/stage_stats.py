@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cramming.data.manifest import Dropped, StageLine
-from data_prep.dedup.passages import PASSAGE_CHARACTERS, passage
+from data_prep.excerpt import EXCERPT_CHARACTERS, excerpt
 
 EXAMPLES = 3
 STAGES = (
@@ -39,7 +39,7 @@ class _Bin:
         self.bytes += size
         if show is None:
             return
-        head = text[:PASSAGE_CHARACTERS]
+        head = text[:EXCERPT_CHARACTERS]
         digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
         place = -int.from_bytes(digest, "big")
         if len(self.examples) == EXAMPLES and place <= self.examples[0][0]:
@@ -74,7 +74,7 @@ class Stage:
         self.documents_out += counts
         self.bytes_out += size
 
-    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = passage) -> None:
+    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = excerpt) -> None:
         """A document that came in goes no further. `name` says where it stands; `show` makes of `text` what an example
         shows, None for a document that shall not be one."""
         self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text, show)

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, file_sha256, texts_sha256
-from data_prep.dedup.passages import passage
-from data_prep.dedup.words import BASE, Words, combine, find_words, mix, word_places
+from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
+from data_prep.excerpt import excerpt
 
 SHORTEST_NGRAM = 9
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
@@ -147,16 +147,16 @@ class Decontaminator:
     def shown(self, text: str) -> str:
         """For a report on a text with a match: how many words the first one has, whose they are, and the passage."""
         text = _attached(text)
-        words = find_words([text])
+        words = hash_words([text])
         matches = (
             (int(first_K[0]), n, task_texts[first_K == first_K[0]]) for n, first_K, task_texts in self._matches(words)
         )
         first, n, task_texts = min(matches, key=lambda match: match[:2])
         starts_W, ends_W = word_places(text)
         span = int(starts_W[first]), int(ends_W[first + n - 1])
-        return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {passage(text, [span])}"
+        return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {excerpt(text, [span])}"
 
-    def _matches(self, words: Words) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _matches(self, words: HashedWords) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
         apart_W = _apart(words)
         for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
@@ -202,11 +202,11 @@ def _batches(texts: Sequence[str]) -> Iterator[range]:
             start, size = number + 1, 0
 
 
-def _read(texts: Sequence[str]) -> Words:
+def _read(texts: Sequence[str]) -> HashedWords:
     """The words of these texts, with what the Penn Treebank detaches written as usual."""
-    found = find_words(texts)
+    found = hash_words(texts)
     if any(sign in found.data for sign in _DETACHED_SIGNS):
-        return find_words([_attached(text) for text in texts])
+        return hash_words([_attached(text) for text in texts])
     return found
 
 
@@ -214,7 +214,7 @@ def _attached(text: str) -> str:
     return _DETACHED.sub(r"\1 ", text)
 
 
-def _apart(words: Words) -> np.ndarray:
+def _apart(words: HashedWords) -> np.ndarray:
     """[W + 1]: whether more than " " or ", " lies in front of this word, or a number on either side; or the end."""
     apart_W = np.ones(len(words.hashes_W) + 1, dtype=bool)
     data_B = np.frombuffer(words.data, np.uint8)
@@ -260,7 +260,7 @@ def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.
     sentences long enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
     words of the entries that have more."""
     words = _read(texts)
-    grams, text_W = list(combine(words.hashes_W, ngram)), words.numbers()
+    grams, text_W = list(combine(words.hashes_W, ngram)), words.text_numbers()
     inside = np.flatnonzero(text_W[: len(grams[-1])] == text_W[len(text_W) - len(grams[-1]) :])
     columns = [(mix(grams[-1][inside]), text_W[inside], np.ones(len(inside), dtype=bool))]
     firsts = [grams[FIRST_WORDS - 1][inside]]

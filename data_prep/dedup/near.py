@@ -31,8 +31,8 @@ import numpy as np
 
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
+from data_prep.dedup.ngram_hashes import hash_words, ngrams
 from data_prep.dedup.representatives import estimate, representatives
-from data_prep.dedup.words import find_words, ngrams
 from data_prep.workers import Workers
 
 SIGN = "signatures"  # the workers' function: Signer
@@ -164,8 +164,8 @@ class Signer:
         return signatures_DP, runs_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        found = find_words(texts)
-        number_W = found.numbers()
+        found = hash_words(texts)
+        number_W = found.text_numbers()
         runs = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
         inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
         ends_D = np.searchsorted(number_W[: len(runs)][inside], np.arange(len(texts)), side="right").tolist()

@@ -1,4 +1,4 @@
-"""Normalisation and the few filters: what is surely not text goes, everything else stays and is counted.
+"""Normalisation: one normal form for equal text, and the cutting of very long documents.
 
 Normalisation makes equal text equal: one Unicode form, no control or invisible characters, single spaces, no blank
 lines, `<br />` as the line break it stands for. Zero-width characters stay where they are spelling: joiners between the
@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
-
-from data_prep.dedup.passages import Breach, below
 
 # C0 and C1 controls that are not whitespace; soft hyphen, directional marks, byte-order mark; lone surrogates, which
 # JSON escapes can smuggle in.
@@ -35,7 +33,6 @@ _UNICODE_FORMS: dict[str, Callable[[str], str]] = {
     "none": str,
 }
 _LINE_BREAK = re.compile(r"<br ?/?>")  # left in reviews and in what WikiExtractor makes
-_LETTER = re.compile(r"[^\W\d_]")
 
 
 @dataclass(frozen=True)
@@ -90,26 +87,6 @@ def deleted_by_kind(deleted: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in sorted(kinds.items()) if count}
 
 
-# The name that is counted -> what the limit is of, and whether a normalised text must go.
-FILTERS: dict[str, tuple[str, Callable[[str, CleanConfig], Breach | None]]] = {
-    "too_short": ("min_characters", lambda text, config: below(len(text), config.min_characters)),
-    "no_letters": ("letters", lambda text, config: None if _LETTER.search(text) else Breach(0, 1)),
-}
-
-
-def reason_to_remove(text: str, config: CleanConfig) -> str | None:
-    """The name of the first filter that removes this normalised text, or None."""
-    return next((name for name, (_, judge) in FILTERS.items() if judge(text, config)), None)
-
-
-def shown(text: str, reason: str, config: CleanConfig) -> str:
-    """What the filter that `reason_to_remove` named measured in this text, its limit, and the passage."""
-    limit_of, judge = FILTERS[reason]
-    breach = judge(text, config)
-    assert breach, f"{reason} does not remove this text"
-    return breach.shown(text, limit_of)
-
-
 def split_evenly(text: str, limit: int) -> list[str]:
     """Cut a normalised text of more than `limit` characters into parts of at most that many, of similar length.
 
@@ -150,21 +127,3 @@ def _in_pieces(line: str, limit: int) -> list[str]:
         return [line]
     words = line.split(" ")
     return [" ".join(words[start : start + limit]) for start in range(0, len(words), limit)]
-
-
-def split_at_whitespace(text: str, limit: int) -> list[str]:
-    """Cut into parts of at most `limit` characters, in front of whitespace if there is any in the part's second half.
-
-    Joined, the parts are the text again. Whitespace stays in front of the word after it, as byte-level BPE wants it.
-    """
-    if len(text) <= limit:
-        return [text]
-    parts, start = [], 0
-    while len(text) - start > limit:
-        low, high = start + limit // 2, start + limit
-        cut = max(text.rfind(" ", low, high + 1), text.rfind("\n", low, high + 1))
-        cut = cut if cut > 0 else high
-        parts.append(text[start:cut])
-        start = cut
-    parts.append(text[start:])
-    return parts

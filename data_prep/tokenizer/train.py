@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from cramming.config import UserError
-from data_prep.filters.normalise import split_at_whitespace
 from data_prep.sources.source import Document
+from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, add_template
 
 LARGEST_ALPHABET = 1000

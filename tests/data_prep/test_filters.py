@@ -1,19 +1,27 @@
-"""Every filter keeps good text and removes what its source speaks of; a filter that is off removes nothing."""
+"""Every filter keeps good text, removes what its source speaks of, and shows why; one that is off removes nothing."""
 
 import base64
-import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cramming.config import UserError, build
-from data_prep.filters import language
-from data_prep.filters.measures import Measures
+from data_prep.decisions import Fates
+from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
+from data_prep.excerpt import EXCERPT_CHARACTERS, excerpt
+from data_prep.filters import quality
 from data_prep.filters.normalise import CleanConfig, normalize
-from data_prep.filters.quality import FILTERS, FilterConfig, is_broken, reason_to_remove, too_many_tokens
+from data_prep.filters.quality import FilterConfig, active_filters, always_on, is_broken, too_many_tokens
+from data_prep.filters.text import Text
+from data_prep.pipeline import Selection, judges
+from data_prep.sources.source import Damage, DataConfig, Document
+from data_prep.stage_stats import Ledger
+from data_prep.workers import Workers
 
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
 winter there. A stone quay replaced the wooden one after the great fire of 1312, and for two hundred years the salt
@@ -71,40 +79,79 @@ EXAMPLES: dict[str, tuple[Any, str, str]] = {
     "no_stop_words": (2, GERMAN, ARTICLE),
 }
 
+WORDS = [f"{a}{b}{c}" for a in ("kal", "mir", "tas") for b in ("o", "en", "urd", "iv") for c in "bdfgklmnprst"]
+PROSE = "\n".join(" ".join(["the", *WORDS[i : i + 9], "with", *WORDS[i + 9 : i + 13]]) + "." for i in range(0, 130, 13))
+MORE = PROSE.replace("al", "ul").replace("ir", "or").replace("as", "us")
+CODED = base64.b64encode(PROSE[:150].encode()).decode()
+SLOGAN = "our cheap watches come with free delivery to every country of the known world"
+TAGS = "<div class='x'><a href='http://example.org/one'>one</a></div><br/>" * 2
+SIGNS = "x[i] != y[j] && (z += ~w) || (*p++ = q[--n] ^ 7) // !!"
 
-def with_limit(name: str, limit: Any) -> FilterConfig:
-    return FilterConfig(**{FILTERS[name][0]: limit})
+# The filter -> the limit, what is put between two pieces of good prose, what must be shown of it.
+SHOWN: dict[str, tuple[Any, str, str]] = {
+    "broken_characters": (0.0001, "a cafÃ© by the sea.", "cafÃ©"),
+    "unbroken_runs": (0.05, CODED, CODED[:100]),
+    "markup": (0.01, TAGS, "href='http://example.org/one'"),
+    "symbols": (0.02, SIGNS, "q[--n] ^ 7"),
+    "lorem_ipsum": (True, "Lorem Ipsum dolor sit amet.", "Lorem Ipsum dolor"),
+    "curly_braces": (0.0001, "let {a, b} be a set.", "{a, b}"),
+    "hashes": (0.001, "and #love of the #sea.", "#love of the #sea"),
+    "ellipses": (0.001, "and then … the ship ... sank.", "… the ship ..."),
+    "bullets": (0.02, "• the roof\n• the door", "• the roof"),
+    "cut_lines": (0.02, "the mayor said that\nthe bridge would ...", "the bridge would ..."),
+    "boilerplate": (0.02, "Please enable Javascript to see this.", "enable Javascript"),
+    "duplicate_lines": (0.02, "the red line\nthe red line", "the red line the red line"),
+    "duplicate_line_characters": (0.001, "the red line\nthe red line", "the red line the red line"),
+    "not_words": (0.99, "1001 7007 - 1002 7014 - 1003 7021", "1001 7007 - 1002"),
+    "top_ngrams": ([0.01, 1, 1], "buy now buy now, buy now; Buy Now", "buy now buy now, buy now; Buy Now"),
+    "duplicate_ngrams": ([0.01] * 6, f"{SLOGAN}.\n{SLOGAN.upper()}!", f"{SLOGAN}. {SLOGAN.upper()[:40]}"),
+}
+# Of the whole text the beginning is shown.
+WHOLE: dict[str, Any] = {
+    "too_few_words": 5000,
+    "words_too_short": 12,
+    "words_too_long": 2,
+    "few_sentences": 300,
+    "no_stop_words": 8,
+    "other_language": ["de"],
+}
+
+
+ALL = {filter.reason: filter.setting for filter in quality.all_filters(FilterConfig())}
+
+
+def config_of(name: str, limit: Any) -> FilterConfig:
+    return FilterConfig(**{ALL[name]: limit})
+
+
+def reason(text: str, config: FilterConfig) -> str | None:
+    return quality.reason_to_remove(text, active_filters(config))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_filter_removes_the_one_and_keeps_the_other(name: str) -> None:
     limit, bad, good = EXAMPLES[name]
-    config = with_limit(name, limit)
-    assert reason_to_remove(bad, config) == name
-    assert reason_to_remove(good, config) is None
+    config = config_of(name, limit)
+    assert reason(bad, config) == name
+    assert reason(good, config) is None
 
 
-def test_all_filters_have_examples_and_fields() -> None:
-    assert EXAMPLES.keys() == FILTERS.keys() - {"other_language"}
-    used = {field for field, _ in FILTERS.values()} | {"max_tokens_per_character", "max_words"}
-    assert used == {field.name for field in dataclasses.fields(FilterConfig)}
+def test_all_filters_have_examples() -> None:
+    assert SHOWN.keys() | WHOLE.keys() == EXAMPLES.keys() | {"other_language"} == ALL.keys()
 
 
 def test_by_default_nothing_is_removed(compose: Callable[..., dict[str, Any]]) -> None:
     config = build(FilterConfig, compose("data=text", "data.paths=[a]")["data"]["filters"], "data.filters")
-    assert config == FilterConfig()
-    texts = ["", "x", junk(), *(bad for _, bad, _ in EXAMPLES.values())]
-    assert [reason_to_remove(text, config) for text in texts] == [None] * len(texts)
+    assert config == FilterConfig() and not active_filters(config)
 
 
 def test_the_strict_set_keeps_an_article_and_removes_junk(compose: Callable[..., dict[str, Any]]) -> None:
     settings = compose("data=text", "data.paths=[a]", "data/filters=strict")["data"]["filters"]
     config = build(FilterConfig, settings, "data.filters")
-    assert reason_to_remove(ARTICLE, config) is None
+    assert reason(ARTICLE, config) is None
     for text in (junk(), CODE * 9, TABLE, WIKITEXT * 5, MOJIBAKE, ENCODED, REPEATED * 9, PAGE, GERMAN, "", "\x00" * 99):
-        assert reason_to_remove(text, config), text[:50]
-    active = [name for name, (field, _) in FILTERS.items() if getattr(config, field) not in (None, False)]
-    assert set(active) == FILTERS.keys() - {"other_language"}
+        assert reason(text, config), text[:50]
+    assert {filter.reason for filter in active_filters(config)} == ALL.keys() - {"other_language"}
 
 
 @pytest.mark.parametrize(
@@ -119,14 +166,16 @@ def test_the_strict_set_keeps_an_article_and_removes_junk(compose: Callable[...,
 def test_rules_on_shares_of_lines_do_not_judge_one_or_two(text: str) -> None:
     limits = ("max_bullet_lines", "max_ellipsis_lines", "max_boilerplate_lines", "max_duplicate_lines")
     config = FilterConfig(**dict.fromkeys(limits, 0.3), max_duplicate_line_characters=0.2)  # type: ignore[arg-type]
-    assert reason_to_remove(text, config) is None
-    assert reason_to_remove("\n".join([text] * 3), config)
+    assert reason(text, config) is None
+    assert reason("\n".join([text] * 3), config)
 
 
-def test_text_that_compresses_badly_goes() -> None:
-    config = FilterConfig(max_tokens_per_character=0.3)
-    assert too_many_tokens(100, 31, config) and not too_many_tokens(100, 30, config)
-    assert not too_many_tokens(100, 99, FilterConfig())
+def test_filters_that_are_always_on_and_those_on_tokens() -> None:
+    filters = always_on(CleanConfig())
+    assert quality.reason_to_remove("short", filters) == "too_short"
+    assert quality.reason_to_remove("1234567890 1234567890 !!", filters) == "no_letters"
+    assert quality.reason_to_remove("Ein ganz gewöhnlicher Satz.", filters) is None
+    assert too_many_tokens(100, 31, 0.3) and not too_many_tokens(100, 30, 0.3) and not too_many_tokens(100, 99, None)
 
 
 @pytest.mark.parametrize(
@@ -144,43 +193,43 @@ def test_what_normalisation_takes_away_is_broken_before_it(raw: str) -> None:
 
 
 def test_a_non_breaking_space_that_was_read_as_latin_1_is_broken() -> None:
-    limit = 0.002
-    assert reason_to_remove(ARTICLE.replace(", ", ",Â "), FilterConfig(max_broken=limit)) == "broken_characters"
-    assert reason_to_remove(ARTICLE.replace("the ", "theÂ "), FilterConfig(max_broken=limit)) == "broken_characters"
-    assert reason_to_remove("A NOVA ESTAÇÃO DA MANHÃ E DA IRMÃ NÃO SÃ ", FilterConfig(max_broken=limit)) is None
+    config = FilterConfig(max_broken=0.002)
+    assert reason(ARTICLE.replace(", ", ",Â "), config) == reason(ARTICLE.replace("the ", "theÂ "), config)
+    assert reason(ARTICLE.replace(", ", ",Â "), config) == "broken_characters"
+    assert reason("A NOVA ESTAÇÃO DA MANHÃ E DA IRMÃ NÃO SÃ ", config) is None
 
 
 def test_every_order_of_a_repetition_is_measured() -> None:
     """A run of 10 words said twice, in a text where no shorter run is too frequent."""
     words = [f"w{i}" for i in range(180)]
-    text = " ".join([*words, *words[20:32]])
     config = FilterConfig(max_duplicate_ngrams=[1, 1, 1, 1, 1, 0.1])
-    assert reason_to_remove(text, config) == "duplicate_ngrams"
-    assert reason_to_remove(" ".join([*words, *words[20:29]]), config) is None
+    assert reason(" ".join([*words, *words[20:32]]), config) == "duplicate_ngrams"
+    assert reason(" ".join([*words, *words[20:29]]), config) is None
 
 
-def test_a_wrong_limit_is_named() -> None:
-    with pytest.raises(UserError, match=r"data.filters: max_top_ngrams=\[0.2\] must have 3 numbers"):
-        build(FilterConfig, {"max_top_ngrams": [0.2]}, "data.filters")
-    with pytest.raises(UserError, match=r"data.filters: min_words=-1 must not be negative"):
-        build(FilterConfig, {"min_words": -1}, "data.filters")
-    with pytest.raises(UserError, match=r"data.filters: min_words=50 is above max_words=10"):
-        build(FilterConfig, {"min_words": 50, "max_words": 10}, "data.filters")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_top_ngrams": [0.2]}, r"max_top_ngrams=\[0.2\] must have 3 numbers"),
+        ({"min_words": -1}, "min_words=-1 must not be negative"),
+        ({"min_words": 50, "max_words": 10}, "min_words=50 is above max_words=10"),
+        ({"languages": []}, "languages=.. keeps nothing"),
+    ],
+)
+def test_a_wrong_limit_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"data.filters: {message}"):
+        build(FilterConfig, settings, "data.filters")
 
 
-def test_language_filter() -> None:
+def test_language_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("py3langid")
     config = FilterConfig(languages=["en"])
-    assert reason_to_remove(GERMAN, config) == "other_language"
-    assert reason_to_remove(ARTICLE, config) is None
-    assert reason_to_remove(GERMAN, FilterConfig(languages=["en", "de"])) is None
-
-
-def test_a_missing_language_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    language._identifier.cache_clear()
+    assert reason(GERMAN, config) == "other_language" and reason(ARTICLE, config) is None
+    assert reason(GERMAN, FilterConfig(languages=["en", "de"])) is None
+    quality.language_model.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "py3langid", None)
     with pytest.raises(UserError, match=r"data.filters.languages needs .*pip install 'cramming\[language\]'"):
-        language.require_package()
+        quality.language_model()
 
 
 def test_a_run_of_signs_is_read_once() -> None:
@@ -188,8 +237,105 @@ def test_a_run_of_signs_is_read_once() -> None:
 
     def seconds(signs: int) -> float:
         before = time.process_time()
-        assert Measures("a " + "!" * signs + "x").sentences == 0
+        assert quality.few_sentences(Text("a " + "!" * signs + "x"), 2)
         return time.process_time() - before
 
     assert min(seconds(16_000) for _ in range(3)) < 24 * min(seconds(2_000) for _ in range(9))
-    assert Measures("Wait... What?! (Yes.) e.g. this… 3.14").sentences == 5
+    text = Text("Wait... What?! (Yes.) e.g. this… 3.14")
+    assert quality.few_sentences(text, 6) and not quality.few_sentences(text, 5)
+
+
+# --- what the corpus card shows of a removed document -----------------------------------------------------------------
+
+
+def examples(stage: str, why: str, documents: Iterable[Document], path: Path, **settings: Any) -> list[str]:
+    """What the ledger shows of the documents that this stage dropped for this reason."""
+    tasks: Decontaminator | None = settings.pop("tasks", None)
+    config, ledger = DataConfig(name="test", source="test", **settings), Ledger(0)
+    with Workers(1, judges(config, tasks)) as workers:
+        for _ in Selection(config, ledger, Fates(path / "fates", []), workers, None, tasks).run(documents):
+            pass
+    return ledger[stage].line().dropped[why].examples
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_passage_that_broke_a_rule_is_shown(name: str, tmp_path: Path) -> None:
+    limit, bad, expected = SHOWN[name]
+    document = Document(f"{PROSE}\n{bad}\n{MORE}", "a:1", "a")
+    (shown,) = examples("filters", name, [document], tmp_path, filters=config_of(name, limit))
+    assert expected in shown and len(shown) < EXCERPT_CHARACTERS + 100
+    value, rest = shown.removeprefix("a:1: ").split(", limit ", 1)
+    number = limit[0] if isinstance(limit, list) else limit
+    assert rest.startswith(f"{'none' if limit is True else format(number, '.4g')} ({ALL[name]}): ")
+    assert limit is True or float(value.split()[0]) != limit
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_of_what_is_wrong_with_a_whole_text_the_beginning_is_shown(name: str, tmp_path: Path) -> None:
+    if name == "other_language":
+        pytest.importorskip("py3langid")
+    limit = WHOLE[name]
+    document = Document(PROSE, "a:1", "a")
+    (shown,) = examples("filters", name, [document], tmp_path, filters=config_of(name, limit))
+    limits = ", ".join(limit) if isinstance(limit, list) else str(limit)
+    assert f", limit {limits} ({ALL[name]}): {PROSE[:100]}".replace("\n", " ") in shown
+
+
+def test_what_is_no_text_shows_its_number(tmp_path: Path) -> None:
+    documents = [Document("Too short", "a:1", "a"), Document("12345 " * 9, "a:2", "a"), Document(PROSE, "a:3", "a")]
+    assert examples("filters", "too_short", documents, tmp_path) == ["a:1: 9, limit 20 (min_characters): Too short"]
+    (shown,) = examples("filters", "no_letters", documents, tmp_path)
+    assert shown.startswith("a:2: 0, limit 1 (letters): 12345 12345")
+
+
+def test_bytes_that_are_not_utf8_are_shown_wherever_they_stand(tmp_path: Path) -> None:
+    damaged = Document(f"{PROSE} a caf\udce9 by the sea {PROSE}", "a:1", "a", damage=Damage("not_utf8", 99))
+    (shown,) = examples("source", "not_utf8", [damaged], tmp_path)
+    assert "a caf? by the sea" in shown
+
+
+def test_downstream_text_is_shown_with_its_task(tmp_path: Path) -> None:
+    example = "The old harbour of the town, which lies at the mouth of the river, was destroyed by the storm of 1703."
+    config = DataConfig(name="a", source="b").decontaminate
+    tasks = Decontaminator({"CoLA": ["Nobody knew it."], "RTE": [example]}, config)
+    document = Document(f"{PROSE} {example} {PROSE}", "a:1", "a")
+    (shown,) = examples("decontamination", "contaminated", [document], tmp_path, tasks=tasks)
+    assert shown.startswith("a:1: 13 words of RTE: ... ") and example[:60] in shown
+
+
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(kept_first: bool, tmp_path: Path) -> None:
+    config = DataConfig(
+        name="test", source="test", near_duplicates=NearDuplicateConfig(enabled=True), deduplicate=False
+    )
+    long, short = Document(PROSE, "a:long", "a"), Document(PROSE[:-200], "a:short", "a")
+    documents = [long, short, short] if kept_first else [short, short, long]
+    ledger = Ledger(0)
+    with Workers(1, {SIGN: Signer(config.near_duplicates)}) as workers:
+        fates = Fates(tmp_path / "fates", [])
+        unique = Selection(config, Ledger(0), fates, workers).unique(documents)
+        found = find_near_duplicates(((c.key, c.document.text) for c in unique), config.near_duplicates, workers)
+        kept = [c.document.id for _, c in Selection(config, ledger, fates, workers, found).run(documents)]
+    assert kept == ["a:long"]
+    dropped = ledger["near deduplication"].line().dropped["near_duplicate"]
+    (shown,) = dropped.examples
+    assert dropped.documents == 2
+    head = f"a:short: like a:long, {float(found.similarity[0]):.4g}, limit 0.5 (threshold): "
+    assert shown.startswith(head + PROSE[:100].replace("\n", " "))
+
+
+def test_an_excerpt_holds_most_of_what_was_counted() -> None:
+    text = "x" * 500 + "##" + "x" * 500 + "#" + "x" * 50 + "###" + "x" * 500
+    counted = [(i, i + 1) for i, sign in enumerate(text) if sign == "#"]
+    shown = excerpt(text, counted)
+    assert shown.count("#") == 4 and shown.startswith("... x") and shown.endswith("x ...")
+    assert len(shown) == EXCERPT_CHARACTERS + 8
+    assert excerpt("short", [(2, 3)]) == excerpt("short") == "short"
+    assert excerpt(text, [(100, 900)]).startswith("... ") and excerpt(text, [(0, 1)]) == excerpt(text)
+
+
+@pytest.mark.parametrize("text", ["abc, d — é€… «x» {a|b} <p>&amp;</p> 12 34 \ue000 Ã© 漢字 ok\x1b", PROSE + SIGNS])
+@pytest.mark.parametrize("judge", [quality.symbols, quality.broken_characters, quality.markup])
+def test_what_is_shown_is_what_is_counted(judge: Callable[..., Any], text: str) -> None:
+    if violation := judge(Text(text), 0):
+        assert sum(end - start for start, end in violation.spans(text)) == round(violation.value * len(text))

@@ -19,8 +19,8 @@ from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from data_prep import shard_writer, workers
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
 from data_prep.prepare import main, parse
-from data_prep.sources import encoding
 from data_prep.sources.source import limited
+from data_prep.tokenizer import encode
 from data_prep.tokenizer import train as vocabulary
 from data_prep.tokenizer.load import TokenizerConfig, characters_by_entry
 from eval.tasks.locate import read_task, tasks_in_folder
@@ -92,7 +92,7 @@ def test_long_documents_are_tokenized_as_if_in_one_piece(
     monkeypatch: pytest.MonkeyPatch,
     run: Run,
 ) -> None:
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
     texts = ["\n".join(made_up(200, seed)) for seed in range(4)]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
     # One shard is far shorter than a document: the document lies across many.

@@ -199,7 +199,7 @@ def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> 
 
 def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(made_up: Callable[..., list[str]]) -> None:
     """What packing relies on, for every kind."""
-    from data_prep.filters.normalise import split_at_whitespace
+    from data_prep.tokenizer.encode import split_at_whitespace
 
     for kind in TRAINERS:
         if kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:

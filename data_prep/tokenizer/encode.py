@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from data_prep.filters.normalise import split_at_whitespace
-
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20
 KNOWN_CHARACTERS = 1 << 20  # of the words in a table; there are two, of some 130,000 words and 30 MB each
@@ -100,3 +98,21 @@ class InPieces:
                 for encoding in self._tokenizer.encode_batch_fast(group, add_special_tokens=False):
                     yield np.array(encoding.ids, self._dtype)
                 group, characters = [], 0
+
+
+def split_at_whitespace(text: str, limit: int) -> list[str]:
+    """Cut into parts of at most `limit` characters, in front of whitespace if there is any in the part's second half.
+
+    Joined, the parts are the text again. Whitespace stays in front of the word after it, as byte-level BPE wants it.
+    """
+    if len(text) <= limit:
+        return [text]
+    parts, start = [], 0
+    while len(text) - start > limit:
+        low, high = start + limit // 2, start + limit
+        cut = max(text.rfind(" ", low, high + 1), text.rfind("\n", low, high + 1))
+        cut = cut if cut > 0 else high
+        parts.append(text[start:cut])
+        start = cut
+    parts.append(text[start:])
+    return parts

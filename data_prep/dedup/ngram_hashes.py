@@ -1,9 +1,9 @@
-"""The words of a text as 64-bit numbers: what repetition filters, near-duplicates and decontamination share.
+"""Hashes of words and n-grams, 64 bits each: what repetition filters, near-duplicates and decontamination share.
 
 A word is a run of letters and digits, A-Z taken as a-z; what stands between two words does not matter, so "it 's",
 "it's" and "It’s" are the same two words. In scripts written without spaces (Han, Kana) each character is a word. The
-work is done by numpy on the UTF-8 bytes: a word's number is a polynomial in its bytes, taken as the difference of two
-prefix sums (Karp and Rabin 1987), then mixed. Two different words have the same number with a chance of 2**-64.
+work is done by numpy on the UTF-8 bytes: a word's hash is a polynomial in its bytes, taken as the difference of two
+prefix sums (Karp and Rabin 1987), then mixed. Two different words have the same hash with a chance of 2**-64.
 
 Suffixes: B bytes, W words, D texts.
 """
@@ -45,8 +45,8 @@ def mix(hashes: np.ndarray) -> np.ndarray:
     return hashes ^ (hashes >> np.uint64(33))
 
 
-class Words(NamedTuple):
-    """The words of some texts, in one row."""
+class HashedWords(NamedTuple):
+    """The words of some texts, one text after the other."""
 
     data: bytes  # the texts in lower case (ASCII only), one behind the other with a line end between them
     hashes_W: np.ndarray  # uint64
@@ -54,37 +54,31 @@ class Words(NamedTuple):
     ends_W: np.ndarray
     firsts_D: np.ndarray  # [D + 1]: each text's first word, and how many words there are
 
-    def numbers(self) -> np.ndarray:
+    def text_numbers(self) -> np.ndarray:
         """[W]: which text each word belongs to."""
         return np.repeat(np.arange(len(self.firsts_D) - 1), np.diff(self.firsts_D))
 
 
-def find_words(texts: Sequence[str]) -> Words:
-    """The words of these texts; to read short texts together saves nearly all of numpy's calls."""
+def hash_words(texts: Sequence[str]) -> HashedWords:
+    """The words of these texts; many short texts in one call take a fraction of the time of a call for each."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = b"\n".join(encoded).lower()
     blocks = list(_blocks(data))
     hashes_W, starts_W, ends_W = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks))
     edges_D = np.cumsum([0, *(len(part) + 1 for part in encoded)])
-    return Words(data, hashes_W, starts_W, ends_W, np.searchsorted(starts_W, edges_D))
-
-
-def hash_words_and_lengths(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The words' numbers [W], uint64, and their lengths [W] in bytes."""
-    found = find_words([text])
-    return found.hashes_W, found.ends_W - found.starts_W
+    return HashedWords(data, hashes_W, starts_W, ends_W, np.searchsorted(starts_W, edges_D))
 
 
 def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Where the words start and end [W], in characters of the text."""
-    found = find_words([text])
+    found = hash_words([text])
     data_B = np.frombuffer(found.data, np.uint8)
     characters_B = np.concatenate([[0], np.cumsum((data_B & 0xC0) != 0x80)])  # that begin before this byte
     return characters_B[found.starts_W], characters_B[found.ends_W]
 
 
 def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
-    """Numbers of the n-grams for n = 1, 2 ... `longest`, one array [max(0, W - n + 1)] each; not mixed."""
+    """Hashes of the n-grams for n = 1, 2 ... `longest`, one array [max(0, W - n + 1)] each; not mixed."""
     current, base = hashes_W, np.uint64(BASE)
     yield current
     for n in range(1, longest):
@@ -93,13 +87,13 @@ def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
 
 
 def ngrams(hashes_W: np.ndarray, n: int) -> np.ndarray:
-    """Numbers [max(0, W - n + 1)] of all runs of n words, mixed."""
+    """Hashes [max(0, W - n + 1)] of all n-grams, mixed."""
     *_, last = combine(hashes_W, n)
     return mix(last)
 
 
 def _blocks(data: bytes) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Block by block the words' numbers [W], where they start and where they end in the data [W]."""
+    """Block by block the words' hashes, where they start and where they end in the data: [W] each."""
     ascii_only, offset = data.isascii(), 0
     for block in _cut(data):
         block_B = np.frombuffer(block, np.uint8)

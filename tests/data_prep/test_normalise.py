@@ -3,20 +3,10 @@
 import random
 import unicodedata
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
-from data_prep.filters.normalise import (
-    FILTERS,
-    CleanConfig,
-    deleted_by_kind,
-    normalize,
-    reason_to_remove,
-    split_at_whitespace,
-    split_by_words,
-    split_evenly,
-)
+from data_prep.filters.normalise import CleanConfig, deleted_by_kind, normalize, split_by_words, split_evenly
 
 CONFIG = CleanConfig()
 ALPHABET = (
@@ -64,24 +54,6 @@ def test_what_is_deleted_is_counted_by_kind() -> None:
     assert deleted_by_kind(deleted) == {"control": 2, "soft hyphen": 1, "surrogate": 1, "invisible": 2}
 
 
-def test_filters_by_name() -> None:
-    assert reason_to_remove("short", CONFIG) == "too_short"
-    assert reason_to_remove("1234567890 1234567890 !!", CONFIG) == "no_letters"
-    assert reason_to_remove("Ein ganz gewöhnlicher Satz.", CONFIG) is None
-    assert set(FILTERS) == {"too_short", "no_letters"}
-
-
-def test_cut_parts_join_to_the_text_and_begin_at_whitespace() -> None:
-    rng = random.Random(0)
-    for _ in range(200):
-        text = "".join(rng.choices("abcdefgh \n", k=rng.randint(0, 500)))
-        parts = split_at_whitespace(text, 40)
-        assert "".join(parts) == text and all(0 < len(part) <= 40 for part in parts if text)
-        assert all(
-            part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in pairwise(parts)
-        )
-
-
 def test_a_long_text_is_cut_evenly_at_line_ends_else_between_words() -> None:
     rng = random.Random(0)
     for _ in range(200):
@@ -92,10 +64,6 @@ def test_a_long_text_is_cut_evenly_at_line_ends_else_between_words() -> None:
     lines = ["word " * 28, "more " * 30]
     assert split_evenly("\n".join(lines), 200) == [lines[0] + "\n", lines[1]]
     assert [len(part) for part in split_evenly("x" * 101, 100)] == [51, 50]
-
-
-def test_text_without_whitespace_is_cut_all_the_same() -> None:
-    assert split_at_whitespace("x" * 100, 40) == ["x" * 40, "x" * 40, "x" * 20]
 
 
 def test_limits_are_checked() -> None:

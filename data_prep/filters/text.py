@@ -1,0 +1,120 @@
+"""What several filters need of one text, each computed when first asked for; and the verdict of a filter."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.dedup.ngram_hashes import hash_words, ngrams
+from data_prep.excerpt import Span, excerpt, matches
+
+LEAST_LINES = 3  # to speak of a share of the lines
+SPACES = b" \n\t\r\v\f"
+_INSIDE_WORD = bytes(byte not in SPACES for byte in range(256))
+
+Where = re.Pattern[str] | Callable[[], Iterable[Span]] | None
+
+
+class Violation(NamedTuple):
+    """What a text has beyond a limit. `where` finds what was counted; without it the beginning of the text is shown."""
+
+    value: Any
+    limit: Any
+    where: Where = None
+
+    def spans(self, text: str) -> Iterable[Span]:
+        """What was counted in the text."""
+        if isinstance(self.where, re.Pattern):
+            return matches(self.where, text)
+        return self.where() if self.where else ()
+
+    def explain(self, text: str, setting: str) -> str:
+        """`value, limit (setting): excerpt`."""
+        return f"{_plain(self.value)}, limit {_plain(self.limit)} ({setting}): {excerpt(text, self.spans(text))}"
+
+
+def above(value: float, limit: float, where: Where = None) -> Violation | None:
+    """A violation if the value is above the limit."""
+    return Violation(value, limit, where) if value > limit else None
+
+
+def below(value: float, limit: float, where: Where = None) -> Violation | None:
+    """A violation if the value is below the limit."""
+    return Violation(value, limit, where) if value < limit else None
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Text:
+    """A normalised text as filters see it. A word is a run without white space; suffix W: [words]."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @cached_property
+    def utf8(self) -> bytes:
+        """The text in UTF-8; lone surrogates as `?`."""
+        return self.text.encode("utf-8", "replace")
+
+    @cached_property
+    def lower(self) -> bytes:
+        """The same with A-Z as a-z."""
+        return self.utf8.lower()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines, without white space around them; at least one."""
+        return [line.strip() for line in self.text.split("\n")]
+
+    @cached_property
+    def word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where words start and end in `utf8`: [W] each."""
+        inside = np.frombuffer(b"\0" + self.utf8.translate(_INSIDE_WORD) + b"\0", np.bool_)
+        edges = np.flatnonzero(inside[1:] != inside[:-1])
+        return edges[::2], edges[1::2]
+
+    @property
+    def words(self) -> int:
+        """How many words."""
+        return len(self.word_bounds[0])
+
+    @property
+    def mean_word_length(self) -> float:
+        """Characters per word."""
+        starts_W, ends_W = self.word_bounds
+        spaces = len(self.utf8) - int((ends_W - starts_W).sum())
+        return (len(self.text) - spaces) / max(1, self.words)
+
+    @cached_property
+    def word_hashes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hashes and lengths in bytes of the words as data_prep/dedup/ngram_hashes.py defines them: [W] each."""
+        found = hash_words([self.text])
+        return found.hashes_W, found.ends_W - found.starts_W
+
+    @cached_property
+    def most_frequent_pair(self) -> int:
+        """How often the most frequent 2-gram of `word_hashes` occurs; no longer n-gram occurs more often."""
+        ordered_N = np.sort(ngrams(self.word_hashes[0], 2))
+        edges = np.flatnonzero(np.concatenate([[True], ordered_N[1:] != ordered_N[:-1], [True]]))
+        return int(np.diff(edges).max()) if len(ordered_N) else 0
+
+    def lines_above(self, test: Callable[[str], object], limit: float) -> Violation | None:
+        """A violation if more than this share of the lines passes the test; None below `LEAST_LINES` lines."""
+        if len(self.lines) < LEAST_LINES:
+            return None
+        share = sum(1 for line in self.lines if test(line)) / len(self.lines)
+        return above(share, limit, partial(self.line_spans, test))
+
+    def line_spans(self, test: Callable[[str], object]) -> list[Span]:
+        """Where the lines stand that pass the test."""
+        ends = np.cumsum([len(line) + 1 for line in self.text.split("\n")]).tolist()
+        return [(start, end - 1) for start, end, line in zip([0, *ends], ends, self.lines) if test(line)]
