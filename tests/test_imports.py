@@ -57,7 +57,7 @@ LEVELS = {
     "cramming.data.batches": 2,
     "cramming.data.held_out": 2,
     "cramming.bench": 4,  # above what it measures
-    "cramming.tracker": 2,
+    "cramming.plan.tracker": 2,
     "cramming.plan": 3,
     "cramming.plan.roofline": 3,
     "cramming.execution": 3,

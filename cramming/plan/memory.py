@@ -31,8 +31,8 @@ from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
 from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
 from cramming.plan.stand_in import STAND_IN, all_at_once, as_on_cuda, flash_scratch
+from cramming.plan.tracker import Operation, StorageTracker
 from cramming.precision import Mode
-from cramming.tracker import Operation, StorageTracker
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
 TOKENS_PER_DOCUMENT = 256  # no corpus is known here: a document more than the rows begins in so many tokens

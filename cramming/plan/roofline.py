@@ -16,8 +16,8 @@ from cramming import device as devices
 from cramming.config import UserError
 from cramming.plan import cards
 from cramming.plan.cards import Card
+from cramming.plan.tracker import Operation
 from cramming.precision import Mode
-from cramming.tracker import Operation
 
 MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
 BANDWIDTH_UTILISATION = 0.8

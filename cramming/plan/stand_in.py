@@ -14,7 +14,7 @@ from torch import Tensor
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
 from cramming.parallel.lane import Lane
-from cramming.tracker import HOST, StorageTracker
+from cramming.plan.tracker import HOST, StorageTracker
 
 STAND_IN = "flash stand-in"
 

@@ -19,8 +19,8 @@ from cramming.plan import roofline
 from cramming.plan import search as options
 from cramming.plan.cards import CARDS, Card
 from cramming.plan.memory import Simulation
+from cramming.plan.tracker import Operation
 from cramming.record import load_record
-from cramming.tracker import Operation
 
 Compose = Callable[..., dict[str, Any]]
 CARD = "plan.device=RTX 2080 Ti"

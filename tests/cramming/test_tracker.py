@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from cramming.tracker import HOST, Operation, StorageTracker
+from cramming.plan.tracker import HOST, Operation, StorageTracker
 
 
 def test_a_storage_counts_from_its_first_use_to_its_last() -> None:

@@ -17,7 +17,7 @@ from cramming.model import attention
 from cramming.model.attention import Packing
 from cramming.model.packing import group_by_length
 from cramming.plan.stand_in import STAND_IN, as_on_cuda
-from cramming.tracker import StorageTracker
+from cramming.plan.tracker import StorageTracker
 
 HEADS, SIZE = 2, 8
 ROWS = Packing(torch.arange(0, 97, 24, dtype=torch.int32), 24, 24)
