@@ -12,6 +12,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from cramming.bench.tables import replace_section
 from cramming.config import compose
 from cramming.model.heads import cuda_chunks
 from cramming.plan.cards import CARDS, Card
@@ -19,7 +20,7 @@ from cramming.plan.costs import Costs
 from cramming.plan.memory import Simulation, micro_batch_sizes
 from cramming.plan.search import Job, Option, PlanConfig, Target, find_target, price_of
 
-SECTION = "## Cards, reckoned"
+SECTION = "Cards, reckoned"
 HEADERS = (
     "card", "memory, GiB", "products, TFLOP/s", "GB/s", "W", "format", "micro-batch", "tokens/s", "tokens in a day",
     "kWh in a day",
@@ -71,9 +72,7 @@ def main() -> None:
         print(" | ".join(rows[-1]), flush=True)
     lines = [HEADERS, ["---"] * len(HEADERS), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    before, _, rest = arguments.docs.read_text(encoding="utf-8").partition(SECTION)
-    after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
-    arguments.docs.write_text(f"{before.rstrip()}\n\n{SECTION}\n\n{NOTE}\n\n{table}\n{after}", encoding="utf-8")
+    replace_section(arguments.docs, SECTION, [NOTE, "", table])
 
 
 if __name__ == "__main__":

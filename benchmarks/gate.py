@@ -4,7 +4,7 @@
 
 Every run is the gate's own size, 200 steps of `bench.gate`, in this process and one thread. Each is compared with the
 reference by the gate's rule, for both kinds of rounding, and by four single numbers per curve, as multiples of the same
-number of the farthest twin: what a rule with one tolerance for all steps would have to go by.
+number of the farthest repetition: what a rule with one tolerance for all steps would have to go by.
 """
 
 import argparse
@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import torch
 
-from cramming.bench import gate, sides, tricks
-from cramming.bench.curves import REFERENCE, gate_job_of, gate_settings
-from cramming.bench.gate import Floor
+from cramming.bench import gate, tricks
+from cramming.bench.gate import BASELINE, Curves, NoiseFloor, gate_settings
 from cramming.bench.tricks import COARSE, SAME, Trick
+from cramming.bench.worker import Worker
+from cramming.bench.workload import Candidate
 from cramming.config import compose
 from cramming.engine import Engine
 from cramming.environment import cpu_name
@@ -36,17 +37,14 @@ class Gate:
 
     def __init__(self, steps: int, overrides: Sequence[str]) -> None:
         settings = compose(["model=bert-base", "optim=adamw", *overrides])
-        self.settings, self.vocab_size = (
-            gate_settings(settings, settings["bench"]["gate"]),
-            settings["bench"]["gate_vocab_size"],
-        )
+        small = gate_settings(settings, settings["bench"]["gate"])
         self.steps = steps
+        self.curves = Curves(small, steps, settings["bench"]["gate_vocab_size"], "cpu", Worker)
 
-    def run(self, changes: tricks.Settings | None = None, micro_batches: int = 1, **job: Any) -> list[float]:
+    def run(self, changes: tricks.Settings | None = None, micro_batches: int = 1, **more: Any) -> list[float]:
         """Losses with some settings changed."""
         trick = Trick("run", changes or {}, None, "", micro_batches=micro_batches)
-        side = sides.Ours(gate_job_of(self.settings, trick, self.vocab_size, CPU) | job, CPU)
-        return side.run(0, self.steps)[1]
+        return Candidate(self.curves.spec(trick) | more, CPU).run(0, self.steps)[1]
 
 
 def setting(name: str, value: Any) -> Run:
@@ -55,10 +53,10 @@ def setting(name: str, value: Any) -> Run:
 
 def learning_rate(factor: float) -> Run:
     """Off by a factor."""
-    rate = sides.Ours.learning_rate
+    rate = Candidate.learning_rate
 
     def run(g: Gate) -> list[float]:
-        with patch.object(sides.Ours, "learning_rate", lambda self, step: factor * rate(self, step)):
+        with patch.object(Candidate, "learning_rate", lambda self, step: factor * rate(self, step)):
             return g.run()
 
     return run
@@ -168,7 +166,7 @@ def _gelu_on_a_grid(x: torch.Tensor) -> torch.Tensor:
 
 
 SOUND: dict[str, Run] = {
-    **{f"another twin, {size:.2g}, seed {seed}": (lambda g, m=(size, seed): g.run(moved=m))
+    **{f"another repetition, {size:.2g}, seed {seed}": (lambda g, m=(size, seed): g.run(perturbed=m))
        for size in (SAME, COARSE) for seed in (4, 5)},
     **{f"accumulation x{count}": micro_batches(count) for count in (2, 4, 16)},
     "last layer at targets": setting("attention.last_layer", "targets"),
@@ -212,7 +210,7 @@ SINGLE: dict[str, Callable[[list[float]], float]] = {  # of the differences of t
 }
 
 
-def beside(found: list[float], allowed: list[float]) -> str:
+def relative(found: list[float], allowed: list[float]) -> str:
     worst = max(range(len(found)), key=lambda i: found[i] / allowed[i])
     return f"{found[worst] / allowed[worst]:.2f} at {(worst + 1) * gate.WINDOW}"
 
@@ -220,24 +218,25 @@ def beside(found: list[float], allowed: list[float]) -> str:
 def measure(g: Gate, names: Sequence[str], out: Path) -> None:
     """All runs; the file is written anew after each."""
     reference = g.run()
-    twins = {size: [g.run(moved=(size, seed)) for seed in range(1, gate.TWINS + 1)] for size in (SAME, COARSE)}
-    floors = [Floor(size, [gate.strays(reference, twin) for twin in found]) for size, found in twins.items()]
-    far = {name: max(f([a - b for a, b in zip(t, reference)]) for t in twins[SAME]) for name, f in SINGLE.items()}
+    seeds = range(1, gate.REPETITIONS + 1)
+    again = {size: [g.run(perturbed=(size, seed)) for seed in seeds] for size in (SAME, COARSE)}
+    floors = [NoiseFloor(size, [gate.distances(reference, one) for one in found]) for size, found in again.items()]
+    far = {name: max(f([a - b for a, b in zip(one, reference)]) for one in again[SAME]) for name, f in SINGLE.items()}
     rules = [f"step by step, {floor.rounding:.2g}" for floor in floors]
     about = (
         f"{cpu_name()}, 1 thread, Python {platform.python_version()}, torch {torch.__version__}; {g.steps} steps,"
-        f" {REFERENCE.about}, whose loss falls by {gate.fall(reference):.2f} nats"
+        f" {BASELINE.about}, whose loss falls by {gate.fall(reference):.2f} nats"
     )
     lines = [f"| run | {' | '.join([*SINGLE, *rules])} |", "|---" * (1 + len(SINGLE) + len(rules)) + "|"]
-    raw: list[dict[str, Any]] = [{"floor": floor.rounding, "strays": floor.strays} for floor in floors]
+    raw: list[dict[str, Any]] = [{"floor": floor.rounding, "distances": floor.distances} for floor in floors]
     for name in names:
         losses = (SOUND | FAULTS)[name](g)
-        differences, found = [a - b for a, b in zip(losses, reference)], gate.strays(reference, losses)
+        differences, found = [a - b for a, b in zip(losses, reference)], gate.distances(reference, losses)
         cells = [f"{f(differences) / far[key]:.2f}" for key, f in SINGLE.items()]
-        cells += [beside(found, floor.allowed()) for floor in floors]
+        cells += [relative(found, floor.tolerance()) for floor in floors]
         kind = "sound" if name in SOUND else "fault"
         lines.append(f"| {kind}: {name} | {' | '.join(cells)} |")
-        raw.append({"kind": kind, "name": name, "strays": found})
+        raw.append({"kind": kind, "name": name, "distances": found})
         print(lines[-1], flush=True)
         head = f"# At the correctness gate\n\n`python benchmarks/gate.py`: {about}.\n"
         text = [head, *lines, "", "```json", *map(json.dumps, raw), "```", ""]

@@ -18,7 +18,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,19 @@ def serve() -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    job = json.loads(sys.stdin.readline())
-    sys.path.insert(0, job["checkout"])
+    spec = json.loads(sys.stdin.readline())
+    sys.path.insert(0, spec["checkout"])
     import torch
     from hydra import compose, initialize_config_dir
 
     import cramming
 
-    rows, device = job["rows"], torch.device(job["device"])
-    with initialize_config_dir(str(Path(job["checkout"], "cramming", "config").absolute()), version_base="1.1"):
+    rows, device = spec["rows"], torch.device(spec["device"])
+    with initialize_config_dir(str(Path(spec["checkout"], "cramming", "config").absolute()), version_base="1.1"):
         cfg = compose("cfg_pretrain", [
-            "arch=crammed-bert", "train=bert-o4", f"arch.hidden_size={job['hidden']}", "train.batch_size_ramp=0",
-            f"arch.num_transformer_layers={job['layers']}", f"arch.attention.num_attention_heads={job['heads']}",
-            f"arch.intermed_size={4 * job['hidden']}", f"train.batch_size={rows}", f"impl.microbatch_size={rows}",
+            "arch=crammed-bert", "train=bert-o4", f"arch.hidden_size={spec['hidden']}", "train.batch_size_ramp=0",
+            f"arch.num_transformer_layers={spec['layers']}", f"arch.attention.num_attention_heads={spec['heads']}",
+            f"arch.intermed_size={4 * spec['hidden']}", f"train.batch_size={rows}", f"impl.microbatch_size={rows}",
         ])  # fmt: skip
     model = cramming.construct_model(cfg.arch, VOCABULARY)
 
@@ -56,10 +55,10 @@ def serve() -> None:
     engine.train(cfg.train.pretrain_in_train_mode)
     generator = torch.Generator().manual_seed(0)
     targets = int(cfg.train.objective.mlm_probability * rows * LENGTH)
-    bf16 = job["precision"] == "bf16"
+    bf16 = spec["precision"] == "bf16"
     if bf16:  # its own engine's context, which it builds for CUDA only
         engine.amp_settings = {"device_type": device.type, "enabled": True, "dtype": torch.bfloat16}
-    print(json.dumps({"flops_per_token": 0.0, "precision": job["precision"]}), file=answers, flush=True)
+    print(json.dumps({"flops_per_token": 0.0, "precision": spec["precision"]}), file=answers, flush=True)
     for line in sys.stdin:
         command, seconds, losses = json.loads(line), [], []
         for _ in range(command["count"]):
@@ -79,43 +78,41 @@ def serve() -> None:
         print(json.dumps({"seconds": seconds, "losses": losses, "peak_bytes": 0}), file=answers, flush=True)
 
 
-def our_job(shape: str, compiled: bool, device: str, precision: str) -> dict[str, Any]:
-    """Our crammed BERT of the same shapes, in the same number format."""
+def specs_of(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The predecessor, then our crammed BERT of the same shapes in the same number format, eager and compiled."""
     from cramming.config import compose
 
     hidden, layers, heads, rows = SHAPES[shape]
-    settings = compose([
-        "model=crammed-bert", "optim=adamw", f"precision={precision}", f"model.hidden_size={hidden}",
-        f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
-        f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
-        f"runtime.compile={'model' if compiled else 'off'}",
-    ])  # fmt: skip
-    return {"side": "ours", "settings": settings, "vocab_size": VOCABULARY, "device": device}
+    common = {"device": args.device, "vocab_size": VOCABULARY}
+    specs = [{
+        **common, "name": "predecessor", "checkout": str(args.checkout.absolute()), "precision": args.precision,
+        "hidden": hidden, "layers": layers, "heads": heads, "rows": rows,
+    }]  # fmt: skip
+    for name, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
+        settings = compose([
+            "model=crammed-bert", "optim=adamw", f"precision={args.precision}", f"model.hidden_size={hidden}",
+            f"model.num_layers={layers}", f"model.num_heads={heads}", f"model.intermediate_size={2 * hidden}",
+            f"train.batch_size={rows}", f"train.micro_batch={rows}", f"train.sequence_length={LENGTH}",
+            f"runtime.compile='{compiled}'",
+        ])  # fmt: skip
+        specs.append({**common, "name": name, "settings": settings})
+    return specs
 
 
 def compare(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The predecessor and both of our modes on one shape."""
-    from cramming.bench.main import BenchConfig, measure
+    from cramming.bench.main import measure
     from cramming.bench.worker import Worker, warm_up
 
-    config = BenchConfig("peers", None, args.rounds, args.steps, VOCABULARY, [], 200, 512, {}, Path(), Path())
-    hidden, layers, heads, rows = SHAPES[shape]
-    job = {
-        "side": "predecessor",
-        "checkout": str(args.checkout.absolute()),
-        "device": args.device,
-        "precision": args.precision,
-    }
-    job |= {"hidden": hidden, "layers": layers, "heads": heads, "rows": rows}
+    old_spec, *ours = specs_of(shape, args)
     results = []
-    with Worker(job, [str(args.python), __file__, "--serve"]) as old:
+    with Worker(old_spec, [str(args.python), __file__, "--serve"]) as old:
         warm_up(old)
-        for compiled in (False, True):
-            row = measure(old, our_job(shape, compiled, args.device, args.precision), config)
-            row |= {"shape": shape, "tokens_per_step": rows * LENGTH, "peer": "predecessor"}
-            row["name"] = "ours, compiled" if compiled else "ours, eager"
-            results.append(row)
-            print({k: v for k, v in row.items() if k not in ("raw_seconds", "settings")}, flush=True)
+        for spec in ours:
+            row = measure(old, spec, args.rounds, args.steps)
+            row |= {"shape": shape, "tokens_per_step": old_spec["rows"] * LENGTH, "peer": "predecessor"}
+            results.append({**row, "name": spec["name"]})
+            print({k: v for k, v in results[-1].items() if k != "raw_seconds"}, flush=True)
     return results
 
 
@@ -134,27 +131,15 @@ def main() -> None:
     if args.serve:
         serve()
         return
-    from cramming.bench import tables
-    from cramming.device import describe, select
+    from peers import write
 
     rows = [row for shape in args.shapes for row in compare(shape, args)]
     if args.out:
-        commit = subprocess.run(
-            ["git", "-C", str(args.checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        about = {**asdict(describe(select(args.device))), **tables.versions(), "predecessor": commit}
-        head = (
-            f"# Training throughput against the predecessor\n\n`python benchmarks/predecessor.py --rounds {args.rounds}"
-        )
-        text = [
-            f"{head} --steps {args.steps} --precision {args.precision}`: {about}",
-            "",
-            *tables.peers_table(rows),
-            "",
-            "```json",
-        ]
-        text += [json.dumps(row) for row in rows]
-        args.out.write_text("\n".join([*text, "```", ""]), encoding="utf-8")
+        git = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        how = f"--rounds {args.rounds} --steps {args.steps} --precision {args.precision}"
+        title, command = "Training throughput against the predecessor", f"python benchmarks/predecessor.py {how}"
+        write(args.out, title, command, rows, predecessor=commit)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ def main() -> None:
             imports.append(import_seconds(folder, f"imports-{turn}"))
             print(f"first step after {steps[-1]:.2f} s; imports {imports[-1]:.2f} s", flush=True)
     if args.out:
-        from cramming.bench import tables
+        from cramming.bench.tables import versions
         from cramming.device import describe, select
 
-        about = {**asdict(describe(select("cpu"))), **tables.versions()}
+        about = {**asdict(describe(select("cpu"))), **versions()}
         args.out.write_text(
             f"# From the start of `cramming pretrain` to the first optimizer step\n\n`python benchmarks/startup.py"
             f" --rounds {args.rounds}`: {about}\n\n| | median of {args.rounds} | all |\n|---|---|---|\n"

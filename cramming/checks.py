@@ -11,11 +11,9 @@ from typing import Any, Literal
 import torch
 
 from cramming import device as devices
-from cramming.bench import gate
-from cramming.bench.tricks import changed
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import UserError, build
+from cramming.config import UserError, build, expand_home
 from cramming.data.corpus import MANIFEST, ORDERS
 from cramming.data.masking import ObjectiveConfig
 from cramming.execution import EngineConfig
@@ -172,8 +170,12 @@ def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, world_size:
 def check_gate(
     settings: Mapping[str, Any], sections: Sections, kernels: list[str], device: torch.device, device_name: str
 ) -> dict[str, str]:
-    """`gate.check` of what the settings come to on this device: `auto` hides no trick, and none that cannot be had is
-    said to be in force."""
+    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
+    if not settings["forced"] and not expand_home(settings["gates"], "gates").exists():
+        return {}  # no trick has a verdict
+    from cramming.bench import gate  # only here: the table of tricks is not needed to train
+    from cramming.bench.tricks import changed
+
     execution = sections.execution
     mode, states = resolve(execution.precision.mode, device), dict[str, str]()
     where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)

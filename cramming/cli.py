@@ -41,9 +41,7 @@ VERBS = {
         "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules.table:foreseen"
     ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
-    "bench": Verb(
-        "cramming.bench.main:main", "measure every trick, or other trainers, beside ours: tricks | peers", "bench.what"
-    ),
+    "bench": Verb("cramming.bench.main:main", "measure every trick's speed and memory, and judge what it learns"),
     "study": Verb(
         "eval.extras.study:main",
         "runs of equal budget over vocabulary sizes or data presets: vocab | data",
@@ -237,7 +235,7 @@ def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: b
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
-    """`bench peers` is short for `bench bench.what=peers`: the word right after the verb, where the verb has one."""
+    """`study vocab` is short for `study study.what=vocab`: the word right after the verb, where the verb has one."""
     setting, rest = VERBS[verb].positional, list(arguments)
     if setting is not None and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
         rest[0] = f"{setting}={rest[0]}"

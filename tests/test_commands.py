@@ -36,6 +36,7 @@ def commands(path: Path) -> list[str]:
 SHOWN = {
     f"{path.relative_to(ROOT)}: {command}": command
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "conf").rglob("*.yaml")))
+    if path.name != "log.md"  # history: commands of their time
     for command in commands(path)
 }
 

@@ -1,49 +1,53 @@
-"""A side of a comparison in this process, in place of one of its own (cramming.bench.worker).
+"""A candidate of a comparison in this process, in place of one of its own (cramming.bench.worker).
 
 Starting a process and importing torch takes seconds, of which a stage has few. What processes keep apart is kept apart
-here: the precision of fp32 products, which is the process's, is set before each turn, and what other sides hold
-meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once
-no side lives.
+here: the precision of fp32 products, which is the process's, is set before each turn, and what other candidates
+hold meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once no
+candidate lives.
 """
 
 import gc
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cramming import device as devices
-from cramming.bench.sides import SIDES
 from cramming.bench.worker import Steps, facts_of
 from cramming.runtime import compile_seconds
 
+sys.path.append(str(Path(__file__).parents[1]))
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 
 
 class InProcess:
     """As `Worker`: `facts`, `run`, `rebuild`; a context manager."""
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
-        self.rebuild(job)
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.rebuild(spec)
 
-    def rebuild(self, job: Mapping[str, Any]) -> None:
-        self.side: Any = None
-        self.device = devices.select(job["device"])
+    def rebuild(self, spec: Mapping[str, Any]) -> None:
+        from peers import candidate_of
+
+        self.candidate: Any = None
+        self.device = devices.select(spec["device"])
         release(self.device)
         before, self._compiled_before = allocated(self.device), compile_seconds()
-        self.job, self.side = job, SIDES[job["side"]](job, self.device)
+        self.candidate = candidate_of(spec, self.device)
         self._kept = allocated(self.device) - before  # grows by the optimizer's state
         self._precision = torch.get_float32_matmul_precision()
-        self.facts = facts_of(self.side)
+        self.facts = facts_of(self.candidate)
 
     def run(self, first: int, count: int) -> Steps:
         torch.set_float32_matmul_precision(self._precision)
         before = allocated(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        seconds, losses = self.side.run(first, count)
+        seconds, losses = self.candidate.run(first, count)
         peak = devices.peak_memory_bytes(self.device) - (before - self._kept)
         self._kept += allocated(self.device) - before
         return Steps(seconds, losses, peak, compile_seconds() - self._compiled_before)
@@ -52,7 +56,7 @@ class InProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.side = None
+        self.candidate = None
         release(self.device)
 
 

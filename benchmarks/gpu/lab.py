@@ -93,16 +93,21 @@ class Lab:
             f"runtime.compile={scale.compiled}", f"train.sequence_length={length}", f"train.packing={packing}",
         ]  # fmt: skip
 
-    def job(
-        self, model: str, length: int, *more: str, packing: str = "rows", side: str = "ours", rows: int = 0,
+    def spec(
+        self, model: str, length: int, *more: str, packing: str = "rows", peer: str | None = None, rows: int = 0,
         micro_batches: int = 1,
     ) -> dict[str, Any]:  # fmt: skip
-        """What a side of a comparison is told; `rows` sequences a micro-batch (0: the scale's tokens)."""
+        """A candidate of a comparison: ours, or a `peer`; `rows` sequences a micro-batch (0: the scale's tokens)."""
         rows = rows or self.scale.micro // length
         sizes = [f"train.batch_size={rows * micro_batches}", f"train.micro_batch={rows}"]
         found = settings(*self.overrides(model, length, packing), *sizes, *more)
-        common = {"vocab_size": self.scale.vocabulary, "device": self.device.type, "name": side}
-        return {"side": side, "settings": found, "compile": self.scale.compiled != "off", **common}
+        spec = {
+            "settings": found,
+            "vocab_size": self.scale.vocabulary,
+            "device": self.device.type,
+            "name": peer or "ours",
+        }
+        return spec | ({"peer": peer, "compile": self.scale.compiled != "off"} if peer else {})
 
 
 @dataclass(frozen=True)

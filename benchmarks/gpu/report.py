@@ -13,6 +13,7 @@ from typing import Any
 
 from fake_card import CARDS
 
+from cramming.bench.tables import replace_section
 from cramming.plan import cards
 from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
@@ -25,7 +26,7 @@ NOTE = (
     " the operations of windowed attention were put right by hand (129 of 512 keys), as the script counts them now."
 )
 LEVERS_OF = (("bert-base", 128), ("modern", 512))
-SECTION = "## A GPU, reckoned: the dry run"
+SECTION = "A GPU, reckoned: the dry run"
 GROUPS = (  # the first that a Triton kernel's name has is where it is counted
     ("loss", "softmax|gather|amax|argmax"),
     ("embedding", "embedding"),
@@ -264,12 +265,12 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
         " micro-batches of 65,536 tokens, a quarter of them targets, vocabulary 32768."
         " MFU is of the data sheet's peak."
     )
-    section = [SECTION, "", about, "", reckoning, "", *speeds(on_cards(plain)), ""]
+    section = [about, "", reckoning, "", *speeds(on_cards(plain)), ""]
     for row in plain:
         if row["architecture"] == "sm_90" and (row["model"], row["length"]) in LEVERS_OF:
             section += [f"What each lever could take away at most, {row['model']} at {row['length']} on an H200:", ""]
             section += [*levers(row, compiled if row["model"] == "bert-base" else []), ""]
-    section += [UNTRIED.format(missing=missing_of(plain)), ""]
+    section += [UNTRIED.format(missing=missing_of(plain))]
     if out:
         text = ["# Dry run of the GPU's code", "", about, "", reckoning, "", *speeds(on_cards(compiled)), ""]
         text += [f"Not compiled: {row['model']} {row['length']} {row['architecture']} {row['name']}: {row['error']}\n"
@@ -284,7 +285,4 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
         text += [NOTE, "", "## Steps", "", *outcomes(steps), "", f"Raw: `{out.with_suffix('.jsonl').name}`.", ""]
         out.write_text("\n".join(text), encoding="utf-8")
     if docs:
-        old = docs.read_text(encoding="utf-8")
-        before, _, after = old.partition(SECTION)
-        rest = after[after.index("\n## ") + 1 :] if "\n## " in after else ""
-        docs.write_text(before.rstrip() + "\n\n" + "\n".join(section) + ("\n" + rest if rest else ""), encoding="utf-8")
+        replace_section(docs, SECTION, section)

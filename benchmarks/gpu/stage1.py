@@ -4,7 +4,6 @@ Steps are measured beside what `cramming plan` says of them, with a table of the
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +15,7 @@ from in_process import InProcess
 from lab import MODELS, Lab, Row
 
 from cramming import device as devices
-from cramming.bench.sides import matmul_flops
+from cramming.bench.main import matmul_flops, median_seconds
 from cramming.bench.worker import warm_up
 from cramming.plan import search as options
 from cramming.plan.memory import Simulation
@@ -44,45 +43,32 @@ def ceilings(lab: Lab) -> dict[str, Any]:
         other = scale.t() if shape else scale
         product = partial(torch._scaled_mm, a, b.t(), scale, other, out_dtype=torch.bfloat16, use_fast_accum=True)
         try:
-            found["tflops"][f"fp8 {name}"] = 2 * size**3 / typical_seconds(product, device) / 1e12
+            found["tflops"][f"fp8 {name}"] = 2 * size**3 / median_seconds(product, device, 1.0) / 1e12
         except RuntimeError as error:
             found[f"fp8 {name}"] = str(error).splitlines()[0]
     block = torch.ones(2**30 if device.type == "cuda" else 2**24, device=device)
     target = torch.empty_like(block)
-    found["copy_gb_per_second"] = 8 * block.numel() / typical_seconds(lambda: target.copy_(block), device) / 1e9
+    found["copy_gb_per_second"] = 8 * block.numel() / median_seconds(lambda: target.copy_(block), device, 1.0) / 1e9
     return found
-
-
-def typical_seconds(work: Callable[[], object], device: torch.device, duration: float = 1.0) -> float:
-    """The median, with the first ones left out."""
-    seconds: list[float] = []
-    until = time.perf_counter() + duration
-    while len(seconds) < 5 or time.perf_counter() < until:
-        devices.synchronize(device)
-        began = time.perf_counter()
-        work()
-        devices.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[2:])
 
 
 def speed(lab: Lab, model: str, length: int) -> dict[str, Any]:
     """Our step as a run makes it: some micro-batches and an update."""
-    job = lab.job(model, length, micro_batches=lab.scale.batch // lab.scale.micro)
-    with InProcess(job) as ours:
+    spec = lab.spec(model, length, micro_batches=lab.scale.batch // lab.scale.micro)
+    with InProcess(spec) as ours:
         first_seconds = [warm_up(ours, 1), warm_up(ours, 1)]
         found = ours.run(2, lab.scale.steps)
         try:
             kernels: Any = slowest_kernels(partial(ours.run, 2, 1), lab.device)
         except Exception as error:  # a profiler that does not work takes no measurement with it
             kernels = f"{type(error).__name__}: {error}"
-    train = job["settings"]["train"]
+    train = spec["settings"]["train"]
     tokens = train["batch_size"] * length
     return {
         **ours.facts, "tokens_per_step": tokens, "tokens_per_second": tokens / statistics.median(found.seconds),
         "peak_bytes": found.peak_bytes, "peak_tflops": devices.describe(lab.device).peak_tflops,
         "first_steps_seconds": first_seconds, "raw_seconds": found.seconds, "losses": found.losses,
-        "plan": planned(job["settings"], lab.device), "kernels": kernels,
+        "plan": planned(spec["settings"], lab.device), "kernels": kernels,
     }  # fmt: skip
 
 

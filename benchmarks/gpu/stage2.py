@@ -5,17 +5,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from in_process import InProcess
-from lab import Lab, Row, settings
+from lab import Lab, Row
 
-from cramming.bench.main import BenchConfig, measure
+from cramming.bench.main import measure
 from cramming.bench.worker import Worker, warm_up
-from cramming.config import build
 
 SMALL_CARD_GB = 11.0
 
 
 class Lever(NamedTuple):
-    """Settings that are to be faster than their absence; both sides also have `common`, of `model` at `length`.
+    """Settings that are to be faster than their absence; with and without also have `common`, of `model`.
 
     `rows`: sequences of a micro-batch, where it is not the scale's. One block is compiled for all, which takes a tenth
     of the time, unless `common` says otherwise.
@@ -54,47 +53,41 @@ def rows(lab: Lab) -> list[Row]:
         Row(
             f"lever: {lever.name}",
             70 if MODEL[0] in (*lever.common, *lever.overrides) else 35,
-            partial(beside_absence, lab, lever),
+            partial(with_and_without, lab, lever),
         )
         for lever in LEVERS
     ]
     return [
-        Row(f"BERT {short} beside Hugging Face", 110, partial(beside_loop, lab, "bert-base", "bert loop")),
+        Row(f"BERT {short} beside Hugging Face", 110, partial(against_loop, lab, "bert-base", "bert loop")),
         Row("BERT-base in 11 GiB", 45, partial(capped, lab, "bert-base")),
         *levers[:2],
-        Row(f"ModernBERT {short} beside Hugging Face", 140, partial(beside_loop, lab, "modern", "modernbert loop")),
+        Row(f"ModernBERT {short} beside Hugging Face", 140, partial(against_loop, lab, "modern", "modernbert loop")),
         *levers[2:5],
         Row("BERT-large in 11 GiB", 70, partial(capped, lab, "bert-large")),
         *levers[5:],
     ]
 
 
-def turns(lab: Lab) -> BenchConfig:
-    """How many turns of how many steps."""
-    found = settings(f"bench.rounds={lab.scale.rounds}", f"bench.steps={lab.scale.steps}")
-    return build(BenchConfig, found["bench"], "bench")
-
-
 def pair(lab: Lab, base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Both in turns; `speedup` is that of the second."""
-    with InProcess(base) as side:
-        base_first = [warm_up(side, 1), warm_up(side, 1)]
-        found = measure(side, other, turns(lab), InProcess)
+    """Both, interleaved; `speedup` is that of the second."""
+    with InProcess(base) as worker:
+        base_first = [warm_up(worker, 1), warm_up(worker, 1)]
+        found = measure(worker, other, lab.scale.rounds, lab.scale.steps, InProcess)
     return {**found, "base_first_steps_seconds": base_first}
 
 
-def beside_loop(lab: Lab, model: str, side: str) -> dict[str, Any]:
+def against_loop(lab: Lab, model: str, peer: str) -> dict[str, Any]:
     """The same tokens, shapes, number format and optimizer; rows are full, so there is nothing to unpad."""
     length = lab.scale.lengths[0]
-    return pair(lab, lab.job(model, length, side=side), lab.job(model, length))
+    return pair(lab, lab.spec(model, length, peer=peer), lab.spec(model, length))
 
 
 def capped(lab: Lab, model: str) -> dict[str, Any]:
     """Ours in the memory of a small card, in a process of its own, which finds the micro-batch by trying."""
     length, sequences = lab.scale.lengths[0], lab.scale.capped
     compiled = "blocks" if lab.scale.compiled != "off" else "off"
-    job = lab.job(model, length, f"runtime.compile='{compiled}'", "train.micro_batch=auto", rows=sequences)
-    with Worker(job | {"memory_gb": SMALL_CARD_GB}, shares_code=True) as worker:
+    spec = lab.spec(model, length, f"runtime.compile='{compiled}'", "train.micro_batch=auto", rows=sequences)
+    with Worker(spec | {"memory_gb": SMALL_CARD_GB}, shares_code=True) as worker:
         first_seconds = warm_up(worker, 1)
         found = worker.run(1, 2)
     tokens = sequences * length
@@ -105,12 +98,12 @@ def capped(lab: Lab, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def beside_absence(lab: Lab, lever: Lever) -> dict[str, Any]:
-    """As many tokens a step on both sides."""
+def with_and_without(lab: Lab, lever: Lever) -> dict[str, Any]:
+    """As many tokens a step with the lever as without."""
     length = lab.scale.lengths[1 if lever.packing == "documents" else 0]
     blocks = "blocks" if lab.scale.compiled != "off" else "off"
     sequences = lab.scale.batch // length
-    jobs = []
+    specs = []
     for rows, more in ((lever.rows_without, ()), (lever.rows, lever.overrides)):
         rows = min(rows or lab.scale.micro // length, sequences)
         compiled = (*lever.common, *more) if blocks != "off" else ()
@@ -119,7 +112,7 @@ def beside_absence(lab: Lab, lever: Lever) -> dict[str, Any]:
         if lab.device.type == "cpu" and "precision.mode=fp8" in more:
             overrides["emulated"] = "precision.emulate_fp8=true"
         micro_batches = sequences // rows
-        found = lab.job(lever.model, length, *overrides.values(), packing=lever.packing, rows=rows,
+        found = lab.spec(lever.model, length, *overrides.values(), packing=lever.packing, rows=rows,
                         micro_batches=micro_batches)  # fmt: skip
-        jobs.append(found)
-    return {"overrides": lever.overrides, "common": lever.common, **pair(lab, *jobs)}
+        specs.append(found)
+    return {"overrides": lever.overrides, "common": lever.common, **pair(lab, *specs)}

@@ -13,17 +13,15 @@ from typing import Any
 
 from in_process import InProcess
 from lab import Lab, Row, settings
-from run import ROOT, end_with_parent
+from run import end_with_parent
 
 from cramming.bench import tricks
-from cramming.bench.curves import Curves, gate_settings
-from cramming.bench.main import DTYPES, BenchConfig, Pairs, chosen, judged_row
+from cramming.bench.main import DTYPES, Bench, BenchConfig, chosen
 from cramming.bench.tricks import Trick
 from cramming.config import build
 from cramming.journal import processes_of, read_journal
 from cramming.record import load_metrics, load_record
 
-sys.path.append(str(ROOT / "benchmarks"))
 NAME = "killed-and-resumed"
 # What is measured first; the others follow in the table's order.
 FIRST = (tricks.BEST, "bf16", "bf16 residual stream", "attention varlen", "fp8", "last layer at targets", "tf32",
@@ -110,7 +108,7 @@ def fine_tuned(lab: Lab) -> dict[str, Any]:
 
 
 def trick_row(lab: Lab, trick: Trick) -> dict[str, Any]:
-    """As `cramming bench tricks` has it, but in this process. The reference is built, and its curve run, once."""
+    """As `cramming bench` has it, but in this process. The reference is built, and its curve run, once."""
     if "tricks" not in lab.shared:
         scale = lab.scale
         found = settings(
@@ -119,12 +117,9 @@ def trick_row(lab: Lab, trick: Trick) -> dict[str, Any]:
             f"bench.vocab_size={scale.vocabulary}", *scale.gate,
         )  # fmt: skip
         config = build(BenchConfig, found["bench"], "bench")
-        small = gate_settings(found, config.gate)
-        pairs = Pairs({"full": found, "small": small}, config, lab.device, ExitStack(), InProcess)
+        lab.shared["tricks"] = Bench(found, config, lab.device, ExitStack(), InProcess)
         if lab.device.type == "cpu":  # a try-out; of 16-bit products one would take minutes there
-            pairs.ceilings = dict.fromkeys(product(DTYPES, (False, True)), 1e12)
-        curves = Curves(small, config.gate_steps, config.gate_vocab_size, lab.device, InProcess)
-        lab.shared["tricks"] = pairs, curves
-    pairs, curves = lab.shared["tricks"]
-    row, _ = judged_row(trick, pairs, curves)
-    return {"trick": row, "floors": [asdict(floor) for floor in curves.floors]}
+            lab.shared["tricks"].ceilings = dict.fromkeys(product(DTYPES, (False, True)), 1e12)
+    bench = lab.shared["tricks"]
+    row, _ = bench.judged_row(trick)
+    return {"trick": row, "floors": [asdict(floor) for floor in bench.curves.floors.values()]}

@@ -15,8 +15,8 @@ from typing import Any
 
 from run import ROOT, rows_of
 
-from cramming.bench.gate import Floor
-from cramming.bench.tables import floor_line, tricks_table
+from cramming.bench.gate import NoiseFloor
+from cramming.bench.tables import floor_line, replace_section, slug, tricks_table
 
 Result = dict[str, Any]
 GB = 1e9
@@ -122,9 +122,7 @@ def fine_tuning(found: dict[str, Result]) -> list[str]:
 
 def tricks(found: dict[str, Result]) -> list[str]:
     rows = [row["trick"] for _, row in picked(found, "trick: ")]
-    floors = {
-        f["rounding"]: Floor(f["rounding"], f["strays"]) for _, row in picked(found, "trick: ") for f in row["floors"]
-    }
+    floors = {f["rounding"]: NoiseFloor(**f) for _, row in picked(found, "trick: ") for f in row["floors"]}
     lines = [line for floor in floors.values() for line in ("", floor_line(floor))]
     return [*tricks_table(rows), *lines] if rows else []
 
@@ -205,9 +203,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     about, text = report(args.measured)
     where = about["about"]
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", where["name"]).strip("-").lower()
     theme = "gpu" if about["scale"] == "full" else "gpu_tryout"
-    file = args.results / f"{theme}_{slug}_{where['date'][:10]}.md"
+    file = args.results / f"{theme}_{slug(where['name'])}_{where['date'][:10]}.md"
     args.results.mkdir(parents=True, exist_ok=True)
     raw = [line for line in lines_of(args.measured) if '"begun"' not in line]
     text = [without_places(line) for line in text]
@@ -216,11 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     print(file)
     if args.docs:
-        title = f"## A GPU, measured: {where['name']}"
-        old, section = args.docs.read_text(encoding="utf-8"), "\n".join([title, "", *text, ""]) + "\n"
-        pattern = re.compile(rf"^{re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-        new = pattern.sub(lambda _: section, old) if pattern.search(old) else f"{old.rstrip()}\n\n{section}"
-        args.docs.write_text(new.rstrip("\n") + "\n", encoding="utf-8")
+        replace_section(args.docs, f"A GPU, measured: {where['name']}", text)
         print(args.docs)
 
 

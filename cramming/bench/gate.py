@@ -1,62 +1,65 @@
 """The correctness gate: does a trick still learn what the reference learns, and what was found so far.
 
-A trick for speed that silently stops converging is worse than none (the fastest compile mode of the predecessor did
-that: pytorch/pytorch#96693). So the loss of each step, on the same batches from the same weights, is compared with the
-fp32 eager reference: the mean distance of every ten steps.
+A trick for speed that silently stops converging is worse than none (pytorch/pytorch#96693). So the loss of each step,
+on the same batches from the same weights, is compared with the fp32 eager reference: the mean distance of every ten
+steps.
 
 How far may it stray? Another order of sums changes a number by one unit in its last place, and training carries that
 on: the distance grows tenfold in about ten steps until the two runs differ as two runs do. One number for all steps is
-then either narrower than that end or blind to what a fault does at the start. So the floor is measured in the same run,
-by twins of the reference whose starting weights were moved by that much, and holds step by step: allowed is MULTIPLE of
-the farthest twin so far, looking AHEAD (rounding that is thirty times a twin's is some twenty steps ahead of it), and
-never less than LEAST. At the default size (docs/log.md, 2026-11-21) compiled code, accumulation and further twins came
-to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults tried to 4 times or more.
+then either narrower than that end or blind to what a fault does at the start. So the noise floor is measured in the
+same run, by repetitions of the reference whose starting weights were perturbed by that much, and the tolerance holds
+step by step: MULTIPLE of the farthest repetition so far, looking AHEAD (rounding that is thirty times larger is some
+twenty steps ahead), and never less than LEAST. At the default size (docs/log.md, 2026-11-21) compiled code,
+accumulation and further repetitions came to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults
+tried to 4 times or more. A number format with fewer bits starts where fp32's repetitions end, so there are two noise
+floors: `Trick.rounding` says which unit the weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32,
+fp8 and 8- or 4-bit state).
 
-There are two floors, as a number format with fewer bits starts where fp32's twins end: `Trick.rounding` says which
-unit the twins' weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8 and 8- or 4-bit state).
-
-Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the floors;
+Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the noise floors;
 `pretrain` refuses a trick that failed there, unless it is named in `forced`.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cramming.bench.tricks import BEST, TRICKS, Trick, in_force, spelled
+from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, in_force, spelled
 from cramming.config import UserError, expand_home
 from cramming.files import write_atomically
+from cramming.progress import say
 
 FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand
 WINDOW = 10  # steps
 MIN_FALL = 0.3  # nats that the reference must learn, or the gate proves nothing
-TWINS = 3
-MULTIPLE, LEAST = 3.0, 1e-3  # of the farthest twin; in nats
+REPETITIONS = 3
+MULTIPLE, LEAST = 3.0, 1e-3  # of the farthest repetition; in nats
 AHEAD = 2  # windows
+BASELINE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
 
 
 @dataclass(frozen=True)
-class Floor:
-    """How far twins of the reference strayed whose weights were moved by `rounding`: [twin][window], in nats."""
+class NoiseFloor:
+    """How far repetitions of the reference strayed whose weights were perturbed by `rounding`, in nats:
+    [repetition][window]."""
 
     rounding: float
-    strays: list[list[float]]
+    distances: list[list[float]]
 
-    def allowed(self) -> list[float]:
-        """The tolerance of each window, in nats."""
-        farthest = list(accumulate(map(max, zip(*self.strays, strict=True)), max))
+    def tolerance(self) -> list[float]:
+        """What is allowed in each window, in nats."""
+        farthest = list(accumulate(map(max, zip(*self.distances, strict=True)), max))
         ahead = farthest[AHEAD:] + farthest[-1:] * min(AHEAD, len(farthest))
-        return [max(LEAST, MULTIPLE * stray) for stray in ahead]
+        return [max(LEAST, MULTIPLE * distance) for distance in ahead]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most beside what
-    was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: its own."""
+    """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most relative to
+    what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the trick's."""
 
     trick: str
     passed: bool
@@ -68,25 +71,26 @@ class Verdict:
     settings: str = ""
 
 
-def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: Floor) -> Verdict:
-    """Compare two loss curves of equal length; ValueError if the reference itself learned nothing."""
+def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor) -> Verdict:
+    """Compare two loss curves of equal length."""
     assert trick.rounding == floor.rounding
-    assert len(reference) == len(losses)
-    learned = fall(reference)
-    if not learned >= MIN_FALL:
-        raise ValueError(f"the reference's loss fell by {learned:.3f} in {len(reference)} steps, less than {MIN_FALL}")
-    found, allowed = strays(reference, losses), floor.allowed()
-    if not all(map(math.isfinite, found)):
-        worst = next(i for i, stray in enumerate(found) if not math.isfinite(stray))
-        passed, distance = False, None
-    else:
-        worst = max(range(len(found)), key=lambda i: found[i] / allowed[i])
-        passed, distance = found[worst] <= allowed[worst], found[worst]
-    steps, settings = (worst + 1) * WINDOW, spelled(trick.settings)
-    return Verdict(trick.name, passed, distance, allowed[worst], steps, len(losses), learned, settings)
+    found, allowed = distances(reference, losses), floor.tolerance()
+    broken = next((i for i, distance in enumerate(found) if not math.isfinite(distance)), None)
+    worst = max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
+    distance = found[worst] if broken is None else None
+    return Verdict(
+        trick=trick.name,
+        passed=distance is not None and distance <= allowed[worst],
+        distance=distance,
+        tolerance=allowed[worst],
+        at_step=(worst + 1) * WINDOW,
+        steps=len(losses),
+        fall=fall(reference),
+        settings=spelled(trick.settings),
+    )
 
 
-def strays(reference: Sequence[float], losses: Sequence[float]) -> list[float]:
+def distances(reference: Sequence[float], losses: Sequence[float]) -> list[float]:
     """The mean distance between two loss curves over every ten steps, in nats."""
     return _means([abs(a - b) for a, b in zip(reference, losses, strict=True)])
 
@@ -101,18 +105,114 @@ def _means(losses: Sequence[float]) -> list[float]:
     return [sum(losses[i : i + WINDOW]) / WINDOW for i in range(0, len(losses) - WINDOW + 1, WINDOW)]
 
 
+def spec_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str) -> dict[str, Any]:
+    """What a worker must know to train the reference with one trick (workload.py)."""
+    return {
+        "name": trick.name,
+        "settings": changed(changed(settings, REFERENCE), trick.settings),
+        "vocab_size": vocab_size,
+        "device": device,
+        "micro_batches": trick.micro_batches,
+    }
+
+
+def gate_settings(settings: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings with `bench.gate` in force; UserError where it changes what is no setting."""
+    smaller = {f"{section}.{key}": value for section, keys in changes.items() for key, value in keys.items()}
+    try:
+        return changed(settings, smaller)
+    except KeyError as error:
+        raise UserError(f"bench.gate.{error.args[0]}: unknown setting; `--cfg job` prints all that there are") from None
+
+
+@dataclass
+class Curves:
+    """The loss curves of the gate: the reference's, its repetitions', and each trick's in a process of its own.
+
+    `settings` are those of `gate_settings`, which need not be as large as what is timed; `make` starts a `Worker`, or
+    what behaves like one.
+    """
+
+    settings: dict[str, Any]
+    steps: int
+    vocab_size: int
+    device: str
+    make: Callable[[Mapping[str, Any]], Any]
+    floors: dict[float, NoiseFloor] = field(default_factory=dict)  # by rounding; those that were needed so far
+
+    def __post_init__(self) -> None:
+        self._reference: list[float] = []
+
+    def reference(self) -> list[float]:
+        """The loss curve that tricks are compared with, measured once; UserError if it falls too little."""
+        if not self._reference:
+            (curve,) = self.losses([self.spec(BASELINE)])
+            if not fall(curve) >= MIN_FALL:
+                raise UserError(
+                    f"bench.gate_steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than"
+                    f" {MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
+                )
+            self._reference = curve
+        return self._reference
+
+    def floor(self, rounding: float) -> NoiseFloor:
+        """The reference against itself with its starting weights perturbed by `rounding`; measured once."""
+        if rounding not in self.floors:
+            reference, spec = self.reference(), self.spec(BASELINE)
+            curves = self.losses([spec | {"perturbed": (rounding, seed)} for seed in range(1, REPETITIONS + 1)])
+            floor = NoiseFloor(rounding, [distances(reference, curve) for curve in curves])
+            allowed = floor.tolerance()
+            say(
+                f"gate: {REPETITIONS} repetitions with weights perturbed by {rounding:.2g}; allowed are"
+                f" {allowed[0]:.2g} nats at first, {allowed[-1]:.2g} at the end"
+            )
+            self.floors[rounding] = floor
+        return self.floors[rounding]
+
+    def verdict(self, trick: Trick) -> Verdict:
+        """On one trick."""
+        assert trick.rounding is not None
+        reference, floor = self.reference(), self.floor(trick.rounding)
+        return judge(trick, reference, self.losses_or_nan(trick), floor)
+
+    def learned(self, trick: Trick) -> dict[str, float]:
+        """For a trick that is another algorithm: by how many nats its loss falls, and the reference's."""
+        return {"reference": fall(self.reference()), "fall": fall(self.losses_or_nan(trick))}
+
+    def losses_or_nan(self, trick: Trick) -> list[float]:
+        """One that cannot run here has learned nothing."""
+        try:
+            return self.losses([self.spec(trick)])[0]
+        except UserError as error:
+            say(f"gate: {error}")
+            return [float("nan")] * self.steps
+
+    def spec(self, trick: Trick) -> dict[str, Any]:
+        """What a worker must know. A step that fp16 skips until its scale fits is repeated: else the curve would stay
+        one batch behind the reference's."""
+        return spec_of(self.settings, trick, self.vocab_size, self.device) | {"repeat_skipped": True}
+
+    def losses(self, specs: Sequence[dict[str, Any]]) -> list[list[float]]:
+        """The loss of every step of each candidate, one after the other in one process."""
+        with self.make(specs[0]) as worker:
+            curves = [worker.run(0, self.steps).losses]
+            for spec in specs[1:]:
+                worker.rebuild(spec)
+                curves.append(worker.run(0, self.steps).losses)
+        return curves
+
+
 def place(device_name: str, torch_version: str) -> str:
     """The key under which verdicts are kept: a kernel is what a device and a version make of it."""
     return f"{device_name} | torch {torch_version}"
 
 
-def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[Floor] = ()) -> None:
-    """Add verdicts and floors to the file; newer ones replace older."""
+def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[NoiseFloor] = ()) -> None:
+    """Add verdicts and noise floors to the file; newer ones replace older."""
     known = load(file)
     here = known.setdefault(where, {"verdicts": {}, "floors": {}})
     here["verdicts"].update({v.trick: asdict(v) for v in verdicts})
-    for floor in floors:
-        here["floors"][f"{floor.rounding:.3g}"] = asdict(floor) | {"allowed": floor.allowed()}
+    here["floors"].update({f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors})
     write_atomically(file, json.dumps({"format": FORMAT, "places": known}, indent=1, sort_keys=True) + "\n")
 
 
@@ -120,65 +220,46 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
     """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file. UserError if not ours."""
     if not file.exists():
         return {}
-    anew = "remove it, and `cramming bench tricks` writes it anew"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"gates={file}: not JSON ({error}); {anew}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"gates={file}: not a table of verdicts; {anew}")
-    if content.get("format") != FORMAT:
-        raise UserError(
-            f"gates={file}: verdicts in format {content.get('format', 1)}, not {FORMAT}: their tolerance was not"
-            f" measured as it is now; {anew}"
-        )
-    places = content.get("places")
-    if not isinstance(places, dict) or not all(map(_is_place, places.values())):
-        raise UserError(f"gates={file}: not a table of verdicts; {anew}")
+        places: dict[str, dict[str, Any]] = content["places"]
+        for here in places.values():
+            for verdict in here["verdicts"].values():
+                Verdict(**verdict)
+        problem = None if content["format"] == FORMAT else f"written in format {content['format']}, not {FORMAT}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"not a table of verdicts in format {FORMAT} ({type(error).__name__}: {error})"
+    if problem:
+        raise UserError(f"gates={file}: {problem}; remove it, and `cramming bench` writes it anew")
     return places
 
 
-def _is_place(place: Any) -> bool:
-    """Whether this holds verdicts and floors as `save` writes them."""
-    return (
-        isinstance(place, dict)
-        and isinstance(place.get("floors"), dict)
-        and isinstance(place.get("verdicts"), dict)
-        and all(
-            isinstance(verdict, dict)
-            and isinstance(verdict.get("passed"), bool)
-            and isinstance(verdict.get("tolerance"), int | float)
-            and isinstance(verdict.get("distance"), int | float | None)
-            and isinstance(verdict.get("at_step"), int)
-            for verdict in place["verdicts"].values()
-        )
-    )
-
-
 def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
-    """For each trick in force, the best stack included: passed, untested, or forced (failed, but named in `forced`).
+    """For each trick in force that has a verdict: passed, or forced (failed, but named in `forced`).
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    known = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
+    verdicts = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     if unknown := set(forced) - set(names):
         raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(names)}")
     for trick in in_force(settings, device_type, mode):
-        if trick.rounding is None:
-            continue
-        verdict = known.get(trick.name, {})
-        if trick.name == BEST and verdict.get("settings") != spelled(trick.settings):
-            verdict = {}  # of another stack: what pays changes with the versions of this suite
-        states[trick.name] = {None: "untested", True: "passed", False: "forced"}[verdict.get("passed")]
+        verdict = verdicts.get(trick.name)
+        if verdict is None or (trick.name == BEST and verdict["settings"] != spelled(trick.settings)):
+            continue  # of another stack: what pays changes with the versions of this suite
+        states[trick.name] = "passed" if verdict["passed"] else "forced"
         if states[trick.name] == "forced" and trick.name not in forced:
-            own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
-            choice = "it" if len(own) == 1 else "one of these"
-            distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
-            raise UserError(
-                f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss"
-                f" {distance} (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']});"
-                f" leave {choice} off, or force it with forced=['{trick.name}'] and the record will say so"
-            )
+            raise UserError(_refusal(trick, verdict, settings["gates"]))
     return states
+
+
+def _refusal(trick: Trick, verdict: Mapping[str, Any], gates: str) -> str:
+    own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
+    distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
+    return (
+        f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
+        f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {gates}); leave"
+        f" {'it' if len(own) == 1 else 'one of these'} off, or force it with forced=['{trick.name}'] and the record"
+        " will say so"
+    )

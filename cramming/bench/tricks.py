@@ -31,6 +31,7 @@ REFERENCE: Settings = {
 }
 
 SAME, COARSE = 2.0**-23, 2.0**-8  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
+BEST = "best stack"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Trick:
     """One row of the table.
 
     `rounding`, relative, is what the trick may do to a number: the gate (gate.py) measures how far it carries the loss.
-    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches`
-    cuts the step into so many. `device`: where it trains.
+    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches` cuts the step into so
+    many. `device`: where it trains.
     """
 
     name: str
@@ -48,138 +49,73 @@ class Trick:
     about: str
     device: Literal["any", "cpu", "cuda"] = "any"
     micro_batches: int = 1
-    decisive: tuple[str, ...] | None = None  # the settings that make a run use the trick; null: all of them
+    decisive: tuple[str, ...] = ()  # the settings that make a run use the trick; none: all of them
     any_value: bool = False  # whether any other value of these than the reference's counts as well
 
     def is_in_force(self, settings: Mapping[str, Any]) -> bool:
         """Whether a resolved configuration (nested) uses the trick."""
-        if not self.settings:
-            return False
         keys = self.decisive or tuple(self.settings)
         if self.any_value:
             return all(get(settings, key) != REFERENCE[key] for key in keys)
-        return all(get(settings, key) == self.settings[key] for key in keys)
+        return bool(keys) and all(get(settings, key) == self.settings[key] for key in keys)
 
 
-BEST = "best stack"
-ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # said of a trick on the other kind of device
-
-FP8: tuple[tuple[str, str, str], ...] = (
-    ("fp8", "tensorwise", "blocks' linear layers in fp8, a scale for each tensor, the rest bf16"),
-    ("fp8 rowwise", "rowwise", "the same with a scale for each row and column"),
-)
-COMPILED: tuple[tuple[str, Settings, str], ...] = (
-    ("coordinate descent", {"runtime.tune": "coordinate-descent"}, "compiled, tiles of fused kernels searched for"),
-    ("max-autotune", {"runtime.tune": "max-autotune"}, "compiled, matrix products too by the kernels that win here"),
-    ("CUDA graphs", {"runtime.cuda_graphs": True}, "compiled, all launches of a pass replayed as one"),
-)
+COMPILED, BF16, FP8 = {"runtime.compile": "model"}, {"precision.mode": "bf16"}, {"precision.mode": "fp8"}
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
     ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
 )
-
 TRICKS: tuple[Trick, ...] = (
-    Trick(
-        "last layer at targets", {"attention.last_layer": "targets"}, SAME, "last block only where the loss needs it"
-    ),
-    Trick(
-        "attention varlen",
-        {"attention.kernel": "varlen", "precision.mode": "bf16"},
-        COARSE,
-        "FlashAttention on bounds, in bf16",
-        "cuda",
-        decisive=("attention.kernel",),
-    ),
-    Trick(
-        "attention flex",
-        {"attention.kernel": "flex"},
-        SAME,
-        "FlexAttention, compiled; on a CPU it has a forward pass only",
-        "cuda",
-    ),
-    Trick(
-        "attention products",
-        {"attention.kernel": "products", "precision.mode": "bf16"},
-        COARSE,
-        "attention as products and softmax, in bf16",
-        "cpu",
-        decisive=("attention.kernel",),
-    ),
+    Trick("last layer at targets", {"attention.last_layer": "targets"}, SAME,
+          "last block only where the loss needs it"),
+    Trick("attention varlen", {"attention.kernel": "varlen", **BF16}, COARSE, "FlashAttention on bounds, in bf16",
+          "cuda", decisive=("attention.kernel",)),
+    Trick("attention flex", {"attention.kernel": "flex"}, SAME,
+          "FlexAttention, compiled; on a CPU it has a forward pass only", "cuda"),
+    Trick("attention products", {"attention.kernel": "products", **BF16}, COARSE,
+          "attention as products and softmax, in bf16", "cpu", decisive=("attention.kernel",)),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
     Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
-    Trick("compile model", {"runtime.compile": "model"}, SAME, "forward and backward pass compiled"),
-    *(
-        Trick(name, {"runtime.compile": "model", **settings}, SAME, about, "cuda", decisive=tuple(settings))
-        for name, settings, about in COMPILED
-    ),
+    Trick("compile model", COMPILED, SAME, "forward and backward pass compiled"),
+    Trick("coordinate descent", {**COMPILED, "runtime.tune": "coordinate-descent"}, SAME,
+          "compiled, tiles of fused kernels searched for", "cuda", decisive=("runtime.tune",)),
+    Trick("max-autotune", {**COMPILED, "runtime.tune": "max-autotune"}, SAME,
+          "compiled, matrix products too by the kernels that win here", "cuda", decisive=("runtime.tune",)),
+    Trick("CUDA graphs", {**COMPILED, "runtime.cuda_graphs": True}, SAME,
+          "compiled, all launches of a pass replayed as one", "cuda", decisive=("runtime.cuda_graphs",)),
     Trick("tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"),
-    Trick("bf16", {"precision.mode": "bf16"}, COARSE, "products in bf16, weights and sums in fp32"),
-    Trick(
-        "bf16 residual stream",
-        {"precision.mode": "bf16", "precision.residual": "bf16"},
-        COARSE,
-        "bf16, and so are what flows between blocks and norms' outputs",
-        decisive=("precision.residual",),
-    ),
+    Trick("bf16", BF16, COARSE, "products in bf16, weights and sums in fp32"),
+    Trick("bf16 residual stream", {**BF16, "precision.residual": "bf16"}, COARSE,
+          "bf16, and so are what flows between blocks and norms' outputs", decisive=("precision.residual",)),
     Trick("fp16", {"precision.mode": "fp16"}, COARSE, "products in fp16, loss scaled, fp32 master weights"),
-    Trick(
-        "large loss chunks",
-        {"memory.loss_chunk": 2**28},
-        SAME,
-        "2^28 logits at a time, mostly all of a micro-batch's",
-        any_value=True,
-    ),
+    Trick("large loss chunks", {"memory.loss_chunk": 2**28}, SAME,
+          "2^28 logits at a time, mostly all of a micro-batch's", any_value=True),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
     Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again", any_value=True),
     Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
-    Trick(
-        "selective checkpoint",
-        {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"},
-        SAME,
-        "all but products and attention computed again",
-        decisive=("memory.checkpoint_every", "memory.checkpoint"),
-        any_value=True,
-    ),
-    Trick(
-        "activation budget 0.5",
-        {"memory.activation_budget": 0.5, "runtime.compile": "model"},
-        SAME,
-        "the compiler keeps half of the activations",
-        decisive=("memory.activation_budget",),
-        any_value=True,
-    ),
+    Trick("selective checkpoint", {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"}, SAME,
+          "all but products and attention computed again", any_value=True),
+    Trick("activation budget 0.5", {"memory.activation_budget": 0.5, **COMPILED}, SAME,
+          "the compiler keeps half of the activations", decisive=("memory.activation_budget",), any_value=True),
     Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
     Trick("weight offload", {"memory.offload_weights": True}, SAME, "blocks' weights and gradients in main memory"),
     Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
+    Trick("fp8", {**FP8, "precision.fp8_scaling": "tensorwise"}, COARSE,
+          "blocks' linear layers in fp8, a scale for each tensor, the rest bf16", "cuda"),
+    Trick("fp8 rowwise", {**FP8, "precision.fp8_scaling": "rowwise"}, COARSE,
+          "the same with a scale for each row and column", "cuda"),
+    Trick("8-bit AdamW", {"optim.name": "adamw8bit", "optim.eps": 1e-8}, COARSE, "moments in 8 bits (torchao)",
+          decisive=("optim.name",)),
+    Trick("4-bit AdamW", {"optim.name": "adamw4bit", "optim.eps": 1e-8}, COARSE, "moments in 4 bits (torchao)",
+          decisive=("optim.name",)),
     *(
-        Trick(name, {"precision.mode": "fp8", "precision.fp8_scaling": scaling}, COARSE, about, "cuda")
-        for name, scaling, about in FP8
-    ),
-    Trick(
-        "8-bit AdamW",
-        {"optim.name": "adamw8bit", "optim.eps": 1e-8},
-        COARSE,
-        "moments in 8 bits (torchao)",
-        decisive=("optim.name",),
-    ),
-    Trick(
-        "4-bit AdamW",
-        {"optim.name": "adamw4bit", "optim.eps": 1e-8},
-        COARSE,
-        "moments in 4 bits (torchao)",
-        decisive=("optim.name",),
-    ),
-    *(
-        Trick(
-            f"{name}, {word} rule",
-            {"optim.name": name.lower(), "optim.scale_rule": rule, "optim.base_batch": 4, **settings},
-            None,
-            f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule",
-        )
+        Trick(f"{name}, {word} rule",
+              {"optim.name": name.lower(), "optim.scale_rule": rule, "optim.base_batch": 4, **settings}, None,
+              f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule")
         for name, kind, settings in LAYERWISE
         for rule, word in (("linear", "linear"), ("sqrt", "square-root"))
     ),
-)
+)  # fmt: skip
 
 
 def best(device_type: str, mode: str) -> Trick:
@@ -210,18 +146,17 @@ def spelled(settings: Settings) -> str:
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:
-    """The value at `a.b.c`."""
-    value: Any = settings
-    for key in dotted.split("."):
-        value = value[key]
-    return value
+    """The value at `a.b`."""
+    section, key = dotted.split(".")
+    return settings[section][key]
 
 
 def changed(settings: Mapping[str, Any], changes: Settings) -> dict[str, Any]:
-    """A deep enough copy of nested settings with dotted ones replaced."""
+    """A deep enough copy of nested settings with dotted ones replaced; KeyError with the name of an unknown one."""
     result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
     for dotted, value in changes.items():
         section, key = dotted.split(".")
-        assert key in result[section], f"{dotted} is no setting"
+        if not isinstance(result.get(section), dict) or key not in result[section]:
+            raise KeyError(dotted)
         result[section][key] = value
     return result

@@ -44,6 +44,7 @@ for name, at_most in (("good", 60), ("dies", 60), ("hangs", 0.5), ("slow", 60 if
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The scripts as modules."""
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
     monkeypatch.syspath_prepend(str(FOLDER))
     import in_process
     import lab
@@ -141,14 +142,14 @@ def test_rows_of_other_commits_are_named_as_such(gpu: Any, tmp_path: Path) -> No
     assert "aaa" not in "\n".join(gpu.write.report(tmp_path)[1])
 
 
-def test_two_sides_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:
+def test_two_candidates_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:
     small = ["model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.intermediate_size=16"]
-    job = {"side": "ours", "vocab_size": 64, "device": "cpu"}
+    spec = {"name": "ours", "vocab_size": 64, "device": "cpu"}
     sizes = ["train.batch_size=2", "train.micro_batch=2", "train.sequence_length=16", "precision=fp32"]
-    jobs = [job | {"settings": compose(*small, *sizes, f"precision.tf32={tf32}")} for tf32 in ("true", "false")]
-    with gpu.in_process.InProcess(jobs[0]) as one, gpu.in_process.InProcess(jobs[1]) as other:
-        for side, precision in ((one, "high"), (other, "highest"), (one, "high")):
-            assert len(side.run(0, 2).losses) == 2 and torch.get_float32_matmul_precision() == precision
+    specs = [spec | {"settings": compose(*small, *sizes, f"precision.tf32={tf32}")} for tf32 in ("true", "false")]
+    with gpu.in_process.InProcess(specs[0]) as one, gpu.in_process.InProcess(specs[1]) as other:
+        for candidate, precision in ((one, "high"), (other, "highest"), (one, "high")):
+            assert len(candidate.run(0, 2).losses) == 2 and torch.get_float32_matmul_precision() == precision
 
 
 def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cramming.bench.data import topic_batches
+from cramming.bench.workload import topic_batches
 from cramming.config import build
 from cramming.data.batches import Batch
 from cramming.data.masking import ObjectiveConfig

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cramming.bench import sides
 from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
+from cramming.bench.workload import Candidate
 from cramming.engine import Engine
 from cramming.model import attention, heads, layers, products, residual
 from cramming.optim.host import HostOptimizer
@@ -116,8 +116,8 @@ def _weights_in_bf16(optimizer: Any) -> None:
 
 def _learning_rate_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     """By 2 percent."""
-    rate = sides.Ours.learning_rate
-    monkeypatch.setattr(sides.Ours, "learning_rate", lambda self, step: 1.02 * rate(self, step))
+    rate = Candidate.learning_rate
+    monkeypatch.setattr(Candidate, "learning_rate", lambda self, step: 1.02 * rate(self, step))
 
 
 def _clipped_before_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.bench import sides, tricks
-from cramming.bench.curves import Curves
-from cramming.bench.gate import Verdict
+from cramming.bench import tricks
+from cramming.bench.gate import Curves, Verdict
 from cramming.bench.tricks import Trick
+from cramming.bench.worker import Worker
+from cramming.bench.workload import Candidate
 from cramming.optim.build import LOW_BIT
 
 STEPS = 60
@@ -24,17 +25,17 @@ FEW = {  # since products in fp16 are slow on a CPU
 
 
 class SmallGate(Curves):
-    """`bench tricks`' own curves, but for the worker's process."""
+    """The curves of `bench`, but for the worker's process."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._sound: dict[str, Verdict] = {}
 
-    def losses(self, jobs: Sequence[dict[str, Any]]) -> list[list[float]]:
+    def losses(self, specs: Sequence[dict[str, Any]]) -> list[list[float]]:
         # torchao compiles its update, which takes a minute.
-        eager = jobs[0]["settings"]["optim"]["name"] in LOW_BIT
+        eager = specs[0]["settings"]["optim"]["name"] in LOW_BIT
         with torch.compiler.set_stance("force_eager" if eager else "default"):
-            return [sides.Ours(job, self.device).run(0, self.steps)[1] for job in jobs]
+            return [Candidate(spec, torch.device("cpu")).run(0, self.steps)[1] for spec in specs]
 
     def sound(self, trick: Trick) -> Verdict:
         """The verdict on a trick, and with it what it is judged by: measured once, and before a fault is planted."""
@@ -44,7 +45,7 @@ class SmallGate(Curves):
 
 
 def small_gate(compose: Callable[..., dict[str, Any]], changes: tricks.Settings) -> SmallGate:
-    return SmallGate(tricks.changed(compose(), {**SMALL, **changes}), STEPS, 64, torch.device("cpu"))
+    return SmallGate(tricks.changed(compose(), {**SMALL, **changes}), STEPS, 64, "cpu", Worker)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,260 @@
+"""Training throughput of Hugging Face's trainers and ours on the same architecture, shapes and tokens, interleaved.
+
+    python benchmarks/peers.py --out benchmarks/results/peers_<device>_<date>.md [--only "bert loop"] [precision=bf16]
+
+All get the same vocabulary, number format, optimizer (fused AdamW, same constants), clipping, and the same share of
+masked tokens; of ours the best stack of `cramming bench`, eager and compiled. Peers are used as their own documentation
+says (the extra `bench` brings accelerate):
+
+    trainer          Hugging Face `Trainer` and `BertForMaskedLM`, `DataCollatorForLanguageModeling`
+    bert loop        a plain loop around `BertForMaskedLM`, compiled, labels -100 where nothing was masked
+    modernbert loop  the same around `ModernBertForMaskedLM` with its own `sparse_prediction`, sdpa attention
+"""
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from cramming import device as devices
+from cramming.bench import tricks
+from cramming.bench.main import measure
+from cramming.bench.tables import versions
+from cramming.bench.worker import Worker, serve, warm_up
+from cramming.bench.workload import SPECIAL, Candidate, Spec, Workload
+from cramming.config import UserError, build, compose
+from cramming.data.batches import Batch
+from cramming.model.config import ModelConfig
+from cramming.precision import Precision, PrecisionConfig, resolve
+
+VOCABULARY, LENGTH = 32768, 128
+SHAPES = ("256,4,4,32", "768,12,12,16")  # hidden size, layers, heads, sequences per step
+
+
+class CompiledLoop(Workload):
+    """A plain training loop around a Hugging Face model: what a careful person writes in an hour."""
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        super().__init__(spec, device)
+        number_format = Precision(build(PrecisionConfig, spec["settings"]["precision"], "precision"), device)
+        self.precision, self.autocast = number_format.mode, number_format.autocast
+        if self.precision == "fp16":
+            raise UserError("precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32")
+        devices.seed_everything(0)
+        self.model = self.make_model().to(device).train()
+        self.compiled = torch.compile(self.model) if spec["compile"] else self.model
+        o = self.optim
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
+        )
+
+    def make_model(self) -> Any:
+        """BERT with our configuration's shapes."""
+        return _bert(self.model_config)
+
+    def step(self, batches: Sequence[Batch], step: int) -> float:
+        batch = batches[0].to(self.device)
+        labels = torch.full_like(batch.ids_T, -100).scatter_(0, batch.target_positions_M, batch.target_ids_M)
+        ids, labels = (x.view(self.train.batch_size, self.train.sequence_length) for x in (batch.ids_T, labels))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        with self.autocast() if self.precision != "fp32" else nullcontext():
+            loss = self.compiled(input_ids=ids, labels=labels).loss
+        loss.backward()
+        if self.optim.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.item())
+
+
+class ModernLoop(CompiledLoop):
+    """The same loop around ModernBERT."""
+
+    def make_model(self) -> Any:
+        from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+        c = self.model_config
+        every = c.global_every if c.local_window else 1
+        config = ModernBertConfig(
+            vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+            num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, max_position_embeddings=c.max_length,
+            global_attn_every_n_layers=every, local_attention=c.local_window or 128, sparse_prediction=True,
+            attn_implementation="sdpa", pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
+        )  # fmt: skip
+        return ModernBertForMaskedLM(config)
+
+
+class HuggingFaceTrainer(Workload):
+    """`Trainer.train()` anew for each round: the weights go on, the optimizer is new; its first step is left out."""
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        super().__init__(spec, device)
+        self.precision = Precision(build(PrecisionConfig, spec["settings"]["precision"], "precision"), device).mode
+        devices.seed_everything(0)
+        self.model = _bert(self.model_config)
+        self.tokenizer = _word_tokenizer(spec["vocab_size"])
+
+    def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
+        from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
+
+        ends: list[float] = []
+
+        class Ends(TrainerCallback):
+            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+                ends.append(time.perf_counter())
+
+        rows, length, o = self.train.batch_size, self.train.sequence_length, self.optim
+        starts = self.source.window_starts(torch.arange(first * rows, (first + count + 1) * rows).numpy())
+        dataset = [{"input_ids": row} for row in self.source.stream.gather(starts, length).tolist()]
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder, per_device_train_batch_size=rows, max_steps=count + 1, optim="adamw_torch_fused",
+                max_grad_norm=o.clip or 0.0, learning_rate=o.peak_learning_rate(rows), weight_decay=o.weight_decay,
+                adam_beta1=o.betas[0], adam_beta2=o.betas[1], adam_epsilon=o.eps, bf16=self.precision == "bf16",
+                fp16=self.precision == "fp16", use_cpu=self.device.type == "cpu", report_to="none", disable_tqdm=True,
+                save_strategy="no", logging_strategy="no",
+            )  # fmt: skip
+            collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.objective.rate)
+            result = Trainer(self.model, arguments, collator, dataset, callbacks=[Ends()]).train()
+        return [b - a for a, b in itertools.pairwise(ends)], [result.training_loss] * count
+
+
+def _bert(c: ModelConfig) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
+            num_attention_heads=c.num_heads, intermediate_size=c.intermediate_size, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, max_position_embeddings=c.max_length,
+        )
+    )  # fmt: skip
+
+
+def _word_tokenizer(vocab_size: int) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    words = [*special.values(), *(f"w{i}" for i in range(len(special), vocab_size))]
+    table = {word: i for i, word in enumerate(words)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(table, unk_token="[UNK]")), **special)
+
+
+class Peer(NamedTuple):
+    """Another trainer, our model of the same architecture, and the inner size of its MLP in hidden sizes."""
+
+    make: type[Workload]
+    model: str
+    inner: float
+
+
+PEERS = {
+    "trainer": Peer(HuggingFaceTrainer, "bert-base", 4.0),
+    "bert loop": Peer(CompiledLoop, "bert-base", 4.0),
+    "modernbert loop": Peer(ModernLoop, "modern", 1.5),
+}
+
+
+def candidate_of(spec: Spec, device: torch.device) -> Workload:
+    """The peer that the specification names; else ours."""
+    return PEERS[spec["peer"]].make(spec, device) if "peer" in spec else Candidate(spec, device)
+
+
+def worker_of(spec: Spec) -> Worker:
+    """A process that builds either."""
+    return Worker(spec, [sys.executable, __file__, "--serve"])
+
+
+def specs_of(name: str, shape: str, device: torch.device, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """What is measured on one shape: the peer, then ours eager and compiled, in the peer's number format."""
+    hidden, layers, heads, rows = map(int, shape.split(","))
+    peer = PEERS[name]
+    settings = compose([
+        f"model={peer.model}", "optim=adamw", f"train.sequence_length={LENGTH}", f"model.hidden_size={hidden}",
+        f"model.num_layers={layers}", f"model.num_heads={heads}",
+        f"model.intermediate_size={int(peer.inner * hidden)}", f"train.batch_size={rows}", f"train.micro_batch={rows}",
+        *overrides,
+    ])  # fmt: skip
+    stack = tricks.best(device.type, resolve("auto", device)).settings
+    ours = {key: value for key, value in stack.items() if not key.startswith("precision.")}
+    common = {"vocab_size": VOCABULARY, "device": device.type}
+    specs = [{**common, "name": name, "peer": name, "settings": settings, "compile": True}]
+    for label, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
+        changed = tricks.changed(settings, {**ours, "runtime.compile": compiled})
+        specs.append({**common, "name": label, "settings": changed})
+    return specs
+
+
+def compare(name: str, shape: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Two rows; one that says why if the peer cannot run."""
+    hidden, layers, _, rows = shape.split(",")
+    about = {"shape": f"{hidden}x{layers}", "tokens_per_step": int(rows) * LENGTH, "peer": name}
+    base, *ours = specs_of(name, shape, devices.select(args.device), args.overrides)
+    try:
+        with worker_of(base) as worker:
+            warm_up(worker)
+            for spec in ours:
+                yield {**about, "name": spec["name"], **measure(worker, spec, args.rounds, args.steps, worker_of)}
+    except UserError as error:  # the other peers can still be measured
+        yield {**about, "name": "ours", "error": str(error)}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One row per shape, peer and mode of ours."""
+    lines = [
+        "| shape | tokens/step | peer | peer tokens/s | ours | tokens/s | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        start = f"| {row['shape']} | {row['tokens_per_step']} | {row['peer']} |"
+        if "error" in row:
+            lines.append(f"{start} | {row['name']} | not run: {row['error']} | |")
+            continue
+        lines.append(
+            f"{start} {row['base_tokens_per_second']:.0f} | {row['name']} | {row['tokens_per_second']:.0f}"
+            f" | **{row['speedup']:.2f}** |"
+        )
+    return lines
+
+
+def write(out: Path, title: str, command: str, rows: Sequence[dict[str, Any]], **about: Any) -> None:
+    """The result file: the table, and raw numbers at its end."""
+    where = {**asdict(devices.describe(devices.select("auto"))), "python": platform.python_version(), **versions()}
+    text = [f"# {title}", "", f"`{command}`: {where | about}", "", *table(rows), "", "```json"]
+    out.write_text("\n".join([*text, *map(json.dumps, rows), "```", ""]), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="hidden size, layers, heads, sequences")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("overrides", nargs="*", help="settings of both, such as precision=bf16")
+    args = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    for shape, name in itertools.product(args.shapes, args.only):
+        for row in compare(name, shape, args):
+            rows.append(row)
+            print({key: value for key, value in row.items() if key != "raw_seconds"}, flush=True)
+            how = f"--rounds {args.rounds} --steps {args.steps} {' '.join(args.overrides)}".strip()
+            write(args.out, "Training throughput of other trainers and ours", f"python benchmarks/peers.py {how}", rows)
+
+
+if __name__ == "__main__":
+    serve(candidate_of) if sys.argv[1:] == ["--serve"] else main()
