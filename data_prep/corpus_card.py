@@ -1,10 +1,11 @@
-"""`corpus_card.md`: what a person wants to know about a corpus, with plots; all of it from the manifest.
+"""`corpus_card.md`: what a person wants to know about a corpus, with plots, and advice at the end of `prepare`.
 
-The plots are SVG written here: bars need no plotting library (whose import would take longer than the embedded corpus),
-and the same corpus gives the same bytes.
+All of it comes from the manifest. For each reason to drop documents the card shows examples: what was measured, the
+limit, and the passage. The plots are SVG written here: bars need no plotting library, and the same corpus gives the
+same bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,36 +15,23 @@ import numpy as np
 from cramming.data.manifest import Manifest
 from cramming.files import write_atomically
 from cramming.progress import compact
+from data_prep.filters import quality
+from data_prep.filters.quality import FilterConfig
+from data_prep.sources.source import DataConfig
 
 CARD = "corpus_card.md"
 PLOTS = "card"
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 60, 36, 60
 
-
-def statistics(lengths_D: np.ndarray, token_use: np.ndarray, sums: Mapping[str, int]) -> dict[str, Any]:
-    """Numbers of the finished corpus. `lengths_D`: tokens per document; `sums`: tokens, characters, bytes, words."""
-    edges = 2 ** np.arange(1, max(3, int(lengths_D.max(initial=1)).bit_length()) + 1)
-    ranks_V = np.sort(token_use)[::-1]
-    used = int(np.count_nonzero(ranks_V))
-    share = {
-        f"top_{n}": round(float(ranks_V[:n].sum() / ranks_V.sum()), 6) for n in (10, 100, 1000, 10_000) if n < used
-    }
-    return {
-        "length_edges": edges.tolist(),
-        "length_counts": np.histogram(lengths_D, bins=[0, *edges])[0].tolist(),
-        "median_length": float(np.median(lengths_D)),
-        "vocabulary_used": used,
-        "vocabulary_share": share,
-        "vocabulary_counts": ranks_V[(2 ** np.arange(int(used).bit_length())) - 1].tolist(),  # of ranks 1, 2, 4, 8 ...
-        "tokens_per_byte": _ratio(sums["tokens"], sums["bytes"]),
-        "tokens_per_character": _ratio(sums["tokens"], sums["characters"]),
-        "tokens_per_word": _ratio(sums["tokens"], sums["words"]),
-        **sums,
-    }
-
-
-def _ratio(number: int, by: int) -> float | None:
-    return round(number / by, 6) if by else None
+MUCH = 0.2  # of the text's bytes, taken by filters
+FEW_WORDS = 20  # of a document, on average
+MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
+LARGE_HOLD_OUT = 0.1  # of the tokens
+# Reason -> the setting that is behind it.
+_SETTINGS = {
+    "too_short": "data.clean.min_characters",
+    "too_many_tokens": "data.filters.max_tokens_per_character",
+} | {filter.reason: f"data.filters.{filter.setting}" for filter in quality.all_filters(FilterConfig())}
 
 
 def write(folder: Path, manifest: Manifest) -> list[Path]:
@@ -128,9 +116,9 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
     ]
     lines += ["", "## Stages", "", *_stage_table(manifest), ""]
     for stage in manifest.stages:
-        for reason, bin_ in stage.dropped.items():
+        for reason, entry in stage.dropped.items():
             lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
-            lines += [f"- `{example.replace('`', ' ')}`" for example in bin_.examples] + [""]
+            lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
     lines += _decontamination(manifest) + _sources(manifest)
     lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
     return "\n".join(lines)
@@ -143,7 +131,9 @@ def _percent(share: float | None) -> str:
 def _stage_table(manifest: Manifest) -> list[str]:
     lines = ["| stage | documents in | out | bytes in | out | dropped | notes |", "|---|---|---|---|---|---|---|"]
     for stage in manifest.stages:
-        dropped = "; ".join(f"{bin_.documents:,} {reason} ({bin_.bytes:,} B)" for reason, bin_ in stage.dropped.items())
+        dropped = "; ".join(
+            f"{entry.documents:,} {reason} ({entry.bytes:,} B)" for reason, entry in stage.dropped.items()
+        )
         notes = "; ".join(f"{key} {_in_words(value)}" for key, value in stage.notes.items() if value or value == 0)
         counts = (stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out)
         lines.append(f"| {stage.name} | {' | '.join(f'{count:,}' for count in counts)} | {dropped} | {notes} |")
@@ -179,3 +169,52 @@ def _sources(manifest: Manifest) -> list[str]:
     if remark := manifest.statistics.get("remark"):
         lines += ["", f"{remark[0].upper()}{remark[1:]}."]
     return [*lines, ""]
+
+
+def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
+    """At most three lines for a corpus that is perhaps not the one that was meant: text that filters took or documents
+    that are tiny, unknown tokens, and a hold-out of many times its share. `documents` is the setting of this name where
+    plain text was cut by it."""
+    hint = f" (data.documents={documents} cuts the text so)" if documents else ""
+    found, count = manifest.statistics, manifest.counts["documents"]
+    words = found["words"] / max(1, count)
+    tiny = f"documents are tiny: {words:.0f} words on average{hint}" if 0 < words < FEW_WORDS else ""
+    taken = _taken(manifest)
+    total = sum(taken.values())
+    if total > MUCH:
+        reason, share = max(taken.items(), key=lambda item: item[1])
+        setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
+        yield (
+            f"the filters took {total:.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md has examples; "
+            + (tiny or f"documents that are left have {words:.0f} words on average{hint}")
+        )
+    elif tiny:
+        yield tiny
+    rate, lost = found["unknown_rate"], found["characters_lost"]
+    if max(rate, lost or 0) > MUCH_UNKNOWN:
+        yield _unknown(rate, lost)
+    train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation"))
+    held_out = validation / (train + validation)
+    if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
+        yield (
+            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
+            f"{config.validation_fraction:g}: whole documents are, and there are {count}{hint}"
+        )
+
+
+def _unknown(rate: float, lost: float | None) -> str:
+    tokens = f"{rate:.1%} of the tokens are unknown"
+    if lost is None:
+        return f"{tokens}; tokenizer=bpe knows every character"
+    return (
+        f"{tokens}, and no token stands for {lost:.1%} of the characters: WordPiece's unknown token is a whole word,"
+        " in scripts without spaces a whole line, and in lower case it drops vowel signs; take tokenizer=bpe or unigram"
+    )
+
+
+def _taken(manifest: Manifest) -> dict[str, float]:
+    """Share of the normalised text's bytes that each filter removed."""
+    stages = {stage.name: stage for stage in manifest.stages}
+    total = max(1, stages["normalise"].bytes_out)
+    dropped = [stages[name].dropped for name in ("filters", "tokens")]
+    return {reason: found.bytes / total for reasons in dropped for reason, found in reasons.items()}

@@ -1,6 +1,10 @@
-"""Which documents become the corpus, and on which side: one stream, one order, a ledger line per stage.
+"""Which documents become the corpus, and in which split: one stream through these stages, in this order.
 
 source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
+
+Why a document is dropped: each stage below that drops one calls `Stage.drop` with the reason and a function that shows
+the passage. Reasons of `filters` are functions in data_prep/filters/quality.py (table `FILTERS`); one more stage,
+`tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
 The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
 """
@@ -13,17 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cramming.data.corpus import Split
-from data_prep.decisions import PASSED, Fates
+from cramming.data.manifest import Split
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.exact import HeldOut, SeenBefore, content_hash
 from data_prep.dedup.near import NearDuplicates
 from data_prep.excerpt import excerpt, matches
 from data_prep.filters import normalise, quality
 from data_prep.filters.quality import Filter
+from data_prep.resume_state import PASSED, Decisions
 from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document
-from data_prep.stage_stats import EXAMPLES, Ledger, Stage, text_bytes
-from data_prep.workers import Function, Workers
+from data_prep.stage_stats import EXAMPLES, Stage, StageStats, text_bytes
+from data_prep.workers import Function, Workers, grouped
 
 GROUP_DOCUMENTS = 512
 GROUP_CHARACTERS = 1 << 20
@@ -41,22 +45,22 @@ class Candidate(NamedTuple):
     number: int  # for the split
     broken: str = ""  # the text before it was normalised, if that was broken
 
-    def is_dropped_by(self, stage: Stage, reason: str, show: Callable[[str], str] | None = excerpt) -> None:
-        """Into the ledger; `show` makes of the text what an example shows, None if this document shall not be one."""
+    def drop(self, stage: Stage, reason: str, show: Callable[[str], str] | None = excerpt) -> None:
+        """It goes no further; `show` makes of the text what an example shows, None if it must not be one."""
         stage.drop(reason, self.size, self.document.id, self.document.text, show)
 
 
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
-    """For the workers: what the stages that are on ask of a group of texts, by the stage's name."""
+    """For the workers: by the name of a stage that is on, the function from a group of texts to its decisions."""
     found: dict[str, Function] = {}
     if filters := quality.active_filters(config.filters):
-        found["filters"] = partial(_filter_verdicts, filters)
+        found["filters"] = partial(_filter_reasons, filters)
     if decontaminator:
         found["decontamination"] = partial(_tasks_found, decontaminator)
     return found
 
 
-def _filter_verdicts(filters: list[Filter], texts: list[str]) -> list[str]:
+def _filter_reasons(filters: list[Filter], texts: list[str]) -> list[str]:
     return [quality.reason_to_remove(text, filters) or PASSED for text in texts]
 
 
@@ -65,12 +69,12 @@ def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Pipeline:
     """The settings and state that the stages share. `near` and `decontaminator` are None where switched off."""
 
     config: DataConfig
-    ledger: Ledger
-    fates: Fates
+    stats: StageStats
+    decisions: Decisions
     workers: Workers  # with `judges`
     near: NearDuplicates | None = None
     decontaminator: Decontaminator | None = None
@@ -85,21 +89,22 @@ class Selection:
 
     def read(self, documents: Iterable[Document]) -> Iterator[Document]:
         """What the source gives, without what it found damaged."""
-        stage = self.ledger["source"]
+        stage = self.stats["source"]
         for document in documents:
-            size = document.damage.bytes if document.damage else text_bytes(document.text)
-            counts = document.part == 0 or document.damage is not None
+            damage = document.damage
+            size = damage.bytes if damage else text_bytes(document.text)
+            counts = document.part == 0 or damage is not None
             stage.take(size, counts)
-            if document.damage:
-                stage.drop(document.damage.reason, size, document.id, document.text, _broken_bytes)
-                continue
-            stage.give(size, counts)
-            yield document
+            if damage:
+                stage.drop(damage.reason, size, document.id, document.text, _broken_bytes)
+            else:
+                stage.give(size, counts)
+                yield document
 
     def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
         """Normal form; documents above `clean.max_characters` or `filters.max_words` in parts. Token ids pass as they
         are."""
-        config, stage, place = self.config, self.ledger["normalise"], 0
+        config, stage, place = self.config, self.stats["normalise"], 0
         stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
         made = Counter[str]()  # parts of each source's last document, which its next one may go on with
         deleted = Counter[str]()
@@ -131,7 +136,7 @@ class Selection:
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""
-        stage, always_on = self.ledger["filters"], quality.always_on(self.config.clean)
+        stage, always_on = self.stats["filters"], quality.always_on(self.config.clean)
         filters = {filter.reason: filter for filter in [*always_on, *quality.active_filters(self.config.filters)]}
 
         def at_once(candidate: Candidate) -> str | None:
@@ -146,26 +151,25 @@ class Selection:
             if reason == PASSED:
                 yield candidate
             else:
-                candidate.is_dropped_by(stage, reason, partial(explain, reason, candidate.broken))
+                candidate.drop(stage, reason, partial(explain, reason, candidate.broken))
 
     def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """The first of equal documents."""
-        stage, seen = self.ledger["exact deduplication"], SeenBefore()
+        stage, seen = self.stats["exact deduplication"], SeenBefore()
         for group in _groups(candidates):
-            known = (
-                seen.ask([candidate.key for candidate in group]) if self.config.deduplicate else [False] * len(group)
-            )
+            keys = [candidate.key for candidate in group]
+            known = seen.ask(keys) if self.config.deduplicate else [False] * len(group)
             for candidate, duplicate in zip(group, known):
                 stage.take(candidate.size)
                 if duplicate:
-                    candidate.is_dropped_by(stage, "duplicate")
-                    continue
-                stage.give(candidate.size)
-                yield candidate
+                    candidate.drop(stage, "duplicate")
+                else:
+                    stage.give(candidate.size)
+                    yield candidate
 
     def not_near(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """One of each group of near-duplicates. An example waits for the end: what is kept may come after it."""
-        stage, near = self.ledger["near deduplication"], self.near
+        """One of each group of near-duplicates. An example waits for the end: the document it is like may follow it."""
+        stage, near = self.stats["near deduplication"], self.near
         examples = near.first(EXAMPLES) if near else {}
         names = dict.fromkeys((kept for kept, _ in examples.values()), "")
         waiting: dict[int, Candidate] = {}
@@ -179,19 +183,19 @@ class Selection:
             elif candidate.key in examples and candidate.key not in waiting:
                 waiting[candidate.key] = candidate
             else:
-                candidate.is_dropped_by(stage, "near_duplicate", None)
+                candidate.drop(stage, "near_duplicate", None)
         for key, candidate in waiting.items():
             kept, similarity = examples[key]
-            candidate.is_dropped_by(stage, "near_duplicate", partial(self._likeness, names[kept], similarity))
+            candidate.drop(stage, "near_duplicate", partial(self._show_near, names[kept], similarity))
 
-    def _likeness(self, kept: str, similarity: float, text: str) -> str:
+    def _show_near(self, kept: str, similarity: float, text: str) -> str:
         limit = self.config.near_duplicates.threshold
         return f"like {kept}, {similarity:.4g}, limit {limit:.4g} (threshold): {excerpt(text)}"
 
     def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
-        stage, tasks, search = self.ledger["decontamination"], Counter[str](), self.decontaminator
-        texts: set[int] = set()  # by number; searched again here, since a resumed run knows verdicts only
+        stage, tasks, search = self.stats["decontamination"], Counter[str](), self.decontaminator
+        texts: set[int] = set()  # by number; searched again here, since a resumed run knows only that some were found
         show = search.shown if search else excerpt
         for candidate, found in self._judged(candidates, stage, lambda candidate: None):
             if found == PASSED:
@@ -199,61 +203,54 @@ class Selection:
             else:
                 tasks.update(found.split(BETWEEN_TASKS))
                 texts.update(search.texts_in([candidate.document.text])[0].tolist() if search else ())
-                candidate.is_dropped_by(stage, "contaminated", show)
+                candidate.drop(stage, "contaminated", show)
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
         if search:
             stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
     def _judged(
-        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
+        self, candidates: Iterable[Candidate], stage: Stage, at_once: Callable[[Candidate], str | None]
     ) -> Iterator[tuple[Candidate, str]]:
-        """Each candidate with the verdict on it: an earlier one, `reason_at_once`, or what a worker says of its text.
+        """Each candidate with a reason to drop it, or PASSED: as decided earlier, `at_once`, or by a worker.
 
         Token ids always pass, and so does everything where the stage is off.
         """
-        for group, found in self.workers.map(stage.name, self._asked(candidates, stage, reason_at_once)):
-            answers = iter(found)
-            for candidate, known in group:
-                verdict = next(answers) if known is None else known
-                if self.fates.get(candidate.place, stage.name) is None:
-                    self.fates.set(candidate.place, stage.name, verdict)
-                stage.take(candidate.size)
-                if verdict == PASSED:
-                    stage.give(candidate.size)
-                yield candidate, verdict
-
-    def _asked(
-        self, candidates: Iterable[Candidate], stage: Stage, reason_at_once: Callable[[Candidate], str | None]
-    ) -> Iterator[tuple[list[tuple[Candidate, str | None]], list[str]]]:
-        """Groups of candidates, each with its verdict where that is known without a worker; the texts of the others."""
         default = None if stage.name in self.workers.functions else PASSED
 
         def known(candidate: Candidate) -> str | None:
-            verdict = self.fates.get(candidate.place, stage.name)
-            if verdict is not None or candidate.document.ids is not None:
-                return verdict or PASSED
-            return reason_at_once(candidate) or default
+            decision = self.decisions.get(candidate.place, stage.name)
+            if decision is not None or candidate.document.ids is not None:
+                return decision or PASSED
+            return at_once(candidate) or default
 
-        for group in _groups(candidates):
-            verdicts = [(candidate, known(candidate)) for candidate in group]
-            yield verdicts, [candidate.document.text for candidate, verdict in verdicts if verdict is None]
+        judged = ([(candidate, known(candidate)) for candidate in group] for group in _groups(candidates))
+        asked = ((group, [c.document.text for c, decision in group if decision is None]) for group in judged)
+        for group, found in self.workers.map(stage.name, asked):
+            answers = iter(found)
+            for candidate, earlier in group:
+                decision = next(answers) if earlier is None else earlier
+                if self.decisions.get(candidate.place, stage.name) is None:
+                    self.decisions.set(candidate.place, stage.name, decision)
+                stage.take(candidate.size)
+                if decision == PASSED:
+                    stage.give(candidate.size)
+                yield candidate, decision
 
     def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
         """Each document with its split."""
-        stage, held_out = self.ledger["hold-out"], HeldOut[Candidate](self.config.validation_fraction)
-        given: dict[Split, int] = {"train": 0, "validation": 0}
+        stage, held_out = self.stats["hold-out"], HeldOut[Candidate](self.config.validation_fraction)
+        stage.notes |= {"train_documents": 0, "validation_documents": 0}
 
-        def decided(pairs: list[tuple[Split, Candidate]]) -> Iterator[tuple[Split, Candidate]]:
-            for split, candidate in pairs:
-                given[split] += 1
-                stage.give(candidate.size)
-                yield split, candidate
+        def decided() -> Iterator[tuple[Split, Candidate]]:
+            for candidate in candidates:
+                stage.take(candidate.size)
+                yield from held_out.assign(candidate.number, candidate)
+            yield from held_out.finish()
 
-        for candidate in candidates:
-            stage.take(candidate.size)
-            yield from decided(held_out.assign(candidate.number, candidate))
-        yield from decided(held_out.finish())
-        stage.notes |= {f"{split}_documents": count for split, count in given.items()}
+        for split, candidate in decided():
+            stage.notes[f"{split}_documents"] += 1
+            stage.give(candidate.size)
+            yield split, candidate
 
 
 def _broken_bytes(text: str) -> str:
@@ -261,13 +258,4 @@ def _broken_bytes(text: str) -> str:
 
 
 def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
-    group: list[Candidate] = []
-    characters = 0
-    for candidate in candidates:
-        group.append(candidate)
-        characters += candidate.document.length
-        if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
+    return grouped(candidates, GROUP_DOCUMENTS, lambda candidate: candidate.document.length, GROUP_CHARACTERS)

@@ -1,4 +1,4 @@
-"""What one call of `prepare` is about: the validated settings, the opened source and the folder to fill."""
+"""One preparation: the validated settings, the opened source, and the folder to fill."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, build, expand_home, file_sha256
-from cramming.data import corpus
+from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.filters.quality import language_model
 from data_prep.sources.hub import HubConfig, HubSource
@@ -21,8 +21,8 @@ SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}
 
 
 @dataclass(frozen=True)
-class Job:
-    """One call of `prepare`: the validated settings, the opened source and the folder to fill."""
+class Preparation:
+    """What one call of `prepare` is to do."""
 
     folder: Path
     data: DataConfig
@@ -39,17 +39,13 @@ class Job:
             return expand_home(self.tokenizer.path, "tokenizer.path")
         return own
 
-    def sources(self, inventory: list[dict[str, Any]]) -> list[str]:
-        """The names by which documents say where they are from."""
-        return self.source.parts() or [entry["name"] for entry in inventory]
-
     def inventory(self) -> list[dict[str, Any]]:
-        """What the corpus is made from: the source's parts, and the user's tokenizer."""
+        """What the corpus is made from: what the source consists of, and an existing tokenizer."""
         return self.source.inventory() + self._tokenizer_entry()
 
     @cached_property
     def decontaminator(self) -> Decontaminator | None:
-        """The search for downstream text, if it is asked for."""
+        """The search for downstream text, if it is on."""
         config = self.data.decontaminate
         if not config.tasks:
             return None
@@ -79,37 +75,30 @@ class Job:
         if not self.tokenizer.path:
             return []
         sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))
-        return [
-            {
-                "name": self.tokenizer.path,
-                "kind": "tokenizer",
-                "license": None,
-                "sha256": sha256,
-            }
-        ]
+        return [{"name": self.tokenizer.path, "kind": "tokenizer", "license": None, "sha256": sha256}]
 
 
-def parse(config: Mapping[str, Any]) -> Job:
+def parse(config: Mapping[str, Any]) -> Preparation:
     """Validate the settings and look at the source, before anything is written."""
     kind = config["data"].get("source")
     if kind not in SOURCES:
         raise UserError(f"data.source={kind!r}: choose one of {', '.join(SOURCES)}")
     data = build(SOURCES[kind].config_class, config["data"], "data")
-    job = Job(
-        folder=corpus.corpus_folder(config),
+    preparation = Preparation(
+        folder=manifest.corpus_folder(config),
         data=data,
         tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
         source=SOURCES[kind](data),
-        settings=corpus.content_settings(config),
-        settings_hash=corpus.corpus_hash(config),
+        settings=manifest.content_settings(config),
+        settings_hash=manifest.corpus_hash(config),
     )
     if data.filters.languages is not None:
         language_model()
     has_its_own = isinstance(data, HubConfig) and data.ids_field
-    if job.tokenizer.path:
+    if path := preparation.tokenizer.path:
         if has_its_own:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
-        tokenizer.load(expand_home(job.tokenizer.path, "tokenizer.path"))
+        tokenizer.load(expand_home(path, "tokenizer.path"))
     elif not has_its_own:
-        vocabulary.require_package(job.tokenizer)
-    return job
+        vocabulary.require_package(preparation.tokenizer)
+    return preparation

@@ -1,4 +1,4 @@
-"""A corpus folder while it is being made: who may write, what is finished, what may be removed.
+"""An unfinished corpus folder: what an interrupted run has finished and decided, and what may be removed.
 
 As long as the folder holds `unfinished.json` and no manifest it belongs to `prepare`, which may go on with it or clear
 it away. Nothing that `prepare` has not made is ever removed.
@@ -10,25 +10,70 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cramming.config import UserError, build
-from cramming.data.corpus import TASKS, TOKENIZER, Shard, Split
-from cramming.files import LOCK, remove, write_atomically
+from cramming.data.corpus import TASKS
+from cramming.data.manifest import TOKENIZER, Shard, Split
+from cramming.files import LOCK, overwrite_atomically, remove, write_atomically
 from data_prep.corpus_card import CARD, PLOTS
 from data_prep.tokenizer.load import TOKENIZER_CONFIG
 
 UNFINISHED = "unfinished.json"
-FATES = "unfinished-fates.bin"
+DECISIONS = "unfinished-decisions.bin"
 NEAR = "unfinished-near-duplicates.npz"
+DECIDING = ("filters", "decontamination", "tokens")  # stages whose decisions are kept, in their order
+PASSED = ""
+_FIRST = 1 + len(DECIDING)  # code 0: undecided; 1 ...: passed up to this stage; from _FIRST on: a reason to drop
+_BLOCK = 1 << 16
+
+
+class Decisions:
+    """What was decided about each document, by its number in the source: a file of two bytes per document.
+
+    A filter is a pure function of document and settings, so what was decided once stays true: the second pass of
+    near-deduplication and a resumed run read it here. For the filter that works on tokens this is even needed, as a
+    document of a finished shard is not tokenized again. `reasons` are (stage, reason), in the order of their codes.
+    """
+
+    def __init__(self, path: Path, reasons: list[list[str]]) -> None:
+        """`reasons` as of the last save: a code beyond them is from work that was lost, and is forgotten."""
+        self.path, self.reasons = path, [list(reason) for reason in reasons]
+        self._codes = np.fromfile(path, np.uint16) if path.is_file() else np.zeros(0, np.uint16)
+        self._codes[self._codes >= _FIRST + len(reasons)] = 0
+        self._code_of = {(stage, reason): _FIRST + i for i, (stage, reason) in enumerate(reasons)}
+
+    def get(self, number: int, stage: str) -> str | None:
+        """The decision of `stage` on document `number`: a reason to drop it, PASSED, or None: not decided."""
+        code = int(self._codes[number]) if number < len(self._codes) else 0
+        if code < _FIRST:
+            return PASSED if code > DECIDING.index(stage) else None
+        dropped_by, reason = self.reasons[code - _FIRST]
+        return reason if dropped_by == stage else PASSED
+
+    def set(self, number: int, stage: str, reason: str) -> None:
+        """Note a decision; PASSED keeps the document."""
+        if number >= len(self._codes):
+            more = max(_BLOCK, len(self._codes), number + 1 - len(self._codes))
+            self._codes = np.concatenate([self._codes, np.zeros(more, np.uint16)])
+        if reason != PASSED and (stage, reason) not in self._code_of:
+            self._code_of[stage, reason] = _FIRST + len(self.reasons)
+            self.reasons.append([stage, reason])
+        self._codes[number] = 1 + DECIDING.index(stage) if reason == PASSED else self._code_of[stage, reason]
+
+    def save(self) -> None:
+        """Write the file, atomically; the caller keeps `reasons` in `unfinished.json`."""
+        overwrite_atomically(self.path, self._codes.tofile)
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What an interrupted run was about to make, from which sources, and the shards it has finished."""
+    """`unfinished.json`: what an interrupted run was about to make, from which sources, and its finished shards."""
 
     settings_hash: str
     sources: list[dict[str, Any]]
     shards: dict[Split, list[Shard]]
-    reasons: list[list[str]] = field(default_factory=list)  # of data_prep/decisions.py
+    reasons: list[list[str]] = field(default_factory=list)  # of `Decisions`
     compared: list[dict[str, Any]] = field(default_factory=list)  # the tasks' files, for decontamination
 
     def save(self, folder: Path) -> None:
@@ -55,18 +100,16 @@ class Unfinished:
 
     def keep_only_finished(self, folder: Path) -> None:
         """Remove half-written shards and temporary files; the tokenizer, if there, is whole."""
-        shards = [shard for part in self.shards.values() for shard in part]
-        keep = {UNFINISHED, FATES, NEAR, TOKENIZER} | {
-            name for shard in shards for name in (shard.file, shard.index_file)
-        }
+        shards = [shard for finished in self.shards.values() for shard in finished]
+        files = [name for shard in shards for name in (shard.file, shard.index_file)]
         for file in _own_files(folder):
-            if file.name not in keep:
+            if file.name not in (UNFINISHED, DECISIONS, NEAR, TOKENIZER, *files):
                 remove(file)
 
 
 def finish(folder: Path) -> None:
     """The manifest is written: remove what only an unfinished corpus needs, the state last."""
-    for path in (folder / name for name in (FATES, NEAR, UNFINISHED)):
+    for path in (folder / name for name in (DECISIONS, NEAR, UNFINISHED)):
         if path.exists():  # else a finished corpus may well lie where nothing can be removed
             path.unlink(missing_ok=True)
 

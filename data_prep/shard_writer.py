@@ -1,24 +1,28 @@
-"""Documents to token shards: encoding on all cores (data_prep/workers.py) while the main process writes.
+"""Documents to token shards: workers tokenize (data_prep/workers.py), the main process writes.
 
 A document's ids depend on nothing but its text (data_prep/sources/encoding.py) and results are taken in order, so the
-stream is the same for any number of workers and any batch size.
+shards are the same for any number of workers and any batch size.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from cramming.config import UserError
-from cramming.data.corpus import SPLITS, ResumePoint, Shard, ShardWriter, SpecialIds, Split
-from data_prep.decisions import Fates
+from cramming.data.corpus import SPLITS
+from cramming.data.manifest import INDEX_DTYPE, Shard, SpecialIds, Split
+from cramming.files import overwrite_atomically, sync
+from data_prep.document_stats import DocumentStats, Measure, measure
 from data_prep.filters.quality import FilterConfig, too_many_tokens
 from data_prep.pipeline import Candidate
+from data_prep.resume_state import Decisions
 from data_prep.stage_stats import Stage
-from data_prep.text_measures import Measure, TextMeasures, measure
 from data_prep.tokenizer.encode import TextEncoder
-from data_prep.workers import Workers
+from data_prep.workers import Workers, grouped
 
 TOO_MANY_TOKENS = too_many_tokens.__name__
 ENCODE = "tokens"  # the workers' function: Encoder
@@ -28,15 +32,80 @@ LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
 ENOUGH_TOKENS = 100_000  # to judge that share
 
 
-class Item(NamedTuple):
-    """A document on its way to the shards."""
+class ShardWriter:
+    """Writes one split of a corpus as a stream. A shard becomes visible whole, by renaming; memory is one append.
 
-    split: Split
-    candidate: Candidate
+    `finished` are the shards of an earlier, interrupted run: writing goes on behind them (see `resume_point`).
+    """
+
+    def __init__(
+        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
+    ) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.shards = list(finished)
+        self._part: BinaryIO | None = None
+
+    def append(self, tokens: np.ndarray, starts: np.ndarray) -> bool:
+        """Append `tokens` [n]; `starts` are the offsets in it where documents begin. True if a shard was finished."""
+        before = len(self.shards)
+        while len(tokens):
+            if self._part is None:
+                self._file = f"{self.split}-{len(self.shards):05d}.bin"
+                self._part = (self.folder / f"{self._file}.part").open("wb")
+                self._hash, self._tokens, self._starts = hashlib.sha256(), 0, list[np.ndarray]()
+            room = self.shard_tokens - self._tokens
+            inside = int(np.searchsorted(starts, room))
+            self._write(tokens[:room], starts[:inside])
+            tokens, starts = tokens[room:], starts[inside:] - room
+            if self._tokens == self.shard_tokens:
+                self.close()
+        return len(self.shards) > before
+
+    def _write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        assert self._part is not None
+        self._starts.append(starts.astype(INDEX_DTYPE) + INDEX_DTYPE.type(self._tokens))
+        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
+        self._part.write(data)
+        self._hash.update(data)
+        self._tokens += len(tokens)
+
+    def close(self) -> None:
+        """Finish the shard that is being written, if any: sync it, then give it and its index their names."""
+        if self._part is None:
+            return
+        self._part.flush()
+        sync(self._part.fileno())
+        self._part.close()
+        self._part = None
+        starts = np.concatenate(self._starts)
+        index_hash = hashlib.sha256(starts.tobytes()).hexdigest()
+        shard = Shard(self._file, self._tokens, len(starts), self._hash.hexdigest(), index_hash)
+        overwrite_atomically(self.folder / shard.index_file, starts.tofile)
+        (self.folder / f"{self._file}.part").rename(self.folder / self._file)
+        self.shards.append(shard)
+
+
+class ResumePoint(NamedTuple):
+    """Where an interrupted split goes on: leave out `documents` whole documents, then `tokens` of the next one."""
+
+    documents: int
+    tokens: int
+
+
+def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
+    """From the finished shards alone: the document that the last of them was cut in (or ended with) is done again."""
+    base = end = sum(shard.tokens for shard in shards)
+    documents = sum(shard.documents for shard in shards)
+    for shard in reversed(shards):
+        base -= shard.tokens
+        if shard.documents:
+            last_start = base + int(np.fromfile(folder / shard.index_file, INDEX_DTYPE)[-1])
+            return ResumePoint(documents - 1, end - last_start)
+    return ResumePoint(0, 0)
 
 
 class Encoded(NamedTuple):
-    """One batch: for each split tokens [n] and the offsets in it where documents begin; for each item its measures,
+    """One batch: for each split tokens [n] and the offsets in it where documents begin; for each document its measures,
     or None where it has too many tokens and is left out."""
 
     tokens: dict[Split, np.ndarray]
@@ -54,7 +123,7 @@ class Encoder:
     dtype: np.dtype[np.generic]
     filters: FilterConfig = field(default_factory=FilterConfig)
 
-    def __call__(self, batch: list[Item]) -> Encoded:
+    def __call__(self, batch: list[tuple[Split, Candidate]]) -> Encoded:
         documents = [candidate.document for _, candidate in batch]
         encoded = self.encode(document.text for document in documents if document.ids is None)
         tokens: dict[Split, list[np.ndarray]] = {split: [np.empty(0, self.dtype)] for split in SPLITS}
@@ -73,8 +142,8 @@ class Encoder:
             lengths[split] += len(body) + 2
             measures.append(measure(text, candidate.size))
         return Encoded(
-            {split: np.concatenate(parts) for split, parts in tokens.items()},
-            {split: np.array(places, dtype=np.int64) for split, places in starts.items()},
+            {split: np.concatenate(found) for split, found in tokens.items()},
+            {split: np.array(found, dtype=np.int64) for split, found in starts.items()},
             measures,
         )
 
@@ -96,50 +165,84 @@ class Encoder:
         return ids[int(first) : len(ids) - last].astype(self.dtype)
 
 
-@dataclass
-class Packing:
-    """Everything that `pack` fills: shards, the ledger's stage, verdicts, measures of the text, use of the vocabulary.
+class CorpusWriter:
+    """Both splits of a corpus behind the shards that are `finished`.
 
-    `done` says what lies whole in shards of an earlier run, `token_use` [vocabulary] counts their tokens.
+    It fills `stage`, `decisions`, `documents` (the measures of each split) and `token_use` [V], tokens of each entry.
     """
 
-    encoder: Encoder
-    writers: dict[Split, ShardWriter]
-    done: dict[Split, ResumePoint]
-    token_use: np.ndarray
-    stage: Stage
-    fates: Fates
-    texts: dict[Split, TextMeasures]
+    def __init__(
+        self, folder: Path, finished: dict[Split, list[Shard]], shard_tokens: int, encoder: Encoder, stage: Stage,
+        decisions: Decisions, sources: list[str],
+    ) -> None:  # fmt: skip
+        self.encoder, self.stage, self.decisions = encoder, stage, decisions
+        self.writers = {s: ShardWriter(folder, s, encoder.dtype, shard_tokens, finished[s]) for s in SPLITS}
+        self.documents = {split: DocumentStats(sources) for split in SPLITS}
+        self.token_use = np.zeros(encoder.vocab_size, dtype=np.int64)
+        for shard in (shard for shards in finished.values() for shard in shards):
+            tokens = np.memmap(folder / shard.file, dtype=encoder.dtype, mode="r")
+            self.token_use += np.bincount(tokens, minlength=encoder.vocab_size)
+        self._done = {split: resume_point(folder, finished[split]) for split in SPLITS}
 
+    @property
     def shards(self) -> dict[Split, list[Shard]]:
         """The finished shards of each split."""
         return {split: writer.shards for split, writer in self.writers.items()}
 
-    def to_encode(self, selected: Iterable[tuple[Split, Candidate]]) -> Iterator[Item]:
+    def write(
+        self, selected: Iterable[tuple[Split, Candidate]], workers: Workers, position: Callable[[], float]
+    ) -> Iterator[tuple[float, bool]]:
+        """Encode and write everything, then close the writers.
+
+        Yields after each batch `position()`, how far the source was read when the batch was put together, and whether
+        the batch completed a shard.
+        """
+        drop = {split: done.tokens for split, done in self._done.items()}
+        batches = grouped(
+            self._to_encode(selected), BATCH_DOCUMENTS, lambda item: item[1].document.length, BATCH_CHARACTERS
+        )
+        placed = (((batch, position()), batch) for batch in batches)
+        for (batch, place), encoded in workers.map(ENCODE, placed):
+            self._note(batch, encoded.measures)
+            finished = False
+            for split, tokens in encoded.tokens.items():
+                skip = min(drop[split], len(tokens))
+                drop[split] -= skip
+                tokens, starts = tokens[skip:], encoded.starts[split]
+                self.token_use += np.bincount(tokens, minlength=len(self.token_use))
+                finished |= self.writers[split].append(tokens, starts[starts >= skip] - skip)
+            if self.token_use.sum() >= ENOUGH_TOKENS:
+                self._require_fit()
+            yield place, finished
+        self._require_fit()
+        for writer in self.writers.values():
+            writer.close()
+
+    def _to_encode(self, selected: Iterable[tuple[Split, Candidate]]) -> Iterator[tuple[Split, Candidate]]:
         """The documents that are not in finished shards, and not known to have too many tokens."""
         for split, candidate in selected:
             self.stage.take(candidate.size)
-            if self.fates.get(candidate.place, "tokens"):
-                candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
-            elif self.texts[split].documents < self.done[split].documents:
-                self._keep(Item(split, candidate), measure(candidate.document.text, candidate.size))
+            if self.decisions.get(candidate.place, self.stage.name):
+                candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
+            elif self.documents[split].documents < self._done[split].documents:
+                self._keep(split, candidate, measure(candidate.document.text, candidate.size))
             else:
-                yield Item(split, candidate)
+                yield split, candidate
 
-    def _keep(self, item: Item, found: Measure) -> None:
-        self.stage.give(found.bytes)
-        self.texts[item.split].add(found, item.candidate.document.source)
-
-    def note(self, batch: list[Item], measures: list[Measure | None]) -> None:
+    def _note(self, batch: list[tuple[Split, Candidate]], measures: list[Measure | None]) -> None:
         """A batch is encoded: what became of each document."""
-        for item, found in zip(batch, measures):
+        for (split, candidate), found in zip(batch, measures):
             if found is None:
-                self.fates.set(item.candidate.place, "tokens", TOO_MANY_TOKENS)
-                item.candidate.is_dropped_by(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
+                self.decisions.set(candidate.place, self.stage.name, TOO_MANY_TOKENS)
+                candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
             else:
-                self._keep(item, found)
+                self._keep(split, candidate, found)
 
-    def require_fit(self) -> None:
+    def _keep(self, split: Split, candidate: Candidate, found: Measure) -> None:
+        self.stage.give(found.bytes)
+        self.documents[split].add(found, candidate.document.source)
+
+    def _require_fit(self) -> None:
         """UserError when too many tokens are unknown."""
         share = self.token_use[self.encoder.ids.unk] / max(1, self.token_use.sum())
         if share > LARGEST_UNKNOWN_SHARE:
@@ -147,49 +250,3 @@ class Packing:
                 f"the tokenizer does not fit this text: {100 * share:.0f} % of the tokens are unknown; train one"
                 " (tokenizer.path=null), for scripts without spaces with tokenizer=bpe, or name another"
             )
-
-
-def batches(stream: Iterable[Item]) -> Iterator[list[Item]]:
-    """Documents in groups large enough to be worth a call of the tokenizer."""
-    batch: list[Item] = []
-    characters = 0
-    for item in stream:
-        batch.append(item)
-        characters += item.candidate.document.length
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def pack(
-    selected: Iterable[tuple[Split, Candidate]],
-    packing: Packing,
-    workers: Workers,
-    position: Callable[[], float],
-    on_batch: Callable[[float, bool], None],
-) -> None:
-    """Encode and write everything, then close the writers.
-
-    `position()` is how far the source has been read. `on_batch(position, finished)` is called after every written
-    batch, with that position when the batch was put together (the workers' groups before it lie somewhat ahead of its
-    text) and whether it completed a shard.
-    """
-    drop = {split: packing.done[split].tokens for split in packing.writers}
-    placed = (((batch, position()), batch) for batch in batches(packing.to_encode(selected)))
-    for (batch, place), encoded in workers.map(ENCODE, placed):
-        packing.note(batch, encoded.measures)
-        finished = False
-        for split, tokens in encoded.tokens.items():
-            skip = min(drop[split], len(tokens))
-            drop[split] -= skip
-            tokens, starts = tokens[skip:], encoded.starts[split]
-            packing.token_use += np.bincount(tokens, minlength=len(packing.token_use))
-            finished |= packing.writers[split].append(tokens, starts[starts >= skip] - skip)
-        if packing.token_use.sum() >= ENOUGH_TOKENS:
-            packing.require_fit()
-        on_batch(place, finished)
-    packing.require_fit()
-    for writer in packing.writers.values():
-        writer.close()

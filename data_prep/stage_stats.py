@@ -1,12 +1,12 @@
-"""The ledger: one line per stage of the preparation, with what came in, went out and was dropped, and examples.
+"""What each stage of the preparation took in, gave out and dropped, and why, with examples.
 
-Every count is a pure function of text and settings: a run that was interrupted and went on fills the same ledger.
-Examples are those dropped documents whose seeded hash is smallest, so they depend neither on the order of counting nor
-on how many there are.
+Every count is a pure function of text and settings, so a resumed run gives the same. Examples are those dropped
+documents whose seeded hash is smallest, whatever the order of counting.
 """
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,33 +27,26 @@ def text_bytes(text: str) -> int:
 
 
 @dataclass
-class _Bin:
+class _Reason:
     """What was dropped for one reason."""
 
     documents: int = 0
     bytes: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)  # a heap, the largest hash (negated) on top
 
-    def add(self, size: int, seed: int, name: str, text: str, show: Callable[[str], str] | None) -> None:
-        self.documents += 1
-        self.bytes += size
-        if show is None:
-            return
+    def add_example(self, seed: int, name: str, text: str, show: Callable[[str], str]) -> None:
         head = text[:EXCERPT_CHARACTERS]
         digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
         place = -int.from_bytes(digest, "big")
-        if len(self.examples) == EXAMPLES and place <= self.examples[0][0]:
-            return
-        item = (place, f"{name}: {_one_line(show(text))}")
         if len(self.examples) < EXAMPLES:
-            heapq.heappush(self.examples, item)
-        else:
-            heapq.heapreplace(self.examples, item)
+            heapq.heappush(self.examples, (place, f"{name}: {_one_line(show(text))}"))
+        elif place > self.examples[0][0]:
+            heapq.heapreplace(self.examples, (place, f"{name}: {_one_line(show(text))}"))
 
 
 @dataclass
 class Stage:
-    """A stage while it counts."""
+    """One stage while it counts."""
 
     name: str
     seed: int
@@ -62,7 +55,7 @@ class Stage:
     documents_out: int = 0
     bytes_out: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
-    bins: dict[str, _Bin] = field(default_factory=dict)
+    reasons: dict[str, _Reason] = field(default_factory=dict)
 
     def take(self, size: int, counts: bool = True) -> None:
         """A document of `size` bytes came in, or, where it no longer `counts`, a further part of the one before."""
@@ -75,35 +68,35 @@ class Stage:
         self.bytes_out += size
 
     def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = excerpt) -> None:
-        """A document that came in goes no further. `name` says where it stands; `show` makes of `text` what an example
-        shows, None for a document that shall not be one."""
-        self.bins.setdefault(reason, _Bin()).add(size, self.seed, name, text, show)
+        """A document that came in goes no further. `name` is its place in the source; `show` makes of `text` what an
+        example shows, None for a document that must not be one."""
+        found = self.reasons.setdefault(reason, _Reason())
+        found.documents += 1
+        found.bytes += size
+        if show is not None:
+            found.add_example(self.seed, name, text, show)
 
     def line(self) -> StageLine:
         """For the manifest."""
         dropped = {
-            reason: Dropped(bin_.documents, bin_.bytes, [text for _, text in sorted(bin_.examples, reverse=True)])
-            for reason, bin_ in sorted(self.bins.items())
+            reason: Dropped(found.documents, found.bytes, [text for _, text in sorted(found.examples, reverse=True)])
+            for reason, found in sorted(self.reasons.items())
         }
         counts = (self.documents_in, self.bytes_in, self.documents_out, self.bytes_out)
         return StageLine(self.name, *counts, dropped, self.notes)
 
 
-class Ledger:
-    """All stages, in the order of the pipeline."""
+class StageStats(dict[str, Stage]):
+    """All stages by name, in the order of the pipeline."""
 
     def __init__(self, seed: int) -> None:
-        self.stages = {name: Stage(name, seed) for name in STAGES}
-
-    def __getitem__(self, name: str) -> Stage:
-        return self.stages[name]
+        super().__init__((name, Stage(name, seed)) for name in STAGES)
 
     def removed(self) -> dict[str, int]:
         """Documents dropped, by reason, over all stages."""
-        total: dict[str, int] = {}
-        for stage in self.stages.values():
-            for reason, bin_ in stage.bins.items():
-                total[reason] = total.get(reason, 0) + bin_.documents
+        total = Counter[str]()
+        for stage in self.values():
+            total.update({reason: found.documents for reason, found in stage.reasons.items()})
         return dict(sorted(total.items()))
 
     def pass_on(self, name: str) -> None:
@@ -111,10 +104,6 @@ class Ledger:
         stage, before = self[name], self[STAGES[STAGES.index(name) - 1]]
         stage.documents_in = stage.documents_out = before.documents_out
         stage.bytes_in = stage.bytes_out = before.bytes_out
-
-    def lines(self) -> list[StageLine]:
-        """For the manifest."""
-        return [stage.line() for stage in self.stages.values()]
 
 
 def _one_line(text: str) -> str:

@@ -1,138 +1,170 @@
-"""The end of a preparation: order files, statistics, the corpus card, and the manifest that names them all."""
+"""The end of a preparation: statistics of the finished corpus, and the manifest that names all its files."""
 
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from cramming import __version__
 from cramming.config import file_sha256
-from cramming.data import corpus
-from cramming.data.manifest import Manifest, TokenizerInfo
+from cramming.data.corpus import TASKS
+from cramming.data.manifest import FORMAT_VERSION, TOKENIZER, Manifest, Split, TokenizerInfo
+from cramming.data.stream import TokenStream
 from cramming.files import write_atomically
-from data_prep import corpus_card, orders
-from data_prep.pipeline import Selection
-from data_prep.prepare_config import Job
-from data_prep.shard_writer import Packing
-from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers, load
+from data_prep import corpus_card
+from data_prep.document_stats import token_lengths, write_orders
+from data_prep.pipeline import Pipeline
+from data_prep.prepare_config import Preparation
+from data_prep.shard_writer import CorpusWriter
+from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers
 
 
 def complete(
-    job: Job, sources: list[dict[str, Any]], info: TokenizerInfo, selection: Selection, packing: Packing
+    preparation: Preparation,
+    sources: list[dict[str, Any]],
+    tokenizer: Tokenizer,
+    info: TokenizerInfo,
+    pipeline: Pipeline,
+    writer: CorpusWriter,
 ) -> Manifest:
-    """Write the last files beside the shards; the manifest, which is left to write."""
-    splits = packing.shards()
-    documents = {
-        split: orders.Documents(job.folder, part, packing.encoder.dtype, packing.texts[split], packing.token_use)
-        for split, part in splits.items()
-    }
-    order_files = orders.write(documents["train"], job.data.orders)
-    found = _statistics(job.folder, list(documents.values()), order_files, packing)
-    found |= {"remark": remark} if (remark := job.source.remark()) else {}
-    _late_stages(job, selection, found, order_files, info)
-    ledger = selection.ledger
+    """Write orders and card; the manifest, which is left to write."""
+    folder, data, stats = preparation.folder, preparation.data, pipeline.stats
+    streams = {split: TokenStream(folder, shards, writer.encoder.dtype) for split, shards in writer.shards.items()}
+    orders = write_orders(folder, data.orders, writer.documents["train"], streams["train"], writer.token_use)
+    found = _statistics(preparation, streams, [*orders.values(), TOKENIZER], tokenizer, writer)
+    for name in ("tokenizer", "order", "shards"):
+        stats.pass_on(name)
+    for name, notes in _late_notes(preparation, pipeline, info, found, orders).items():
+        stats[name].notes |= notes
     manifest = Manifest(
-        format=corpus.FORMAT_VERSION,
-        name=job.data.name,
+        format=FORMAT_VERSION,
+        name=data.name,
         suite_version=__version__,
-        settings_hash=job.settings_hash,
-        settings=job.settings,
-        dtype="uint16" if packing.encoder.dtype.itemsize == 2 else "uint32",
+        settings_hash=preparation.settings_hash,
+        settings=preparation.settings,
+        dtype="uint16" if writer.encoder.dtype.itemsize == 2 else "uint32",
         tokenizer=info,
         sources=sources,
         counts={
-            "documents_read": ledger["source"].documents_in,
-            "documents": ledger["tokens"].documents_out,
-            "long_documents_cut": ledger["normalise"].notes["long_documents_cut"],
+            "documents_read": stats["source"].documents_in,
+            "documents": stats["tokens"].documents_out,
+            "long_documents_cut": stats["normalise"].notes["long_documents_cut"],
             "text_bytes": found["bytes"],
-            "unknown_tokens": int(packing.token_use[packing.encoder.ids.unk]),
+            "unknown_tokens": int(writer.token_use[info.special_ids["unk"]]),
         },
-        removed=ledger.removed(),
-        splits=splits,
-        stages=ledger.lines(),
+        removed=stats.removed(),
+        splits=writer.shards,
+        stages=[stage.line() for stage in stats.values()],
         statistics=found,
-        decontamination=_decontamination(selection),
-        orders=order_files,
+        decontamination=_decontamination(pipeline),
+        orders=orders,
     )
-    written = [*corpus_card.write(job.folder, manifest), job.folder / TOKENIZER_CONFIG]
-    write_atomically(written[-1], describe_for_transformers(info.special))
-    further = [*written, *(job.folder / name for name in order_files.values())]
-    further += [path for path in (job.folder / corpus.TASKS).rglob("*") if path.is_file()]
-    return manifest.with_files({path.relative_to(job.folder).as_posix(): file_sha256(path) for path in further})
+    files = [*corpus_card.write(folder, manifest), folder / TOKENIZER_CONFIG, *(folder / o for o in orders.values())]
+    write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
+    files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
+    return replace(manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
 def _statistics(
-    folder: Path, documents: list[orders.Documents], order_files: dict[str, str], packing: Packing
+    preparation: Preparation,
+    streams: dict[Split, TokenStream],
+    further: list[str],
+    tokenizer: Tokenizer,
+    writer: CorpusWriter,
 ) -> dict[str, Any]:
-    lengths = [part.lengths() for part in documents]
+    """What the card shows; `further` files count as the folder's bytes."""
+    folder, use_V = preparation.folder, writer.token_use
+    lengths = {split: token_lengths(stream) for split, stream in streams.items()}
     by_source: dict[str, dict[str, int]] = {}
-    for part, lengths_D in zip(documents, lengths):
-        for name, row in part.texts.by_source(lengths_D).items():
+    for split, documents in writer.documents.items():
+        for name, row in documents.by_source(lengths[split]).items():
             before = by_source.get(name, {})
             by_source[name] = {key: value + before.get(key, 0) for key, value in row.items()}
-    tokens = int(packing.token_use.sum())
-    sums = {key: sum(getattr(part.texts, key) for part in documents) for key in ("characters", "words")}
-    sums |= {"tokens": tokens, "bytes": sum(row["bytes"] for row in by_source.values())}
-    written = [shard for part in documents for shard in part.shards]
-    files = [shard.index_file for shard in written] + [*order_files.values(), corpus.TOKENIZER]
-    rest = sum((folder / name).stat().st_size for name in files)
-    shard_bytes = sum((folder / shard.file).stat().st_size for shard in written)
+    characters, words, documents_ = (
+        sum(getattr(documents, key) for documents in writer.documents.values())
+        for key in ("characters", "words", "documents")
+    )
+    tokens, size = int(use_V.sum()), sum(row["bytes"] for row in by_source.values())
+    shards = [shard for finished in writer.shards.values() for shard in finished]
+    shard_bytes = sum((folder / shard.file).stat().st_size for shard in shards)
+    rest = sum((folder / name).stat().st_size for name in (*further, *(shard.index_file for shard in shards)))
+    remark = preparation.source.remark()
     return {
-        **corpus_card.statistics(np.concatenate(lengths), packing.token_use, sums),
-        "unknown_rate": round(int(packing.token_use[packing.encoder.ids.unk]) / tokens, 8),
-        "characters_lost": _characters_lost(folder, documents, sums, packing.token_use),
+        "tokens": tokens,
+        "bytes": size,
+        "characters": characters,
+        "words": words,
+        "tokens_per_byte": _ratio(tokens, size),
+        "tokens_per_character": _ratio(tokens, characters),
+        "tokens_per_word": _ratio(tokens, words),
+        "unknown_rate": round(int(use_V[writer.encoder.ids.unk]) / tokens, 8),
+        "characters_lost": _characters_lost(tokenizer, use_V, characters, words, documents_),
         "by_source": by_source,
         "tokens_per_byte_by_source": {
             name: round(row["tokens"] / row["bytes"], 6) for name, row in by_source.items() if row["bytes"]
         },
         "bytes_per_token": round(shard_bytes / tokens, 4),
         "folder_bytes_per_token": round((shard_bytes + rest) / tokens, 4),
+        **_distributions(np.concatenate(list(lengths.values())), use_V),
+        **({"remark": remark} if remark else {}),
+    }
+
+
+def _ratio(number: int, by: int) -> float | None:
+    return round(number / by, 6) if by else None
+
+
+def _distributions(lengths_D: np.ndarray, use_V: np.ndarray) -> dict[str, Any]:
+    """Of the documents' lengths in tokens, and of the tokens over the vocabulary."""
+    edges = 2 ** np.arange(1, max(3, int(lengths_D.max(initial=1)).bit_length()) + 1)
+    ranks_V = np.sort(use_V)[::-1]
+    used = int(np.count_nonzero(ranks_V))
+    tops = [n for n in (10, 100, 1000, 10_000) if n < used]
+    return {
+        "length_edges": edges.tolist(),
+        "length_counts": np.histogram(lengths_D, bins=[0, *edges])[0].tolist(),
+        "median_length": float(np.median(lengths_D)),
+        "vocabulary_used": used,
+        "vocabulary_share": {f"top_{n}": round(float(ranks_V[:n].sum() / ranks_V.sum()), 6) for n in tops},
+        "vocabulary_counts": ranks_V[(2 ** np.arange(int(used).bit_length())) - 1].tolist(),  # of ranks 1, 2, 4, 8 ...
     }
 
 
 def _characters_lost(
-    folder: Path, documents: list[orders.Documents], sums: dict[str, int], token_use: np.ndarray
+    tokenizer: Tokenizer, use_V: np.ndarray, characters: int, words: int, documents: int
 ) -> float | None:
     """Share of the text's characters, white space aside, that no token stands for: they are in unknown tokens, or the
     tokenizer's normaliser drops them. None where it is not known: ready-made ids, other kinds than WordPiece."""
-    characters_V = characters_by_entry(load(folder / corpus.TOKENIZER))
-    if characters_V is None or not sums["characters"]:
+    characters_V = characters_by_entry(tokenizer)
+    if characters_V is None or not characters:
         return None
-    written = sums["characters"] - sums["words"] + sum(part.texts.documents for part in documents)
-    return round(max(0.0, 1 - int(token_use @ characters_V) / written), 6)
+    return round(max(0.0, 1 - int(use_V @ characters_V) / (characters - words + documents)), 6)
 
 
-def _late_stages(
-    job: Job, selection: Selection, found: dict[str, Any], order_files: dict[str, str], info: TokenizerInfo
-) -> None:
-    """The lines of the stages that drop nothing, and what is only known at the end."""
-    ledger = selection.ledger
-    for name in ("tokenizer", "order", "shards"):
-        ledger.pass_on(name)
-    origin = job.tokenizer_path
-    if selection.near is not None:
-        near = {"clusters": selection.near.clusters, "index_bytes": selection.near.memory_bytes}
-        ledger["near deduplication"].notes |= near
-    ledger["tokenizer"].notes |= {
-        "kind": info.kind,
-        "entries": info.vocab_size,
-        "origin": origin.name if origin else f"trained on at most {job.tokenizer.sample_mb:g} MB",
+def _late_notes(
+    preparation: Preparation, pipeline: Pipeline, info: TokenizerInfo, found: dict[str, Any], orders: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """What is only known at the end, by stage."""
+    near, path = pipeline.near, preparation.tokenizer_path
+    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
+    return {
+        "near deduplication": {"clusters": near.clusters, "index_bytes": near.memory_bytes} if near else {},
+        "tokenizer": {"kind": info.kind, "entries": info.vocab_size, "origin": origin},
+        "tokens": {"tokens": found["tokens"], "unknown_rate": found["unknown_rate"]},
+        "order": {"files": ", ".join(orders) or "none"},
+        "shards": {"bytes_per_token": found["bytes_per_token"]},
     }
-    ledger["tokens"].notes |= {"tokens": found["tokens"], "unknown_rate": found["unknown_rate"]}
-    ledger["order"].notes |= {"files": ", ".join(order_files) or "none"}
-    ledger["shards"].notes |= {"bytes_per_token": found["bytes_per_token"]}
 
 
-def _decontamination(selection: Selection) -> dict[str, Any]:
+def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
     """The tasks' files that were searched for, and their development texts; of each task how many texts can be found,
-    were found, and removed."""
-    config, search = selection.config.decontaminate, selection.decontaminator
+    were found, and how many documents were removed."""
+    search, notes = pipeline.decontaminator, pipeline.stats["decontamination"].notes
     if search is None:
         return {}
-    notes = selection.ledger["decontamination"].notes
     return {
-        **asdict(config),
+        **asdict(pipeline.config.decontaminate),
         "examples": search.examples,
         "searchable": search.searchable,
         "found": notes["texts_found"],

@@ -59,7 +59,8 @@ def write_corpus(
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from cramming.config import file_sha256
-    from cramming.data.corpus import FORMAT_VERSION, TOKENIZER, Manifest, ShardWriter, TokenizerInfo
+    from cramming.data.manifest import FORMAT_VERSION, TOKENIZER, Manifest, TokenizerInfo
+    from data_prep.shard_writer import ShardWriter
 
     folder.mkdir(parents=True)
     names = ("pad", "unk", "cls", "sep", "mask")

@@ -1,72 +1,31 @@
 """The corpus folder: the one on-disk format between `prepare` and `pretrain`.
 
-    manifest.json                        written last; a folder without it is not a corpus
-    tokenizer.json                       a `tokenizers` file; beside it tokenizer_config.json, for AutoTokenizer
+    manifest.json                        written last; a folder without it is not a corpus (cramming/data/manifest.py)
+    tokenizer.json                       a `tokenizers` file; and tokenizer_config.json, for AutoTokenizer
     train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
     validation-00000.bin ...
     order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)
     corpus_card.md  card/*.svg           what a person reads about the corpus
     tasks/                               only the embedded corpus: its fine-tuning tasks
 
-The manifest (cramming/data/manifest.py) names every file with its SHA-256.
-
 A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries. Every
-document is `[CLS] tokens [SEP]` and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
+document is `[CLS] tokens [SEP]`, and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
 start of its shard, of the documents that begin there. All shards of a split but the last hold the same number of
-tokens: the stream is cut where the shard is full, so a document may lie across shards and may even be longer than one.
-Sequence length is not part of the format: readers take windows of any length at any place (cramming/data/stream.py).
+tokens, so a document may lie across shards. Sequence length is not part of the format: readers take windows of any
+length at any place (cramming/data/stream.py). data_prep/shard_writer.py writes it.
 """
 
-import hashlib
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from cramming.config import UserError, file_sha256
-from cramming.data.manifest import (
-    FORMAT_VERSION,
-    INDEX_DTYPE,
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
-    Shard,
-    SpecialIds,
-    Split,
-    TokenizerInfo,
-    content_settings,
-    corpus_folder,
-    corpus_hash,
-    token_dtype,
-)
+from cramming.data.manifest import DAMAGED, INDEX_DTYPE, MANIFEST, TOKENIZER, Manifest, SpecialIds, Split, corpus_folder
 from cramming.data.stream import OrderedStream, TokenStream
-from cramming.files import Stamp, overwrite_atomically, sync
+from cramming.files import Stamp
 
-__all__ = [
-    "FORMAT_VERSION",
-    "CURRICULA",
-    "INDEX_DTYPE",
-    "MANIFEST",
-    "ORDERS",
-    "TASKS",
-    "TOKENIZER",
-    "Corpus",
-    "Curriculum",
-    "Manifest",
-    "ResumePoint",
-    "Shard",
-    "ShardWriter",
-    "SpecialIds",
-    "Split",
-    "TokenStream",
-    "TokenizerInfo",
-    "content_settings",
-    "corpus_folder",
-    "corpus_hash",
-    "resume_point",
-    "token_dtype",
-    "token_use",
-]
+__all__ = ["CURRICULA", "MANIFEST", "ORDERS", "SPLITS", "TASKS", "Corpus", "Curriculum", "corpus_folder", "damage"]
 
 TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -76,97 +35,11 @@ REVERSED = "_reversed"
 ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
 
 
-class ShardWriter:
-    """Writes one split of a corpus as a stream. A shard becomes visible whole, by renaming; memory is one append.
-
-    `finished` are the shards of an earlier, interrupted run: writing goes on behind them (see `resume_point`).
-    """
-
-    def __init__(
-        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
-    ) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
-        self.shards = list(finished)
-        self._part: BinaryIO | None = None
-
-    def append(self, tokens: np.ndarray, starts: np.ndarray) -> bool:
-        """Append `tokens` [n]; `starts` are the offsets in it where documents begin. True if a shard was finished."""
-        before = len(self.shards)
-        while len(tokens):
-            if self._part is None:
-                self._begin()
-            room = self.shard_tokens - self._tokens
-            inside = int(np.searchsorted(starts, room))
-            self._write(tokens[:room], starts[:inside])
-            tokens, starts = tokens[room:], starts[inside:] - room
-            if self._tokens == self.shard_tokens:
-                self.close()
-        return len(self.shards) > before
-
-    def _begin(self) -> None:
-        self._file = f"{self.split}-{len(self.shards):05d}.bin"
-        self._part = (self.folder / f"{self._file}.part").open("wb")
-        self._hash = hashlib.sha256()
-        self._tokens = 0
-        self._starts: list[np.ndarray] = []
-
-    def _write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
-        assert self._part is not None
-        self._starts.append(starts.astype(INDEX_DTYPE) + INDEX_DTYPE.type(self._tokens))
-        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
-        self._part.write(data)
-        self._hash.update(data)
-        self._tokens += len(tokens)
-
-    def close(self) -> None:
-        """Finish the shard that is being written, if any: sync it, then give it and its index their names."""
-        if self._part is None:
-            return
-        self._part.flush()
-        sync(self._part.fileno())
-        self._part.close()
-        self._part = None
-        starts = np.concatenate(self._starts)
-        index_hash = hashlib.sha256(starts.tobytes()).hexdigest()
-        shard = Shard(self._file, self._tokens, len(starts), self._hash.hexdigest(), index_hash)
-        overwrite_atomically(self.folder / shard.index_file, starts.tofile)
-        (self.folder / f"{self._file}.part").rename(self.folder / self._file)
-        self.shards.append(shard)
-
-
-class ResumePoint(NamedTuple):
-    """Where an interrupted split goes on: leave out `documents` whole documents, then `tokens` of the next one."""
-
-    documents: int
-    tokens: int
-
-
-def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
-    """From the finished shards alone: the document that the last of them was cut in (or ended with) is done again."""
-    base = sum(shard.tokens for shard in shards)
-    documents = sum(shard.documents for shard in shards)
-    end = base
-    for shard in reversed(shards):
-        base -= shard.tokens
-        if shard.documents:
-            last_start = base + int(np.fromfile(folder / shard.index_file, INDEX_DTYPE)[-1])
-            return ResumePoint(documents - 1, end - last_start)
-    return ResumePoint(0, 0)
-
-
-def token_use(folder: Path, shards: list[Shard], dtype: np.dtype[Any], vocab_size: int) -> np.ndarray:
-    """How often each token occurs in these shards: int64 [vocab_size]."""
-    use_V = np.zeros(vocab_size, dtype=np.int64)
-    for shard in shards:
-        use_V += np.bincount(np.memmap(folder / shard.file, dtype=dtype, mode="r"), minlength=vocab_size)
-    return use_V
-
-
 class Corpus:
     """A whole corpus folder, opened for reading; shards are memory-mapped, nothing is loaded.
 
-    So what is read hours later is what the files hold then. Of each file that is hashed the times are noted: `changed`
-    names those that were written to since, whatever they hold by now.
+    What is read hours later is what the files hold by then. `changed` names those that were verified and written to
+    since.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -174,14 +47,14 @@ class Corpus:
         self.manifest_sha256 = manifest.sha256()
         self.vocab_size = manifest.tokenizer.vocab_size
         self.special_ids = SpecialIds(**manifest.tokenizer.special_ids)
-        self._checked: dict[str, Stamp] = {}  # the files whose SHA-256 was compared
+        self._verified: dict[str, Stamp] = {}  # the files whose SHA-256 was compared
         self._mapped: dict[str, Stamp] = {}
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool | Split = False) -> "Corpus":
         """Open and check: the manifest's checksum, file sizes, the tokenizer's SHA-256.
 
-        `verify`: every file's SHA-256, or, named, those of one split.
+        `verify`: every file's SHA-256, or those of one split.
 
         UserError: no such folder, half-written, unknown format version, a file missing, cut short or altered.
         """
@@ -195,36 +68,36 @@ class Corpus:
                 f"{folder}: half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again,"
                 " it goes on where it stopped"
             )
-        try:
-            text = (folder / MANIFEST).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{folder / MANIFEST}: not UTF-8; the file was altered: delete the folder") from None
-        corpus = cls(folder, Manifest.from_json(text, str(folder / MANIFEST)))
-        corpus._check(verify)
+        corpus = cls(folder, Manifest.load(folder / MANIFEST))
+        corpus._check_sizes()
+        hashes = corpus.manifest.hashes()
+        of_split = [name for name in hashes if name.startswith(f"{verify}-")]
+        for name in hashes if verify is True else (TOKENIZER, *of_split):
+            stamp = Stamp.at(folder / name)
+            if problem := damage(folder / name, hashes[name]):
+                raise UserError(f"{problem}; {DAMAGED}")
+            assert stamp, "what could be hashed could be opened"
+            corpus._verified[name] = stamp
         return corpus
 
-    def _check(self, verify: bool | Split) -> None:
+    def _check_sizes(self) -> None:
         itemsize = np.dtype(self.manifest.dtype).itemsize
-        for shard in (shard for split in SPLITS for shard in self.manifest.splits[split]):
-            _check_size(self.folder / shard.file, shard.tokens * itemsize)
-            _check_size(self.folder / shard.index_file, shard.documents * INDEX_DTYPE.itemsize)
-        hashes = self.manifest.hashes()
-        split = [n for n in hashes if n.startswith(f"{verify}-")]
-        for name in hashes if verify is True else (TOKENIZER, *split):
-            stamp = Stamp.at(self.folder / name)
-            if problem := damage(self.folder / name, hashes[name]):
-                raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
-            assert stamp, "what could be hashed could be opened"
-            self._checked[name] = stamp
+        for shard in (shard for shards in self.manifest.splits.values() for shard in shards):
+            expected = {shard.file: shard.tokens * itemsize, shard.index_file: shard.documents * INDEX_DTYPE.itemsize}
+            for path, size in ((self.folder / name, size) for name, size in expected.items()):
+                found = path.stat().st_size if path.is_file() else None
+                if found != size:
+                    what = "missing" if found is None else f"{found} bytes instead of {size}"
+                    raise UserError(f"{path}: {what}; the corpus is damaged: {DAMAGED}")
 
     def changed(self, *, last: bool = False) -> list[str]:
-        """Names of the checked files that were written to, exchanged or taken away since; nothing of them is read.
+        """Names of the verified files that were written to, exchanged or removed since; by their times, not read.
 
-        One that the system tells nothing of for the moment counts at the `last` look only: the next one sees as much.
+        A file whose state the system does not tell for the moment counts at the `last` look only.
         """
-        return [name for name, stamp in self._checked.items() if not self._is_as_checked(name, stamp, last)]
+        return [name for name, stamp in self._verified.items() if not self._is_as_verified(name, stamp, last)]
 
-    def _is_as_checked(self, name: str, stamp: Stamp, last: bool) -> bool:
+    def _is_as_verified(self, name: str, stamp: Stamp, last: bool) -> bool:
         try:
             is_unchanged = stamp.is_unchanged(Stamp.at(self.folder / name))
         except OSError:
@@ -232,7 +105,7 @@ class Corpus:
         return is_unchanged and self._mapped.get(name, stamp) == stamp
 
     def is_as_prepared(self, name: str) -> bool | None:
-        """Whether a file now has the SHA-256 that the manifest knows; None where it cannot be read."""
+        """Whether a file now has the SHA-256 of the manifest; None where it cannot be read."""
         try:
             return damage(self.folder / name, self.manifest.hashes()[name]) is None
         except OSError:
@@ -244,7 +117,7 @@ class Corpus:
         return self.folder / TOKENIZER
 
     def stream(self, split: Split, order: str = "source") -> TokenStream:
-        """The tokens of one split as one flat stream, its documents in this order (`shuffled` is the reader's task).
+        """The tokens of one split as one flat stream, its documents in this order (the reader shuffles).
 
         UserError: the corpus has no such order.
         """
@@ -253,12 +126,12 @@ class Corpus:
         self._mapped |= stream.mapped
         if order in ("shuffled", "source"):
             return stream
-        order_D = self._order(order.removesuffix(REVERSED), stream)
+        order_D = self._order(order.removesuffix(REVERSED), stream.num_documents)
         return OrderedStream(stream, order_D[::-1] if order.endswith(REVERSED) else order_D)
 
-    def _order(self, name: str, stream: TokenStream) -> np.ndarray:
+    def _order(self, name: str, documents: int) -> np.ndarray:
         if name == "source":
-            return np.arange(stream.num_documents)
+            return np.arange(documents)
         if name not in self.manifest.orders:
             known = ", ".join(("shuffled", "source", *self.manifest.orders))
             raise UserError(
@@ -266,7 +139,7 @@ class Corpus:
                 f" data.orders=[{name}]"
             )
         order_D: np.ndarray = np.load(self.folder / self.manifest.orders[name])
-        assert len(order_D) == stream.num_documents
+        assert len(order_D) == documents
         return order_D
 
     def describe(self) -> dict[str, Any]:
@@ -285,13 +158,6 @@ class Corpus:
             "removed": manifest.removed,
             "decontamination": manifest.decontamination,
         }
-
-
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size if path.is_file() else None
-    if found != size:
-        what = "missing" if found is None else f"{found} bytes instead of {size}"
-        raise UserError(f"{path}: {what}; the corpus is damaged: delete its folder and run `cramming prepare` again")
 
 
 def damage(path: Path, expected: str) -> str | None:

@@ -1,6 +1,6 @@
-"""`cramming inspect <corpus>`: what a corpus holds: its splits, document lengths, sources, and documents as text.
+"""`cramming inspect <corpus>`: its splits, document lengths, sources, what was dropped and why, and documents as text.
 
-A corpus that was altered is shown as it is, and then named as such, as far as can be told at once; `cramming verify`
+A corpus that was altered is shown as it is, and then named as such, as far as a quick look tells; `cramming verify`
 reads every byte.
 """
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, build
-from cramming.data.corpus import SPLITS, Corpus, TokenStream
+from cramming.data.corpus import SPLITS, Corpus
 from cramming.data.integrity import damaged
-from cramming.data.manifest import Split, corpus_folder
+from cramming.data.manifest import Manifest, Split, corpus_folder
+from cramming.data.stream import TokenStream
 from cramming.progress import say, show_table
 
-BEGINNING = 400  # characters of a document that is shown by its beginning
+BEGINNING = 400  # characters shown of one of several documents
 COMPARED_BYTES = 1 << 28  # with the manifest's checksums: a second
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
@@ -41,64 +42,72 @@ def main(config: Mapping[str, Any]) -> None:
     """
     settings = build(InspectConfig, config["inspect"], "inspect")
     corpus = Corpus.open(corpus_folder(config))
-    shown = list(_documents(corpus, settings))
-    altered = list(damaged(corpus.folder, corpus.manifest, COMPARED_BYTES, _shards_of(corpus, settings)))
-    show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], list(_splits(corpus)))
-    show_table("tokens per document", ["", *QUANTILES, "mean"], [_lengths(corpus, split) for split in SPLITS])
-    if by_source := corpus.manifest.statistics.get("by_source"):  # format 1 has none
+    manifest = corpus.manifest
+    numbers = _numbers(corpus, settings)
+    texts = list(_texts(corpus, settings, numbers))
+    altered = list(damaged(corpus.folder, manifest, COMPARED_BYTES, _shards_of(manifest, settings.split, numbers)))
+    splits = {split: corpus.stream(split) for split in SPLITS}
+    counts = [
+        [split, f"{found.num_documents:,}", f"{found.num_tokens:,}", str(len(manifest.splits[split]))]
+        for split, found in splits.items()
+    ]
+    show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], counts)
+    lengths = [_lengths(split, found) for split, found in splits.items()]
+    show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
+    if by_source := manifest.statistics.get("by_source"):  # format 1 has none
         columns = ["documents", "tokens", "bytes"]
-        rows = [[name, *(f"{part[column]:,}" for column in columns)] for name, part in by_source.items()]
+        rows = [[name, *(f"{row[column]:,}" for column in columns)] for name, row in by_source.items()]
         show_table("sources", ["", *columns], rows)
-    for title, text in shown:
+    if dropped := list(_dropped(manifest)):
+        show_table("dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped)
+    for title, text in texts:
         say(f"\n{title}\n{text}")
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UserError(f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`")
 
 
-def _shards_of(corpus: Corpus, settings: InspectConfig) -> list[str]:
-    """The files of the shards in which the documents that are shown begin."""
-    shards = corpus.manifest.splits[settings.split]
+def _numbers(corpus: Corpus, settings: InspectConfig) -> list[int]:
+    """Numbers of the documents to show."""
+    count, one = corpus.stream(settings.split).num_documents, settings.document
+    if one is None:
+        return list(range(min(settings.documents, count)))
+    if one >= count:
+        place = f"the {settings.split} split of {corpus.folder}"
+        raise UserError(f"inspect.document={one}: {place} has documents 0 to {count - 1}")
+    return [one]
+
+
+def _shards_of(manifest: Manifest, split: Split, numbers: list[int]) -> list[str]:
+    """The files of the shards in which these documents begin."""
+    shards = manifest.splits[split]
     last_D = np.cumsum([shard.documents for shard in shards])
-    one = settings.document
-    numbers = range(settings.documents) if one is None else [one]
-    places = np.unique(np.searchsorted(last_D, numbers, side="right"))
-    return [name for place in places[places < len(shards)] for name in (shards[place].file, shards[place].index_file)]
+    found = [shards[place] for place in np.unique(np.searchsorted(last_D, numbers, side="right"))]
+    return [name for shard in found for name in (shard.file, shard.index_file)]
 
 
-def _splits(corpus: Corpus) -> Iterator[list[str]]:
-    for split in SPLITS:
-        stream = corpus.stream(split)
-        yield [split, f"{stream.num_documents:,}", f"{stream.num_tokens:,}", str(len(corpus.manifest.splits[split]))]
-
-
-def _lengths(corpus: Corpus, split: Split) -> list[str]:
-    lengths_D = np.diff(_bounds(corpus.stream(split)))
+def _lengths(split: str, stream: TokenStream) -> list[str]:
+    lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)
     values = [*np.quantile(lengths_D, list(QUANTILES.values())), lengths_D.mean()]
     return [split, *(f"{value:,.0f}" for value in values)]
 
 
-def _bounds(stream: TokenStream) -> np.ndarray:
-    """Where each document begins, and where the last ends: int64 [D + 1]."""
-    return np.append(stream.document_starts, stream.num_tokens)
+def _dropped(manifest: Manifest) -> Iterator[list[str]]:
+    for stage in manifest.stages:
+        for reason, found in stage.dropped.items():
+            yield [reason, stage.name, f"{found.documents:,}", f"{found.bytes:,}"]
 
 
-def _documents(corpus: Corpus, settings: InspectConfig) -> Iterator[tuple[str, str]]:
-    """A title and the text of each document that is asked for."""
+def _texts(corpus: Corpus, settings: InspectConfig, numbers: list[int]) -> Iterator[tuple[str, str]]:
+    """A title and the text of each document."""
     from tokenizers import Tokenizer
 
     stream, tokenizer = corpus.stream(settings.split), Tokenizer.from_file(str(corpus.tokenizer_file))
-    bounds = _bounds(stream)
-    one = settings.document
-    if one is not None and one >= stream.num_documents:
-        raise UserError(
-            f"inspect.document={one}: the {settings.split} split of {corpus.folder} has documents 0 to"
-            f" {stream.num_documents - 1}"
-        )
-    for number in range(min(settings.documents, stream.num_documents)) if one is None else [one]:
+    bounds = np.append(stream.document_starts, stream.num_tokens)
+    for number in numbers:
         ids = stream.take(np.arange(bounds[number], bounds[number + 1]))
         text = tokenizer.decode(ids.tolist())
         text = "".join(sign if sign.isprintable() or sign in "\n\u200c\u200d" else " " for sign in text)
-        if one is None and len(text) > BEGINNING:
+        if settings.document is None and len(text) > BEGINNING:
             text = text[:BEGINNING] + " ..."
         yield f"{settings.split} document {number}, {len(ids):,} tokens:", text

@@ -1,7 +1,7 @@
 """What differs between a corpus folder and its manifest: each file altered, missing or unknown is named."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from cramming.config import UserError
@@ -12,13 +12,9 @@ from cramming.progress import Progress, say
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """What differs from the manifest, one line each: files altered or missing, and files that nobody knows."""
-    place = folder / MANIFEST
+    """What differs from the manifest, one line each: files altered or missing, and files that are not in it."""
     try:
-        manifest = Manifest.from_json(place.read_text(encoding="utf-8"), str(place))
-    except UnicodeDecodeError:
-        yield f"{place}: not UTF-8; the file was altered"
-        return
+        manifest = Manifest.load(folder / MANIFEST)
     except UserError as error:
         yield str(error)
         return
@@ -26,7 +22,8 @@ def problems(folder: Path) -> Iterator[str]:
     known = {MANIFEST, LOCK, *manifest.hashes()}  # a kill at the very end leaves the lock file
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (path.is_file() or path.is_symlink()) and name not in known and not _of_format_1(manifest, name):
+        unlisted = manifest.format == 1 and name.startswith("tasks/")
+        if (path.is_file() or path.is_symlink()) and name not in known and not unlisted:
             yield f"{path}: unexpected; `prepare` has not made this file"
 
 
@@ -40,24 +37,14 @@ def damaged(
     if manifest.format == 1:
         say(f"{folder / MANIFEST}: format 1 has no checksum of itself and none of tasks/; those are not checked")
     hashes = manifest.hashes()
-    compared = _affordable(folder, hashes, most_bytes, first)
-    with Progress("verify", float(len(compared)), "files") as bar:
-        for name in sorted(compared):
-            if problem := damage(folder / name, hashes[name]):
-                yield problem
-            bar.advance()
-
-
-def _affordable(folder: Path, names: Iterable[str], most_bytes: float, first: Collection[str]) -> list[str]:
-    """The names of files that have at most so many bytes together; of those that are missing too."""
-    sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in names}
+    sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in hashes}
     chosen, left = [], most_bytes
     for name in sorted(sizes, key=lambda name: (name not in first, sizes[name])):
         if sizes[name] <= left:
             chosen.append(name)
             left -= sizes[name]
-    return chosen
-
-
-def _of_format_1(manifest: Manifest, name: str) -> bool:
-    return manifest.format == 1 and name.startswith("tasks/")
+    with Progress("verify", float(len(chosen)), "files") as bar:
+        for name in sorted(chosen):
+            if problem := damage(folder / name, hashes[name]):
+                yield problem
+            bar.advance()

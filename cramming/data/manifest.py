@@ -1,8 +1,7 @@
-"""What is known about a corpus: `manifest.json`, its ledger and its checksums.
+"""`manifest.json`: everything known about a corpus, and the SHA-256 of every other file of its folder.
 
-The manifest is written last and names every other file of the folder with its SHA-256, so that one changed byte
-anywhere is found (`Corpus.open(verify=True)`, `cramming verify`). It guards itself by `checksum`: the SHA-256 of its
-own text with 64 zeros in the checksum's place. Format 1, which had neither checksum nor ledger, can still be read.
+It is written last, and guards itself by `checksum`: the SHA-256 of its own text with 64 zeros in the checksum's place.
+Format 1, which had neither checksum nor stages, can still be read.
 """
 
 import dataclasses
@@ -19,17 +18,16 @@ from cramming.config import UserError, build, expand_home, settings_hash
 
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
-# Of the rules by which `prepare` makes text, raised when they make other bytes of the same text and settings.
+# Raised when `prepare` makes other bytes of the same text and settings.
 TEXT_VERSION = 2
 INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
+DAMAGED = "delete the folder and run `cramming prepare` again"
 SINCE_FORMAT_2 = ("stages", "statistics", "decontamination", "orders", "files")
 
-# Settings that say where or how fast, not what: they do not take part in a corpus's name.
-_NOT_CONTENT = {"data": {"corpus", "workers"}, "tokenizer": set[str]()}
-
+_NOT_CONTENT = ("corpus", "workers")  # settings that say where or how fast, not what a corpus contains
 
 Split = Literal["train", "validation"]
 
@@ -62,7 +60,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What the corpus's tokenizer is; `special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
+    """`special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
 
     kind: str
     vocab_size: int
@@ -91,7 +89,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class StageLine:
-    """One stage of the preparation in the ledger: what came in, what went out, what was dropped and why."""
+    """One stage of the preparation: what came in, what went out, what was dropped and why."""
 
     name: str
     documents_in: int
@@ -131,26 +129,28 @@ class Manifest:
         return text.replace(NO_CHECKSUM, hashlib.sha256(text.encode()).hexdigest(), 1)
 
     @classmethod
+    def load(cls, path: Path) -> "Manifest":
+        """Read and check `manifest.json`; UserError as `from_json`."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: not UTF-8; the file was altered: delete the folder") from None
+        return cls.from_json(text, str(path))
+
+    @classmethod
     def from_json(cls, text: str, place: str) -> "Manifest":
         """Parse; `place` names the file in messages. UserError: not JSON, unknown format, wrong fields, altered."""
         try:
             node = json.loads(text)
             version = node["format"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(
-                f"{place}: not a corpus manifest; delete the folder, run `cramming prepare` again"
-            ) from None
+            raise UserError(f"{place}: not a corpus manifest; {DAMAGED}") from None
         if version not in READABLE_VERSIONS:
             readable = " and ".join(map(str, READABLE_VERSIONS))
-            raise UserError(
-                f"{place}: corpus format {version}, this version reads {readable}; run `cramming prepare` again"
-            )
+            raise UserError(f"{place}: corpus format {version}, this version reads {readable}; {DAMAGED}")
         # A format-1 manifest has no checksum: one that has is a format-2 manifest whose format was altered.
         if (version >= 2 or "checksum" in node) and _checksum(text, str(node.get("checksum"))) != node.get("checksum"):
-            raise UserError(
-                f"{place}: its checksum is not that of its text; the file was altered: delete the folder and run"
-                " `cramming prepare` again"
-            )
+            raise UserError(f"{place}: its checksum is not that of its text; {DAMAGED}")
         return build(cls, node, place)
 
     def sha256(self) -> str:
@@ -161,16 +161,11 @@ class Manifest:
         return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
 
     def _node(self) -> dict[str, Any]:
-        """As plain data, without the checksum, and without what its format does not have: fingerprints of old corpora
-        stay the same."""
+        """As plain data, without the checksum and what its format does not have."""
         node = dataclasses.asdict(self)
         for name in ("checksum", *(SINCE_FORMAT_2 if self.format == 1 else ())):
             del node[name]
         return node
-
-    def with_files(self, files: dict[str, str]) -> "Manifest":
-        """The same with the list of further files."""
-        return dataclasses.replace(self, files=files)
 
     def hashes(self) -> dict[str, str]:
         """Every file that the folder holds beside the manifest, with its SHA-256."""
@@ -189,11 +184,9 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a corpus contains: sections `data` and `tokenizer` without where and how fast."""
-    return {
-        section: {key: value for key, value in config[section].items() if key not in drop}
-        for section, drop in _NOT_CONTENT.items()
-    }
+    """The settings that decide what a corpus contains: `data` and `tokenizer`."""
+    data = {key: value for key, value in config["data"].items() if key not in _NOT_CONTENT}
+    return {"data": data, "tokenizer": dict(config["tokenizer"])}
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """A split of a corpus as one flat stream of tokens, whatever its shards, and the same with its documents reordered.
 
-Shards are memory-mapped; a window is copied when it is asked for. A stream knows nothing of sequences, rows or epochs:
-that is `cramming.data.batches`.
+Shards are memory-mapped; a window is copied on request. `cramming.data.batches` makes sequences of it.
 """
 
 from functools import cached_property
@@ -18,42 +17,43 @@ from cramming.files import Stamp
 class TokenStream:
     """One flat stream of tokens over all shards of a split.
 
-    `num_tokens`, `num_documents`; `document_starts` int64 [num_documents], ascending stream offsets of each [CLS].
+    `num_tokens`, `num_documents`; `shards`, an array of tokens each; `document_starts` int64 [num_documents], ascending
+    stream offsets of each [CLS].
     `mapped`: which file each shard's tokens come from, by the shard's name.
     """
 
     def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream") -> None:
         self.name = name  # for messages
-        self.num_tokens = sum(shard.tokens for shard in shards)
         self.num_documents = sum(shard.documents for shard in shards)
         self._index_files = [folder / shard.index_file for shard in shards]
         self.mapped: dict[str, Stamp] = {}
-        self._shards = []
+        tokens = []
         for shard in shards:
             with (folder / shard.file).open("rb") as file:
                 self.mapped[shard.file] = Stamp.of(file.fileno())
                 # np.asarray: fancy indexing of the memmap subclass itself is slower.
-                self._shards.append(np.asarray(np.memmap(file, dtype=dtype, mode="r")))
-        self._bases = np.cumsum([0] + [shard.tokens for shard in shards])
-        self._views: dict[int, list[np.ndarray]] = {}
+                tokens.append(np.asarray(np.memmap(file, dtype=dtype, mode="r")))
+        self._set_shards(tokens)
 
     @classmethod
     def of_array(cls, ids: np.ndarray, document_starts: np.ndarray) -> "TokenStream":
         """A stream in memory, for measurements: no folder, no files."""
-        stream = cls.__new__(cls)
-        stream.name = "array"
-        stream.num_tokens, stream.num_documents = len(ids), len(document_starts)
-        stream.document_starts = document_starts.astype(np.int64)
-        stream._index_files, stream._shards, stream.mapped = [], [ids], {}
-        stream._bases = np.array([0, len(ids)])
-        stream._views = {}
+        stream = cls(Path(), [], ids.dtype, "array")
+        stream.num_documents, stream.document_starts = len(document_starts), document_starts.astype(np.int64)
+        stream._set_shards([ids])
         return stream
+
+    def _set_shards(self, shards: list[np.ndarray]) -> None:
+        self.shards = shards
+        self._bases = np.cumsum([0] + [len(shard) for shard in shards])
+        self.num_tokens = int(self._bases[-1])
+        self._views: dict[int, list[np.ndarray]] = {}
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """Read from the index files when first asked for: `packing: rows` never needs them."""
-        parts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
-        return np.concatenate([part + base for part, base in zip(parts, self._bases)])
+        """Read from the index files on first use: `packing: rows` never needs them."""
+        starts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
+        return np.concatenate([shard_starts + base for shard_starts, base in zip(starts, self._bases)])
 
     def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
         """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
@@ -69,8 +69,8 @@ class TokenStream:
             whole = first + int(np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows)))
             if whole > first:
                 out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
-            if last > whole:
-                out_NL[order_N[whole:last]] = self._gather_across(sorted_N[whole:last], length)
+            if last > whole:  # windows across shards
+                out_NL[order_N[whole:last]] = self.take(sorted_N[whole:last, None] + np.arange(length))
         return out_NL
 
     def _windows(self, length: int) -> list[np.ndarray]:
@@ -78,12 +78,9 @@ class TokenStream:
         if length not in self._views:
             self._views[length] = [
                 sliding_window_view(shard, length) if len(shard) >= length else np.empty((0, length), shard.dtype)
-                for shard in self._shards
+                for shard in self.shards
             ]
         return self._views[length]
-
-    def _gather_across(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        return self.take(starts_N[:, None] + np.arange(length))
 
     def take(self, places: np.ndarray) -> np.ndarray:
         """The tokens at these places of the stream: int64, of the same shape."""
@@ -91,7 +88,7 @@ class TokenStream:
         out = np.empty(places.shape, dtype=np.int64)
         for shard in np.unique(shard_of):
             here = shard_of == shard
-            out[here] = self._shards[shard][places[here] - self._bases[shard]]
+            out[here] = self.shards[shard][places[here] - self._bases[shard]]
         return out
 
 

@@ -42,9 +42,9 @@ class EmbeddedSource(Source):
         return None if inventory == self.inventory() else "the generator of the embedded corpus"
 
     def documents(self) -> Iterator[Document]:
-        from data_prep import synthetic  # late: its lexicon is of no use to the other sources
+        from data_prep.synthetic.documents import documents  # late: its lexicon is of no use to the other sources
 
         self.position = 0
-        for document in synthetic.documents(self.config.seed, self.config.size):
+        for document in documents(self.config.seed, self.config.size):
             self.position += 1
             yield document

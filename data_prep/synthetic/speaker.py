@@ -1,153 +1,279 @@
-"""A speaker chooses words, voice and order for a fact.
+"""Facts, and the sentences that a speaker makes of them.
 
-The same deed comes out as "Anna bought a violin in Ashford" or "The violin was acquired by Anna in Ashford": that is
-what makes paraphrases, questions and inferences come for free, for the corpus and for the tasks alike.
+A fact says in meanings, not in words, who did what or what is how. It comes out as "Anna purchased a violin in Ashford"
+or "The violin was acquired by Anna in Ashford": that is what makes paraphrases, questions and inferences come for free,
+for the corpus and for the tasks alike.
 """
 
-from collections.abc import Sequence
-from functools import cache
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from data_prep.synthetic import lexicon
-from data_prep.synthetic.grammar import Deed, Entity, State, participle, past
-from data_prep.synthetic.lexicon import ACTIONS, KINDS, SCALES
+from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, MOVES, VERBS, Meaning
 
 T = TypeVar("T")
-ALL_KINDS = tuple(KINDS)
-
-
-@cache
-def actions_for(patient_kind: str) -> tuple[str, ...]:
-    """The actions that can be done to a person or a kind of thing."""
-    group = "person" if patient_kind == "person" else KINDS[patient_kind].group
-    return tuple(name for name, action in ACTIONS.items() if group in action.objects)
-
-
-def scales_for(entity: Entity) -> tuple[str, ...]:
-    return lexicon.PERSON_SCALES if entity.is_person else KINDS[entity.kind].scales
-
-
-class Speaker:
-    """Draws with `rng`; `which` limits the words to the train or the eval half of every list."""
-
-    def __init__(self, rng: Random, which: str = "all") -> None:
-        self.rng = rng
-        self.which = which
-        self._parts: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._said: set[str] = set()
-        self._avoided: set[str] = set()
-
-    # choices ------------------------------------------------------------------------------------------------------
-    def pick(self, items: Sequence[T]) -> T:
-        return items[int(self.rng.random() * len(items))]
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
-
-    def other(self, items: Sequence[T], *not_these: T) -> T:
-        return self.pick([item for item in items if item not in not_these])
-
-    def word(self, words: tuple[str, ...]) -> str:
-        """One of the words of a meaning, from this speaker's half."""
-        half = self._parts.get(words)
-        if half is None:
-            half = self._parts[words] = lexicon.part(words, self.which)
-        choice = self.pick(half)
-        if choice in self._avoided:
-            choice = self.pick([word for word in half if word not in self._avoided] or half)
-        self._said.add(choice)
-        return choice
-
-    def forget(self) -> None:
-        self._said, self._avoided = set(), set()
-
-    def avoid_said(self) -> None:
-        """From now on other words than those chosen since `forget`, where a meaning has any."""
-        self._avoided, self._said = self._said, set()
-
-    def shuffled(self, items: Sequence[T]) -> list[T]:
-        return [items[index] for _, index in sorted((self.rng.random(), index) for index in range(len(items)))]
-
-    # entities and facts -------------------------------------------------------------------------------------------
-    def person(self, *others: Entity) -> Entity:
-        while True:
-            female = self.chance(0.5)
-            name = self.word(lexicon.WOMEN if female else lexicon.MEN)
-            if all(name != other.word for other in others):
-                return Entity(name, "person", female)
-
-    def thing(self, kind: str, plural_share: float = 0.2) -> Entity:
-        return Entity(self.word(KINDS[kind].members), kind, False, self.chance(plural_share))
-
-    def sister(self, thing: Entity) -> Entity:
-        """Another thing of the same kind."""
-        while True:
-            word = self.word(KINDS[thing.kind].members)
-            if word != thing.word:
-                return Entity(word, thing.kind, False, thing.plural)
-
-    def time(self) -> str:
-        return f"on {self.word(lexicon.DAYS)}" if self.chance(0.5) else f"in {self.word(lexicon.MONTHS)}"
-
-    def deed(self, kinds: tuple[str, ...] = ALL_KINDS, people: float = 0.3, extras: float = 0.0) -> Deed:
-        """Something done to a person (in a share `people` of the cases) or to a thing of one of `kinds`."""
-        agent = self.person()
-        if self.chance(people):
-            patient = self.person(agent)
-        else:
-            patient = self.thing(self.pick(kinds))
-        return Deed(
-            agent,
-            self.pick(actions_for(patient.kind)),
-            patient,
-            place=self.word(lexicon.TOWNS) if self.chance(extras) else None,
-            time=self.time() if self.chance(extras) else None,
-            partner=self.person(agent, patient) if self.chance(extras / 2) else None,
-            colour=self.word(lexicon.COLOURS) if not patient.is_person and self.chance(extras) else None,
-        )
-
-    def state(self, kinds: tuple[str, ...] = ALL_KINDS) -> State:
-        entity = self.person() if self.chance(0.4) else self.thing(self.pick(kinds))
-        return State(entity, self.pick(scales_for(entity)), self.chance(0.5))
-
-    def fact(self, kinds: tuple[str, ...] = ALL_KINDS) -> State | Deed:
-        return self.state(kinds) if self.chance(0.5) else self.deed(kinds)
-
-    # clauses, without capital and full stop -----------------------------------------------------------------------
-    def tell(self, fact: State | Deed, determiner: str = "the") -> str:
-        return self.tell_state(fact) if isinstance(fact, State) else self.tell_deed(fact, determiner)
-
-    def tell_state(self, fact: State, negated: bool = False) -> str:
-        adverb = "not " if negated else self.pick(("", "", "", "very ", "quite ", "really "))
-        return f"{fact.entity.phrase()} {fact.entity.was} {adverb}{self.word(SCALES[fact.scale][fact.high].words)}"
-
-    def tell_deed(self, fact: Deed, determiner: str = "the") -> str:
-        verb, agent, tail = self.word(ACTIONS[fact.action].words), fact.agent.word, fact.tail
-        draw = self.rng.random()
-        if draw < 0.3:
-            return f"{fact.object(determiner)} {fact.patient.was} {participle(verb)} by {agent}{tail}"
-        if draw < 0.35:
-            return f"it was {agent} who {past(verb)} {fact.object(determiner)}{tail}"
-        return f"{agent} {past(verb)} {fact.object(determiner)}{tail}"
-
-    def ask(self, fact: Deed, slot: str) -> str:
-        """A question about one slot of a deed (agent, patient, place, time, partner, colour), without question mark."""
-        verb = self.word(ACTIONS[fact.action].words)
-        agent, what, was = fact.agent.word, fact.patient.phrase(), fact.patient.was
-        who = "who" if fact.patient.is_person else "what"
-        if slot == "agent":
-            return self.pick((f"who {past(verb)} {what}", f"by whom {was} {what} {participle(verb)}"))
-        if slot == "patient":
-            return self.pick((f"{who} did {agent} {verb}", f"{who} was {participle(verb)} by {agent}"))
-        if slot == "colour":
-            return f"what colour {was} {what} that {agent} {past(verb)}"
-        start = self.pick(QUESTIONS[slot])
-        return self.pick((f"{start} did {agent} {verb} {what}", f"{start} {was} {what} {participle(verb)} by {agent}"))
-
-
+RESERVED_SHARE = 5  # every fifth sentence, by hash, is for the tasks, the others are for the corpus
+TRIES = 8
+COMPANY = 0.7  # share of the corpus's clauses in which a word has the company of its meaning
+THINGS = tuple(name for name in KINDS if name != "work")
+SINGULAR, PLURAL = ("this", "that", "every", "one"), ("these", "those", "many", "several")
 QUESTIONS = {
     "place": ("where", "in which town"),
     "time": ("when", "at what time"),
     "partner": ("with whom", "together with whom"),
 }
+SLOTS = ("agent", "patient", *QUESTIONS)
+Verdict = Literal["right", "wrong", "open"]  # on a claim: it follows from a fact, contradicts it, or neither
+
+
+class NothingToSayError(Exception):
+    """No sentence came up that this speaker may use; the caller draws another fact."""
+
+
+def normalise(sentence: str) -> str:
+    """Lower case, words only: two sentences with the same normal form count as the same."""
+    return " ".join(re.findall(r"[a-z0-9]+", sentence.lower()))
+
+
+def is_reserved(sentence: str) -> bool:
+    """Whether only the tasks may use a sentence: a pure function of its words, on any platform."""
+    return zlib.crc32(normalise(sentence).encode()) % RESERVED_SHARE == 0
+
+
+def sentence(clause: str, end: str = ".") -> str:
+    """With a capital and an end."""
+    return clause[0].upper() + clause[1:] + end
+
+
+def article(noun: str) -> str:
+    """`an owl`."""
+    return ("an " if noun[0] in "aeiou" else "a ") + noun
+
+
+def plural(word: str) -> str:
+    """Of a noun; also the third person of a verb."""
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return word[:-1] + "ies"
+    return word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def past(verb: str) -> str:
+    """Also the participle."""
+    return verb + ("d" if verb.endswith("e") else "ed")
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A person ("Anna", kind person) or a thing ("robin", kind bird)."""
+
+    word: str
+    kind: str
+    pronouns: tuple[str, str] = ("it", "it")  # subject and object
+
+    @property
+    def group(self) -> str:
+        """Of whom or what meanings are said."""
+        return KINDS[self.kind].group if self.kind in KINDS else "person"
+
+    def phrase(self, determiner: str = "the", company: str = "") -> str:
+        """`Anna`, `the robin`, `a feathered robin`."""
+        noun = f"{company} {self.word}".strip()
+        return self.word if self.kind == "person" else article(noun) if determiner == "a" else f"the {noun}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`agent` did `meaning` to `patient`; without an agent, `patient` was `meaning`."""
+
+    agent: Entity | None
+    meaning: Meaning
+    patient: Entity
+    circumstances: dict[str, str] = field(default_factory=dict)  # {"place": "in Ashford"}, of `QUESTIONS`
+
+    @property
+    def possible(self) -> list[Meaning]:
+        """All meanings that could be in the place of this one."""
+        table = VERBS if self.agent else ADJECTIVES
+        return [meaning for meaning in table.values() if self.patient.group in meaning.groups]
+
+    @property
+    def opposite(self) -> Meaning:
+        """Of its meaning."""
+        return (VERBS if self.agent else ADJECTIVES)[self.meaning.opposite]
+
+    def general(self) -> "Fact":
+        """What follows from it: a thing by the name of its kind ("the bird"), without circumstances."""
+        patient = self.patient if self.patient.kind == "person" else replace(self.patient, word=self.patient.kind)
+        return Fact(self.agent, self.meaning, patient)
+
+
+class Speaker:
+    """Draws facts and puts them into words of one `half` of each list.
+
+    `train` and `eval` make plain sentences for tasks, which are reserved; `all` makes those of the corpus, where words
+    have company, and which are not reserved.
+    """
+
+    def __init__(self, seed: str, half: Literal["all", "train", "eval"]) -> None:
+        self._rng, self._half = Random(seed), half
+        self.chosen: set[str] = set()  # words of the last clause
+        self.avoided: set[str] = set()  # words not to choose where a meaning has others
+
+    def pick(self, items: Sequence[T], *not_these: T) -> T:
+        """One of the others."""
+        items = [item for item in items if item not in not_these] if not_these else items
+        return items[int(self._rng.random() * len(items))]
+
+    def chance(self, share: float) -> bool:
+        """True in this share of the calls."""
+        return self._rng.random() < share
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        """In another order."""
+        return sorted(items, key=lambda _: self._rng.random())
+
+    def word(self, words: tuple[str, ...]) -> str:
+        """One of the words of this speaker's half."""
+        middle = (len(words) + 1) // 2
+        half = {"all": words, "train": words[:middle], "eval": words[middle:]}[self._half]
+        choice = self.pick([word for word in half if word not in self.avoided] or half)
+        self.chosen.add(choice)
+        return choice
+
+    def clause(self, make: Callable[[], str]) -> str:
+        """What `make` says, without capital and full stop; again until it is a clause that this speaker may use."""
+        for _ in range(TRIES):
+            self.chosen = set()
+            clause = make()
+            if is_reserved(clause) == (self._half != "all"):
+                return clause
+        raise NothingToSayError
+
+    def person(self, *others: Entity | None) -> Entity:
+        """Somebody else."""
+        while True:
+            names, pronouns = self.pick(((lexicon.WOMEN, ("she", "her")), (lexicon.MEN, ("he", "him"))))
+            found = Entity(self.word(names), "person", pronouns)
+            if found not in others:
+                return found
+
+    def thing(self, kind: str, *others: Entity) -> Entity:
+        """Another thing of this kind."""
+        while True:
+            found = Entity(self.word(KINDS[kind].members), kind)
+            if found not in others:
+                return found
+
+    def circumstance(self, slot: str, fact: Fact) -> str:
+        """A place, a time or a partner."""
+        if slot == "place":
+            return f"in {self.word(lexicon.TOWNS)}"
+        if slot == "partner":
+            return f"with {self.person(fact.agent, fact.patient).word}"
+        return self.pick((f"on {self.word(lexicon.DAYS)}", f"in {self.word(lexicon.MONTHS)}"))
+
+    def deed(self, kinds: Sequence[str] = THINGS, people: float = 0.3, circumstances: float = 0.0) -> Fact:
+        """Somebody does something to a person (in a share `people` of the cases) or to a thing of one of `kinds`."""
+        agent = self.person()
+        patient = self.person(agent) if self.chance(people) else self.thing(self.pick(kinds))
+        fact = Fact(agent, VERBS["like"], patient)
+        fact = replace(fact, meaning=self.pick(fact.possible))
+        slots = [slot for slot in QUESTIONS if self.chance(circumstances)]
+        return replace(fact, circumstances={slot: self.circumstance(slot, fact) for slot in slots})
+
+    def state(self, kinds: Sequence[str] = THINGS, people: float = 0.4) -> Fact:
+        """A person or a thing is somehow."""
+        fact = Fact(None, ADJECTIVES["big"], self.person() if self.chance(people) else self.thing(self.pick(kinds)))
+        return replace(fact, meaning=self.pick(fact.possible))
+
+    def fact(self, kinds: Sequence[str] = THINGS) -> Fact:
+        """Either."""
+        return self.state(kinds) if self.chance(0.5) else self.deed(kinds)
+
+    def tell(self, fact: Fact, determiner: str = "the") -> str:
+        """A clause that says the fact."""
+        return self.clause(lambda: (self._deed if fact.agent else self._state)(fact, determiner))
+
+    def _state(self, fact: Fact, determiner: str) -> str:
+        word, draw = self.word(fact.meaning.words), self._rng.random()
+        if self._half == "all" and draw < COMPANY:
+            words = self.pick(fact.meaning.company).format(w=word)
+        elif draw < 0.85:
+            words = self.pick(("", "", "very ", "really ", "quite ")) + word
+        else:
+            words = f"{self.pick(('not', 'anything but', 'far from'))} {self.word(fact.opposite.words)}"
+        return " ".join([fact.patient.phrase(), "was", words, *fact.circumstances.values()])
+
+    def _deed(self, fact: Fact, determiner: str) -> str:
+        assert fact.agent is not None
+        verb, agent, company, trait = past(self.word(fact.meaning.words)), fact.agent.word, "", ""
+        if self._half == "all" and self.chance(COMPANY):
+            company = self.pick(fact.meaning.company).removeprefix("{w}")
+            if fact.patient.kind in KINDS and self.chance(0.4):
+                trait = self.pick(KINDS[fact.patient.kind].company)
+        patient = fact.patient.phrase(determiner, trait)
+        says = self.pick((f"{agent} {verb} {patient}", f"{agent} {verb} {patient}", f"{patient} was {verb} by {agent}"))
+        return " ".join([says, *fact.circumstances.values()]) + company
+
+    def ask(self, fact: Fact, slot: str) -> str:
+        """A question about one of `SLOTS` of a deed, without question mark."""
+        return self.clause(lambda: self._question(fact, slot))
+
+    def _question(self, fact: Fact, slot: str) -> str:
+        assert fact.agent is not None
+        verb, agent, patient = self.word(fact.meaning.words), fact.agent.word, fact.patient.phrase()
+        if slot == "agent":
+            return self.pick((f"who {past(verb)} {patient}", f"by whom was {patient} {past(verb)}"))
+        if slot == "patient":
+            who = "who" if fact.patient.kind == "person" else "what"
+            return self.pick((f"{who} did {agent} {verb}", f"{who} was {past(verb)} by {agent}"))
+        when = self.pick(QUESTIONS[slot])
+        return self.pick((f"{when} did {agent} {verb} {patient}", f"{when} was {patient} {past(verb)} by {agent}"))
+
+    def claim(self, fact: Fact, verdict: Verdict) -> str:
+        """A clause that is right, wrong or open given the fact."""
+        claimed = replace(fact.general() if self.chance(0.3) else fact, circumstances={})
+        if verdict == "wrong":
+            claimed = replace(claimed, meaning=fact.opposite)
+        elif verdict == "open":
+            claimed = replace(claimed, meaning=self.pick(fact.possible, fact.meaning, fact.opposite))
+        return self.tell(claimed)
+
+    def hint(self, fact: Fact) -> str:
+        """A sentence that goes with the meaning of a fact, whatever its words."""
+        (subject, object_), it = (fact.agent or fact.patient).pronouns, fact.patient.phrase()
+        return fact.meaning.hint.format(S=subject.capitalize(), o=object_, it=it, It=sentence(it, ""))
+
+    def scene(self, mistake: str = "") -> str:
+        """Who does what now; `mistake` (agreement, determiner, order) makes it ungrammatical."""
+        return self.clause(lambda: " ".join(self._scene(mistake)))
+
+    def _scene(self, mistake: str) -> list[str]:
+        many = self.chance(0.5)
+        noun = self.word(self.pick((lexicon.JOBS, lexicon.JOBS, KINDS["bird"].members, KINDS["insect"].members)))
+        determiner = self.pick(PLURAL if many != (mistake == "determiner") else SINGULAR)
+        if mistake == "agreement" or (mistake != "determiner" and self.chance(0.6)):
+            determiner = "the"  # so that only noun and verb can tell
+        words = [determiner, plural(noun) if many else noun]
+        if self.chance(0.4):  # a noun that the verb does not agree with
+            near = self.word(KINDS[self.pick(("tree", "vehicle"))].members)
+            words += [self.pick(("near", "behind")), "the", plural(near) if self.chance(0.5) else near]
+        words += self._predicate(many != (mistake == "agreement"))
+        if mistake == "order":
+            at = int(self._rng.random() * (len(words) - 1))
+            words[at], words[at + 1] = words[at + 1], words[at]
+        return words
+
+    def _predicate(self, many: bool) -> list[str]:
+        move = self.pick(tuple(MOVES.values()))
+        verb, company = self.word(move.words), self.pick(move.company)
+        rest = self.pick(((), (f"in {self.word(lexicon.TOWNS)}",), (company,)))
+        if self.chance(0.4):
+            return [verb if many else plural(verb), *rest]
+        if self.chance(0.5):
+            return [("is", "are")[many], *["not"] * self.chance(0.3), verb.removesuffix("e") + "ing", *rest]
+        return [("does", "do")[many], "not", verb, *rest]

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, processors
 
 from cramming.config import UserError, file_sha256
-from cramming.data.corpus import SpecialIds, TokenizerInfo
+from cramming.data.manifest import SpecialIds, TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 # Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.

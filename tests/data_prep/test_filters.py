@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from data_prep.decisions import Fates
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
 from data_prep.excerpt import EXCERPT_CHARACTERS, excerpt
@@ -18,9 +17,10 @@ from data_prep.filters import quality
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.filters.quality import FilterConfig, active_filters, always_on, is_broken, too_many_tokens
 from data_prep.filters.text import Text
-from data_prep.pipeline import Selection, judges
+from data_prep.pipeline import Pipeline, judges
+from data_prep.resume_state import Decisions
 from data_prep.sources.source import Damage, DataConfig, Document
-from data_prep.stage_stats import Ledger
+from data_prep.stage_stats import StageStats
 from data_prep.workers import Workers
 
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
@@ -249,13 +249,13 @@ def test_a_run_of_signs_is_read_once() -> None:
 
 
 def examples(stage: str, why: str, documents: Iterable[Document], path: Path, **settings: Any) -> list[str]:
-    """What the ledger shows of the documents that this stage dropped for this reason."""
+    """What the stats shows of the documents that this stage dropped for this reason."""
     tasks: Decontaminator | None = settings.pop("tasks", None)
-    config, ledger = DataConfig(name="test", source="test", **settings), Ledger(0)
+    config, stats = DataConfig(name="test", source="test", **settings), StageStats(0)
     with Workers(1, judges(config, tasks)) as workers:
-        for _ in Selection(config, ledger, Fates(path / "fates", []), workers, None, tasks).run(documents):
+        for _ in Pipeline(config, stats, Decisions(path / "decisions", []), workers, None, tasks).run(documents):
             pass
-    return ledger[stage].line().dropped[why].examples
+    return stats[stage].line().dropped[why].examples
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -310,14 +310,14 @@ def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(kept_first:
     )
     long, short = Document(PROSE, "a:long", "a"), Document(PROSE[:-200], "a:short", "a")
     documents = [long, short, short] if kept_first else [short, short, long]
-    ledger = Ledger(0)
+    stats = StageStats(0)
     with Workers(1, {SIGN: Signer(config.near_duplicates)}) as workers:
-        fates = Fates(tmp_path / "fates", [])
-        unique = Selection(config, Ledger(0), fates, workers).unique(documents)
+        decisions = Decisions(tmp_path / "decisions", [])
+        unique = Pipeline(config, StageStats(0), decisions, workers).unique(documents)
         found = find_near_duplicates(((c.key, c.document.text) for c in unique), config.near_duplicates, workers)
-        kept = [c.document.id for _, c in Selection(config, ledger, fates, workers, found).run(documents)]
+        kept = [c.document.id for _, c in Pipeline(config, stats, decisions, workers, found).run(documents)]
     assert kept == ["a:long"]
-    dropped = ledger["near deduplication"].line().dropped["near_duplicate"]
+    dropped = stats["near deduplication"].line().dropped["near_duplicate"]
     (shown,) = dropped.examples
     assert dropped.documents == 2
     head = f"a:short: like a:long, {float(found.similarity[0]):.4g}, limit 0.5 (threshold): "

@@ -379,18 +379,19 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
 
 
 def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    from data_prep import synthetic
+    from data_prep.synthetic import documents
+    from data_prep.synthetic import tasks as task_files
 
     data = {"name": "e", "source": "embedded", "size": 3000, "seed": 7}
     config = {"corpora": str(tmp_path), "data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 300}}
     corpus = run(config)
     read = corpus.manifest.counts["documents_read"]
-    assert read == len([*synthetic.documents(7, 3000)]) > 5
+    assert read == len([*documents.documents(7, 3000)]) > 5
     tasks, absent = tasks_in_folder(corpus.folder / "tasks", None)
     assert len(tasks) == 8 and set(absent) == {"wnli"}
     assert len(read_task(corpus.folder / "tasks", tasks[0]).train) > 100
     main(config)
-    monkeypatch.setattr(synthetic, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
+    monkeypatch.setattr(task_files, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
     other = {**config, "data": {**data, "seed": 8}}
     with pytest.raises(RuntimeError, match="half"):
         main(other)

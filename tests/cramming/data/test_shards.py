@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import (
-    MANIFEST,
-    TOKENIZER,
-    Corpus,
-    ShardWriter,
-    Split,
-    corpus_folder,
-    resume_point,
-    token_dtype,
-)
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import MANIFEST, TOKENIZER, Split, corpus_folder, token_dtype
 from cramming.data.stream import TokenStream
+from data_prep.shard_writer import ShardWriter, resume_point
 
 
 def write_documents(folder: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int = 7) -> ShardWriter:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
         (corpus / name).parent.mkdir(parents=True, exist_ok=True)
         (corpus / name).write_text(text)
     manifest = Manifest.from_json((corpus / MANIFEST).read_text(), "test")
-    manifest = manifest.with_files({name: file_sha256(corpus / name) for name in files})
+    manifest = replace(manifest, files={name: file_sha256(corpus / name) for name in files})
     (corpus / MANIFEST).write_text(manifest.to_json())
     return corpus
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def corpus(
     monkeypatch.setattr(locate, "corpus_folder", lambda config: folder)
     shutil.copytree(config["eval"]["data_dir"], folder / "tasks")
     files = {f.relative_to(folder).as_posix(): file_sha256(f) for f in (folder / "tasks").rglob("*.tsv")}
-    (folder / "manifest.json").write_text(Corpus.open(folder).manifest.with_files(files).to_json())
+    (folder / "manifest.json").write_text(replace(Corpus.open(folder).manifest, files=files).to_json())
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The ledger counts the same in any order; verdicts survive what an interruption may do to them."""
+"""The stats counts the same in any order; verdicts survive what an interruption may do to them."""
 
 import random
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.corpus_card import bars
-from data_prep.decisions import PASSED, Fates
-from data_prep.stage_stats import EXAMPLES, PASSAGE_CHARACTERS, Ledger, Stage, text_bytes
+from data_prep.resume_state import PASSED, Decisions
+from data_prep.stage_stats import EXAMPLES, EXCERPT_CHARACTERS, Stage, StageStats, text_bytes
 
 
 def test_examples_and_counts_do_not_depend_on_the_order_of_counting() -> None:
@@ -28,43 +28,47 @@ def test_an_excerpt_is_one_short_printable_line() -> None:
     stage = Stage("source", seed=0)
     stage.drop("not_utf8", 9, "a:0", "\udcff\x00\x1b[31m | line\nnext " + 500 * "x")
     (example,) = stage.line().dropped["not_utf8"].examples
-    assert example.isprintable() and len(example) < PASSAGE_CHARACTERS + 10
+    assert example.isprintable() and len(example) < EXCERPT_CHARACTERS + 10
     example.encode()
 
 
 def test_removed_adds_up_over_the_stages() -> None:
-    ledger = Ledger(0)
-    ledger["filters"].drop("same", 1, "a", "text")
-    ledger["tokens"].drop("same", 1, "b", "text")
-    assert ledger.removed() == {"same": 2}
+    stats = StageStats(0)
+    stats["filters"].drop("same", 1, "a", "text")
+    stats["tokens"].drop("same", 1, "b", "text")
+    assert stats.removed() == {"same": 2}
     assert text_bytes("aé") == 3 and text_bytes("a\udcff") == 4
 
 
 def test_a_verdict_holds_for_its_stage_and_those_before(tmp_path: Path) -> None:
-    fates = Fates(tmp_path / "fates", [])
-    assert fates.get(0, "filters") is None
-    fates.set(0, "filters", PASSED)
-    assert fates.get(0, "filters") == PASSED and fates.get(0, "decontamination") is None
-    fates.set(0, "decontamination", PASSED)
-    fates.set(0, "tokens", "too_many")
-    assert [fates.get(0, stage) for stage in ("filters", "decontamination", "tokens")] == [PASSED, PASSED, "too_many"]
-    fates.set(200_000, "filters", "too_short")
-    assert fates.get(200_000, "filters") == "too_short" and fates.get(199_999, "filters") is None
-    assert fates.get(10**9, "filters") is None
+    decisions = Decisions(tmp_path / "decisions", [])
+    assert decisions.get(0, "filters") is None
+    decisions.set(0, "filters", PASSED)
+    assert decisions.get(0, "filters") == PASSED and decisions.get(0, "decontamination") is None
+    decisions.set(0, "decontamination", PASSED)
+    decisions.set(0, "tokens", "too_many")
+    assert [decisions.get(0, stage) for stage in ("filters", "decontamination", "tokens")] == [
+        PASSED,
+        PASSED,
+        "too_many",
+    ]
+    decisions.set(200_000, "filters", "too_short")
+    assert decisions.get(200_000, "filters") == "too_short" and decisions.get(199_999, "filters") is None
+    assert decisions.get(10**9, "filters") is None
 
 
 def test_verdicts_beyond_the_last_safe_point_are_forgotten(tmp_path: Path) -> None:
-    fates = Fates(tmp_path / "fates", [])
-    fates.set(0, "filters", "too_short")
-    safe = [list(reason) for reason in fates.reasons]
-    fates.set(1, "filters", "no_letters")
-    fates.set(2, "filters", "too_short")
-    fates.save()
-    again = Fates(tmp_path / "fates", safe)
+    decisions = Decisions(tmp_path / "decisions", [])
+    decisions.set(0, "filters", "too_short")
+    safe = [list(reason) for reason in decisions.reasons]
+    decisions.set(1, "filters", "no_letters")
+    decisions.set(2, "filters", "too_short")
+    decisions.save()
+    again = Decisions(tmp_path / "decisions", safe)
     assert [again.get(number, "filters") for number in range(3)] == ["too_short", None, "too_short"]
     again.set(1, "filters", "markup")
-    assert again.get(1, "filters") == "markup" and fates.get(1, "filters") == "no_letters"
-    assert np.fromfile(tmp_path / "fates", np.uint16)[3] == 0
+    assert again.get(1, "filters") == "markup" and decisions.get(1, "filters") == "no_letters"
+    assert np.fromfile(tmp_path / "decisions", np.uint16)[3] == 0
 
 
 def test_a_plot_is_valid_xml_whatever_the_names() -> None:

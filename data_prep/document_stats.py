@@ -1,0 +1,134 @@
+"""What is measured of every kept document, and the order files that are sorted by it.
+
+Order files let the same shards be read with their documents in another order, as a curriculum (`train.order`):
+
+    sentence_length    mean words per sentence, short ones first (Bengio et al. 2009 begin with the short)
+    compressibility    tokens per character, what the tokenizer compresses best first
+    token_prevalence   mean log2 probability of the tokens by their own counts in the corpus, likely ones first
+
+Geiping and Goldstein 2022 (section 4.4) filter by tokens per character, and sort rows by token prevalence. Here whole
+documents are sorted, as sequence length is not part of a corpus. The reverse is read from the same file.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from cramming.data.corpus import Curriculum
+from cramming.data.stream import TokenStream
+from cramming.files import overwrite_atomically
+
+MOST_SOURCES = 32
+OTHERS = "all others"
+
+
+class Measure(NamedTuple):
+    """Of one text: characters, UTF-8 bytes, words (between white space) and sentences. All 0 for ready-made ids."""
+
+    characters: int
+    bytes: int
+    words: int
+    sentences: int
+
+
+def measure(text: str, size: int) -> Measure:
+    """Measure a normalised text of `size` bytes. A sentence ends with . ! or ? before a space, or with its line."""
+    if not text:
+        return Measure(0, 0, 0, 0)
+    lines = text.count("\n")
+    words = text.count(" ") + lines + 1
+    ends = sum(text.count(end) for end in (". ", "! ", "? ", '." ', ".) "))
+    return Measure(len(text), size, words, ends + lines + 1)
+
+
+class DocumentStats:
+    """The measures of one split's documents, in the order of the shards. Memory: 14 bytes per document.
+
+    `sources` are those to count by name; from a corpus of a thousand files the first are, the rest together.
+    """
+
+    def __init__(self, sources: Sequence[str] = ()) -> None:
+        self.sources = [*sources[:MOST_SOURCES], OTHERS]
+        self.documents = self.characters = self.words = 0
+        self._index = {name: i for i, name in enumerate(self.sources)}
+        self._bytes, self._characters = array("I"), array("I")
+        self._sentence_length, self._source = array("f"), array("H")
+
+    def add(self, one: Measure, source: str) -> None:
+        """The next document."""
+        self.documents += 1
+        self.characters += one.characters
+        self.words += one.words
+        self._bytes.append(one.bytes)
+        self._characters.append(one.characters)
+        self._sentence_length.append(one.words / max(1, one.sentences))
+        self._source.append(self._index.get(source, len(self._index) - 1))
+
+    def by_source(self, lengths_D: np.ndarray) -> dict[str, dict[str, int]]:
+        """Documents, bytes and tokens of each source that has any; `lengths_D` in tokens."""
+        source_D, most = np.frombuffer(self._source, dtype=np.uint16), len(self.sources)
+        counts = {
+            "documents": np.bincount(source_D, minlength=most),
+            "bytes": np.bincount(source_D, np.frombuffer(self._bytes, dtype=np.uint32), most),
+            "tokens": np.bincount(source_D, lengths_D, most),
+        }
+        rows = {name: {key: int(value[i]) for key, value in counts.items()} for i, name in enumerate(self.sources)}
+        return {name: row for name, row in rows.items() if row["documents"]}
+
+    def characters_of_each(self) -> np.ndarray:
+        """Characters of each document: uint32 [D]."""
+        return np.frombuffer(self._characters, dtype=np.uint32)
+
+    def sentence_lengths(self) -> np.ndarray:
+        """Mean words per sentence of each document: float32 [D]."""
+        return np.frombuffer(self._sentence_length, dtype=np.float32)
+
+
+def token_lengths(stream: TokenStream) -> np.ndarray:
+    """Tokens of each document, [CLS] and [SEP] included: [D]."""
+    return np.diff(stream.document_starts, append=stream.num_tokens)
+
+
+def mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
+    """Mean over each document of log2 of (count + 1) / (all + vocabulary), the count in `token_use` [V]: [D]."""
+    log_V = np.log2((token_use + 1) / (token_use.sum() + len(token_use)))
+    starts_D, sums_D = stream.document_starts, np.zeros(stream.num_documents)
+    base = 0
+    for tokens in stream.shards:
+        first = int(np.searchsorted(starts_D, base, side="right")) - 1  # the one that the shard begins in
+        last = int(np.searchsorted(starts_D, base + len(tokens)))
+        sums_D[first:last] += np.add.reduceat(log_V[tokens], np.maximum(starts_D[first:last] - base, 0))
+        base += len(tokens)
+    return sums_D / token_lengths(stream)
+
+
+# Each gives the number to sort by, ascending.
+SORT_KEYS: dict[Curriculum, Callable[[DocumentStats, TokenStream, np.ndarray], np.ndarray]] = {
+    "sentence_length": lambda stats, stream, token_use: stats.sentence_lengths(),
+    "compressibility": lambda stats, stream, token_use: (
+        token_lengths(stream) / np.maximum(1, stats.characters_of_each())
+    ),
+    "token_prevalence": lambda stats, stream, token_use: -mean_log_probabilities(stream, token_use),
+}
+
+
+def write_orders(
+    folder: Path, names: list[Curriculum], stats: DocumentStats, stream: TokenStream, token_use: np.ndarray
+) -> dict[str, str]:
+    """Write order files of uint32; their names. All but `token_prevalence` need text: ready-made ids have none."""
+    written: dict[str, str] = {}
+    for name in names:
+        if name == "token_prevalence" or stats.characters:
+            order_D = np.argsort(SORT_KEYS[name](stats, stream, token_use), kind="stable").astype("<u4")
+            written[name] = f"order-{name}.npy"
+            overwrite_atomically(folder / written[name], partial(_save, order_D))
+    return written
+
+
+def _save(array: np.ndarray, path: Path) -> None:
+    with path.open("wb") as handle:  # by its name np.save would add .npy
+        np.save(handle, array)
