@@ -1,16 +1,18 @@
-"""One optimizer step: accumulate micro-batches, scale, clip, update; skip what is not finite.
+"""One optimizer step: accumulate micro-batches, clip, update; skip what is not finite.
 
 The loss of a step is the mean over all targets of all its micro-batches on all ranks, so that the result does not
-depend on how the batch was cut into micro-batches or spread over devices.
+depend on how the batch was cut into micro-batches or spread over devices. A step has two halves, between which the
+training loop asks the clock: `forward_backward`, then `update` or `discard`. The host waits for the device once in
+each.
 """
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cramming import device as devices
 from cramming.config import UserError
@@ -38,6 +40,13 @@ class StepStats:
     recompilations: int = 0
 
 
+class Flag(Protocol):
+    """Something that may be set at any time, by a signal for example."""
+
+    def is_set(self) -> bool:
+        """Whether it is."""
+
+
 class Engine:
     """Owns the model and the optimizer during training.
 
@@ -57,51 +66,88 @@ class Engine:
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.update_seconds = 0.0  # of the last step, from the moment that `may_update` is asked to the synchronisation
+        self._norm: Tensor | None = None  # of the gradients that wait for `update`
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
-    def step(
-        self,
-        batches: Sequence[Batch],
-        learning_rate: float,
-        may_update: Callable[[], bool] = lambda: True,
-        must_stop: Callable[[], bool] = lambda: False,
-    ) -> StepStats | None:
-        """One update from `batches`.
+    def forward_backward(self, batches: Sequence[Batch], stop: Flag | None = None) -> bool:
+        """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
 
-        None, and untouched weights, if `may_update()` says no (it is asked after the backward pass) or `must_stop()`
-        says yes between micro-batches (in one process only: others would wait for this one's gradients). Random states
-        are then as before, so that the step can be done anew.
+        False if `stop` was set between two micro-batches (in one process only: others would wait for this one's
+        gradients); the step can then only be discarded.
         """
-        random_states = devices.random_states()
-        graphs = compiled_graphs()
-        targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
-        found = self._accumulate(batches, targets, must_stop if self.mesh.world_size == 1 else lambda: False)
-        if found is None or not may_update():
-            self._forget_gradients()
-            devices.set_random_states(random_states)
-            return None
+        totals = self.accumulate(batches, stop)
+        if totals is None:
+            return False
+        self.measure(*totals)
+        return True
+
+    def update(self, learning_rate: float) -> StepStats:
+        """Clip, apply the gradients, and wait for the device. Gradients that are not finite change nothing."""
         set_learning_rate(self.optimizer, learning_rate)
-        began = time.monotonic()
-        norm = self._update()
+        finite = math.isfinite(self._grad_norm)
+        self._clip_and_apply(finite)
+        self._forget_gradients()
         devices.synchronize(self.device)
-        if math.isfinite(norm):  # what was skipped says nothing about how long an update takes
-            self.update_seconds = time.monotonic() - began
-        loss, accuracy = (self.mesh.sum(value) / targets for value in found)
-        self._skipped_in_a_row = 0 if math.isfinite(norm) else self._skipped_in_a_row + 1
+        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
-                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {loss:.3g}, learning rate"
-                f" {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or fp32"
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {self._loss:.3g}, learning"
+                f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr or set precision=bf16 or"
+                " fp32"
             )
-        recompilations = compiled_graphs() - graphs if self._is_warm else 0  # the optimizer may compile, too
-        self._is_warm = self._is_warm or math.isfinite(norm)
-        return StepStats(loss, accuracy, norm, not math.isfinite(norm), recompilations)
+        recompilations = compiled_graphs() - self._graphs if self._is_warm else 0  # the optimizer may compile, too
+        self._is_warm = self._is_warm or finite
+        return StepStats(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def discard(self) -> None:
+        """Forget the gradients and put the random states back, so that the same step can be done anew."""
+        self._forget_gradients()
+        devices.set_random_states(self._random_states)
+
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepStats:
+        """A whole step where no clock runs: benchmarks and tests."""
+        self.forward_backward(batches)
+        return self.update(learning_rate)
+
+    def accumulate(self, batches: Sequence[Batch], stop: Flag | None = None) -> tuple[Tensor, Tensor] | None:
+        """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was set."""
+        self._random_states, self._graphs = devices.random_states(), compiled_graphs()
+        self._targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
+        losses, corrects = [], []
+        for batch in batches:
+            if stop and stop.is_set() and self.mesh.world_size == 1:
+                return None
+            loss_sum, correct = self._pass(batch)
+            losses.append(loss_sum)
+            corrects.append(correct)
+        self.mesh.sum_gradients(self.parameters)
+        return torch.stack(losses).sum(), torch.stack(corrects).sum()
+
+    def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
+        """Loss, accuracy and gradient norm of what was accumulated, for which the host waits once."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        if self.precision.mode == "fp16":  # a power of two; unscaling the gradients themselves is `update`'s
+            norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
+        self._norm = norm
+        *totals, self._grad_norm = _read(loss_sum, correct, norm)
+        self._loss, self._accuracy = (total / self._targets for total in self.mesh.sums(totals))
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
+        """Mean loss, accuracy and number of targets over `batches`; training state is untouched."""
+        self.model.eval()
+        loss_sum, correct, targets = 0.0, 0.0, 0
+        for batch in batches:
+            loss, right = _read(*self._forward(batch))
+            loss_sum, correct, targets = loss_sum + loss, correct + right, targets + batch.num_targets
+        self.model.train()
+        return loss_sum / targets, correct / targets, targets
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         batch = batch.to(self.device)
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
@@ -116,44 +162,26 @@ class Engine:
             )
         return loss_sum, correct
 
-    def _accumulate(
-        self, batches: Sequence[Batch], targets: float, must_stop: Callable[[], bool]
-    ) -> tuple[float, float] | None:
-        """Forward and backward passes: summed loss and hits; the gradients are then ready for the update."""
-        losses, corrects = [], []
-        for batch in batches:
-            if must_stop():
-                return None
-            loss_sum, correct = self._pass(batch, targets)
-            losses.append(loss_sum)
-            corrects.append(correct)
-        self.mesh.sum_gradients(self.parameters)
-        return _read(torch.stack(losses).sum(), torch.stack(corrects).sum())
-
-    def _pass(self, batch: Batch, targets: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         loss_sum, correct = self._forward(batch)
-        self.precision.scaler.scale(loss_sum / targets).backward()
+        self.precision.scaler.scale(loss_sum / self._targets).backward()
         if self.cuda_graphs:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
 
-    def _update(self) -> float:
-        """Clip and apply; the norm is the one before clipping. A norm that is not finite applies nothing."""
+    def _clip_and_apply(self, finite: bool) -> None:
         scaler = self.precision.scaler
+        assert self._norm is not None, "update follows forward_backward"
         scaler.unscale_(self.optimizer)
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-        length = norm.item()
-        finite = math.isfinite(length)
         by_update = self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
         if self.clip is not None and by_update:  # which divides by it on the way: a pass over all gradients less
-            self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
+            self.optimizer.grad_scale = ((self._norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, self._norm, foreach=True)
         if self.precision.mode == "fp16":
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
             scaler.update()
@@ -161,25 +189,12 @@ class Engine:
             self.optimizer.step()
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
-        self._forget_gradients()
-        return length
 
     def _forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)
-
-    @torch.no_grad()
-    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
-        """Mean loss, accuracy and number of targets over `batches`; training state is untouched."""
-        self.model.eval()
-        loss_sum, correct, targets = 0.0, 0.0, 0
-        for batch in batches:
-            loss, right = _read(*self._forward(batch))
-            loss_sum, correct, targets = loss_sum + loss, correct + right, targets + batch.num_targets
-        self.model.train()
-        return loss_sum / targets, correct / targets, targets
+        self._norm = None
 
 
-def _read(loss_sum: torch.Tensor, correct: torch.Tensor) -> tuple[float, float]:
-    """Both numbers, for which the host waits once."""
-    loss, hits = torch.stack((loss_sum.double(), correct.double())).tolist()
-    return loss, hits
+def _read(*values: Tensor) -> list[float]:
+    """The numbers, for which the host waits once."""
+    return torch.stack([value.to(values[0].device, torch.float64) for value in values]).tolist()

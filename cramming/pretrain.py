@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from cramming.account import (
     validate_if_it_fits,
     warn,
 )
-from cramming.budget import Pace
+from cramming.budget import BudgetClock, Pace
 from cramming.checks import Sections, TrainConfig, check_sections
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
@@ -52,6 +52,10 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
 
 
 def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
@@ -147,69 +151,104 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
     recent = deque[StepStats](maxlen=config.log_every)
     began = last_save = time.monotonic()
-    tokens_at_start = work.tokens
-    reached = mesh.from_main(clock.progress() if clock else 0.0)
+    tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
+    is_kept = True
     reason: EndReason = "finished"
-
-    def update_fits() -> bool:
-        """A step whose update would end after the deadline is thrown away before it touches the weights."""
-        seconds = max(pace.update_seconds(), clock.margin_seconds if clock else 0.0)
-        return bool(mesh.from_main(bool(clock and clock.has_room_for(seconds=seconds))))
 
     with Progress("pretrain", total=100.0, unit="%", before=100 * reached) as bar:
         while True:
-            progress = mesh.from_main(clock.progress() if clock else 0.0)
-            sequences = sequences_per_step(parts.schedule, progress, config.batch_size)
-            count = sequences // (config.rows * mesh.world_size)
-            tokens = sequences * config.sequence_length
-            flops = tokens * parts.flops_per_token
-            fits = bool(clock and clock.has_room_for(seconds=pace.step_seconds(count), tokens=tokens, flops=flops))
-            if not mesh.from_main(fits):
+            progress, fits, stopped, is_kept = before_step(parts, pace, stop, is_kept)
+            if not is_kept:  # the machine stood still in the update
+                parts.take_back()
+                recent.clear()
                 break
-            if mesh.from_main(stop.signal is not None):
+            if not fits:
+                break
+            if stopped:
                 reason = "stopped"
                 break
 
-            step_began, graphs = time.monotonic(), compiled_graphs()
-            step_batches = [next(batches) for _ in range(count)]
+            step_began, graphs, size = time.monotonic(), compiled_graphs(), step_size(parts, progress)
+            step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = time.monotonic() - step_began
             learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
-            stats = engine.step(step_batches, learning_rate, update_fits, lambda: stop.signal is not None)
-            if stats is None:
-                reason = "stopped" if mesh.from_main(stop.signal is not None) else reason
+            is_whole = engine.forward_backward(step_batches, stop)
+            update_began = time.monotonic()
+            may_update, stopped = map(bool, mesh.broadcast(is_whole and update_fits(clock, pace), stop.is_set()))
+            if not may_update:  # the update would end after the deadline
+                engine.discard()
+                reason = "stopped" if stopped else reason
                 break
-            if not mesh.from_main(bool(clock and clock.step_synchronised(engine.update_seconds))):
-                parts.take_back()  # the machine stood still in the update
-                recent.clear()
-                break
+            stats = engine.update(learning_rate)
+            if not stats.skipped:  # a skipped one says nothing about how long an update takes
+                update_seconds = time.monotonic() - update_began
+            is_kept = clock is None or clock.step_synchronised(update_seconds)
+            if not is_kept:
+                continue
             work.add_step(
-                sequences=sequences, tokens=tokens, flops=flops, skipped=stats.skipped,
+                sequences=size.sequences, tokens=size.tokens, flops=size.flops, skipped=stats.skipped,
                 data_wait_seconds=data_wait, recompilations=stats.recompilations,
             )  # fmt: skip
-            seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
-            pace.note(count, seconds, engine.update_seconds, compiled)
-            recent.append(stats)
+            if clock is None:
+                continue
 
-            before, reached = reached, mesh.from_main(clock.progress() if clock else 0.0)
-            if mesh.is_main:
-                rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
-                speed = format_count(rate, "tokens")
-                bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
-                bar.update(100 * reached)
+            seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
+            pace.note(size.micro_batches, seconds, update_seconds, compiled)
+            recent.append(stats)
+            before, reached = reached, clock.progress()
+            rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
+            speed = format_count(rate, "tokens")
+            bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
+            bar.update(100 * reached)
             is_due = parts.saving.is_due(work.steps, time.monotonic() - last_save)
-            is_saved = bool(clock and (is_due or clock.is_near_the_end(before, reached)))
+            is_saved = is_due or clock.is_near_the_end(before, reached)
             is_logged = work.steps % config.log_every == 0 or is_saved  # so the log knows of each checkpoint
-            if mesh.is_main and is_logged:
+            if is_logged:
                 log_step(parts, recent, reached, learning_rate, rate)
-            if mesh.is_main and is_validation_due(config, before, reached):
-                validate_if_it_fits(parts, reached, pace, count)
+            if is_validation_due(config, before, reached):
+                validate_if_it_fits(parts, reached, pace, size.micro_batches)
             if is_saved:
                 parts.save_checkpoint()
                 last_save = time.monotonic()
     batches.close()
-    if mesh.is_main and recent and not is_logged:
+    if recent and not is_logged:
         log_step(parts, recent, reached, learning_rate, rate)
     return reason
+
+
+class StepSize(NamedTuple):
+    """Of the next step: over all ranks, but for the micro-batches, which are this rank's."""
+
+    sequences: int
+    micro_batches: int
+    tokens: int
+    flops: float
+
+
+def step_size(parts: Parts, progress: float) -> StepSize:
+    """What the schedule asks for at this progress."""
+    config = parts.train
+    sequences = sequences_per_step(parts.schedule, progress, config.batch_size)
+    tokens = sequences * config.sequence_length
+    micro_batches = sequences // (config.rows * parts.mesh.world_size)
+    return StepSize(sequences, micro_batches, tokens, tokens * parts.flops_per_token)
+
+
+def before_step(parts: Parts, pace: Pace, stop: StopRequest, is_kept: bool) -> tuple[float, bool, bool, bool]:
+    """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, whether to stop, and whether
+    the step before is kept."""
+    clock, progress, fits = parts.clock, 0.0, False
+    if clock:
+        progress = clock.progress()
+        size = step_size(parts, progress)
+        fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
+    progress, *flags = parts.mesh.broadcast(progress, fits, stop.is_set(), is_kept)
+    return progress, bool(flags[0]), bool(flags[1]), bool(flags[2])
+
+
+def update_fits(clock: BudgetClock | None, pace: Pace) -> bool:
+    """Whether an update that begins now ends before the deadline."""
+    return clock is not None and clock.has_room_for(seconds=max(pace.update_seconds(), clock.margin_seconds))
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:

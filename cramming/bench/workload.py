@@ -129,7 +129,6 @@ class Candidate(Workload):
     def step(self, batches: Sequence[Batch], step: int) -> float:
         while True:
             stats = self.engine.step(batches, self.learning_rate(step))
-            assert stats is not None
             if not (stats.skipped and self.repeat_skipped):
                 return stats.loss
 

@@ -50,11 +50,15 @@ class Mesh:
 
     def sum(self, value: float) -> float:
         """The sum of `value` over all ranks."""
+        return self.sums([value])[0]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """The sum over all ranks of each of the `values`, at once."""
         if self.world_size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device())
         dist.all_reduce(tensor)
-        return tensor.item()
+        return tensor.tolist()
 
     def min(self, value: float) -> float:
         """The smallest `value` of all ranks."""
@@ -66,11 +70,15 @@ class Mesh:
 
     def from_main(self, value: float) -> float:
         """Rank 0's `value`, on every rank."""
+        return self.broadcast(value)[0]
+
+    def broadcast(self, *values: float) -> list[float]:
+        """Rank 0's `values`, on every rank."""
         if self.world_size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device())
         dist.broadcast(tensor, src=0)
-        return tensor.item()
+        return tensor.tolist()
 
     def share(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give every rank the weights of rank 0."""

@@ -1,6 +1,6 @@
 """A training step on tensors without data: what it would hold in memory and what it would compute.
 
-The real model, with the configured memory tricks applied, the real optimizer and the real `Engine.step` run under
+The real model, with the configured memory tricks applied, the real optimizer and the real `Engine` run under
 FakeTensorMode, so each trick is predicted by the code that executes it and no second formula has to be kept true. A
 `StorageTracker` sees every allocation and release. The very first step is a small one, as it makes the optimizer's
 state; then any step can be asked for.
@@ -122,7 +122,11 @@ class Simulation:
             tracker.category = "activations"
             batch = self._batch(rows)
             tracker.reset_peak()
-            self.engine.step([batch], 0.0, self._update_begins)
+            totals = self.engine.accumulate([batch])
+            assert totals is not None
+            tracker.category, tracker.phase = "workspace", "update"
+            self.engine.measure(*totals)
+            self.engine.update(0.0)
         peak = {name: tracker.peak_parts[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.recipe.device_type == "cuda" else 0
         return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
@@ -210,10 +214,6 @@ class Simulation:
     def _gradient_made(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.tracker.reclassify(parameter.grad, "gradients")
-
-    def _update_begins(self) -> bool:
-        self.tracker.category, self.tracker.phase = "workspace", "update"
-        return True
 
     def _batch(self, rows: int) -> Batch:
         recipe, length = self.recipe, self.recipe.sequence_length

@@ -37,14 +37,14 @@ def crashed_once(
     tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
 ) -> Path:
     """The run that went down in step 9 of 12, with checkpoints of steps 3 and 6; read-only."""
-    runs, original, calls = tmp_path_factory.mktemp("crashed"), Engine.step, [0]
+    runs, original, calls = tmp_path_factory.mktemp("crashed"), Engine.forward_backward, [0]
 
     def step(self: Engine, *arguments: Any, **named: Any) -> Any:
         calls[0] += 1
         return crash() if calls[0] == 9 else original(self, *arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Engine, "step", step)
+        patch.setattr(Engine, "forward_backward", step)
         pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", EVERY))
     return runs / "a"
 
@@ -233,7 +233,7 @@ class TestEnded:
     ) -> None:
         assert load_record(ended)["pretrain"]["status"] == "running"
         journal = (ended / "budget.jsonl").read_bytes()
-        monkeypatch.setattr(Engine, "step", lambda *_, **__: pytest.fail("it trained"))
+        monkeypatch.setattr(Engine, "forward_backward", lambda *_, **__: pytest.fail("it trained"))
         assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
         assert (ended / "budget.jsonl").read_bytes() == journal
         assert finding(ended)[0]

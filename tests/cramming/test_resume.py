@@ -15,7 +15,7 @@ import torch
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
-from cramming.engine import Engine
+from cramming.engine import Engine, StepStats
 from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
@@ -33,7 +33,7 @@ Refused = Callable[..., str]
 
 def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Do `action` before the step number `step` (counted from 1 in this process)."""
-    original, calls = Engine.step, [0]
+    original, calls = Engine.forward_backward, [0]
 
     def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -41,7 +41,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], No
             action()
         return original(self, *arguments, **named)
 
-    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(Engine, "forward_backward", counted)
 
 
 class Crash(BaseException):
@@ -164,13 +164,13 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 ) -> None:
     """With less time left than one update takes, it would end after the deadline and the whole run be void."""
 
-    def slow(self: Engine) -> float:
+    def slow(self: Engine, learning_rate: float) -> StepStats:
         time.sleep(0.3)
-        return update(self)
+        return update(self, learning_rate)
 
-    update, room, foretold = Engine._update, BudgetClock.has_room_for, list[float]()
+    update, room, foretold = Engine.update, BudgetClock.has_room_for, list[float]()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Engine, "_update", slow)
+        patch.setattr(Engine, "update", slow)
         break_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a")
     monkeypatch.setattr(
@@ -196,21 +196,21 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatc
 @pytest.fixture
 def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`stall(step)`: the machine stands still for a day in the update of this step."""
-    update, calls, clocks, begin = Engine._update, [0], list[BudgetClock](), BudgetClock.attach
+    update, calls, clocks, begin = Engine.update, [0], list[BudgetClock](), BudgetClock.attach
 
     def attach(self: BudgetClock, *arguments: Any) -> None:
         begin(self, *arguments)
         clocks.append(self)
 
     def of(step: int) -> None:
-        def stalled(self: Engine) -> float:
+        def stalled(self: Engine, learning_rate: float) -> StepStats:
             calls[0] += 1
             if calls[0] == step:
                 clocks[-1]._began -= 86400
-            return update(self)
+            return update(self, learning_rate)
 
         monkeypatch.setattr(BudgetClock, "attach", attach)
-        monkeypatch.setattr(Engine, "_update", stalled)
+        monkeypatch.setattr(Engine, "update", stalled)
 
     return of
 

@@ -21,27 +21,27 @@ KILLED_AT = """
 import os, signal, sys
 from cramming import cli
 from cramming.engine import Engine
-original, calls = Engine.step, [0]
-def step(self, *arguments, **named):
+original, calls = Engine.forward_backward, [0]
+def forward_backward(self, *arguments, **named):
     calls[0] += 1
     if calls[0] == {step}:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, *arguments, **named)
-Engine.step = step
+Engine.forward_backward = forward_backward
 cli.main()
 """
 
 # As `python -m cramming`, but each process keeps the weights that it starts with, in $WEIGHTS-<rank>.pt.
 WEIGHTS_AT_THE_START = """
 import os, torch
-from cramming import cli, parts
-original = parts.start_model
-def start_model(model, config, corpus, seed, mesh):
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    original(model, config, corpus, seed, mesh)
-    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
-    torch.save(model.state_dict(), f"{os.environ['WEIGHTS']}-{mesh.rank}.pt")
-parts.start_model = start_model
+from cramming import cli, train_state
+original = train_state.start_model
+def start_model(engine, config, corpus, seed, mesh):
+    before = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    original(engine, config, corpus, seed, mesh)
+    assert any(not torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
+    torch.save(engine.model.state_dict(), f"{os.environ['WEIGHTS']}-{mesh.rank}.pt")
+train_state.start_model = start_model
 cli.main()
 """
 

@@ -37,7 +37,7 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
 
     start("whole")
     start("again")
-    original, calls = Engine.step, [0]
+    original, calls = Engine.forward_backward, [0]
 
     def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -46,7 +46,7 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
         return original(self, *arguments, **named)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Engine, "step", counted)
+        patch.setattr(Engine, "forward_backward", counted)
         start("broken")
     start("broken", "resume=true")
     whole, again, broken = (load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken"))
