@@ -69,8 +69,8 @@ def _coarse_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation that keeps the first micro-batch's gradient only."""
-    accumulate = Engine._accumulate
-    monkeypatch.setattr(Engine, "_accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
+    accumulate = Engine.accumulate
+    monkeypatch.setattr(Engine, "accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
 
 
 def _one_micro_batch_less(monkeypatch: pytest.MonkeyPatch) -> None:
