@@ -3,7 +3,7 @@
 source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
 
 Why a document is dropped: each stage below that drops one calls `Stage.drop` with the reason and a function that shows
-the passage. Reasons of `filters` are functions in data_prep/filters/quality.py (table `FILTERS`); one more stage,
+the passage. Reasons of `filters` are functions in data_prep/filters/quality.py (table `FilterConfig`); one more stage,
 `tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
 The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
@@ -196,7 +196,7 @@ class Pipeline:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks, search = self.stats["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows only that some were found
-        show = search.shown if search else excerpt
+        show = search.explain if search else excerpt
         for candidate, found in self._judged(candidates, stage, lambda candidate: None):
             if found == PASSED:
                 yield candidate

@@ -1,22 +1,20 @@
-"""Finding downstream text in the corpus: documents that hold a piece of a GLUE example.
+"""Finding downstream text in the corpus: documents that hold a piece of an example of GLUE or SuperGLUE.
 
-The rule is GPT-3's (Brown et al. 2020, appendix C): a document is contaminated when it shares a run of 13 words with an
-example, in lower case and without regard to punctuation. Both sides are read alike, so a corpus or a task in the Penn
-Treebank's spelling ("do n't", "-lrb-") is found from the other. A text or sentence of fewer words, which has no such
-run, counts by how much it says: with 6 words of 28 letters and digits wherever it stands, with 4 words of 20 where it
-stands alone: between signs or numbers, as sentences, quotations and cells of tables do, and rows of a task's own file.
-What says less is no evidence: language produces it again and again without any copying. In 6 million words of old
-novels, which hold no example, sentences of GLUE with fewer letters occur 144 times as whole sentences and 4,101 times
-inside longer ones; with as many, never (docs/log.md). Examples are cut into sentences for that purpose only; runs of 13
-words go across them.
+The rule is GPT-3's (Brown et al. 2020, appendix C): a document is contaminated when it shares 13 words in a row with an
+example, in lower case and without punctuation, and whether either has the Penn Treebank's spelling ("do n't", "-lrb-").
+A text or sentence of fewer words counts by how much it says: with 6 words of 28 letters and digits wherever it stands,
+with 4 words of 20 where it stands alone: between signs or numbers, as sentences, quotations and cells of tables do.
+What says less is no evidence. In 6 million words of old novels, which hold no example, sentences of GLUE with fewer
+letters occur 144 times as whole sentences and 4,101 times inside longer ones; with as many, never (docs/log.md).
 
 The dev and test sets are always looked for; `train_text` adds the training sets. Labels are never read. The table takes
-13 bytes for each run of words of each text and two bit tables of 2 to 4 bytes each. One has the first 6 words of all
-that is looked for, and answers for nearly all words of a clean text.
+13 bytes for each n-gram of each text and two Bloom-like bit tables of 2 to 4 bytes each: one has the first 6 words of
+all that is looked for, and answers for nearly all words of a clean text.
 
 Suffixes: W words, E entries of the table, S sentences, K candidates for a match, D texts.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, texts_sha256
+from cramming.config import UserError, file_sha256, require, texts_sha256
+from cramming.data.task_files import AX, TASKS, ExampleFile, Task
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
 from data_prep.excerpt import excerpt
 
@@ -37,19 +36,6 @@ BATCH_TEXTS = 1 << 14  # of the tasks
 BATCH_CHARACTERS = 1 << 17  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
-# Columns with text in the official files. CoLA's training and dev files have no header: their fourth column.
-TASKS: dict[str, tuple[str, ...]] = {
-    "CoLA": ("sentence",),
-    "SST-2": ("sentence",),
-    "MRPC": ("#1 String", "#2 String"),
-    "STS-B": ("sentence1", "sentence2"),
-    "RTE": ("sentence1", "sentence2"),
-    "QNLI": ("question", "sentence"),
-    "MNLI": ("sentence1", "sentence2"),
-    "QQP": ("question1", "question2"),
-    "WNLI": ("sentence1", "sentence2"),
-}
-HEADERLESS = {"CoLA": 3}
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not in "U.S. Food and Drug Administration"
 # The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
@@ -105,26 +91,32 @@ class Decontaminator:
 
     @classmethod
     def from_folder(cls, path: Path, config: DecontaminationConfig) -> "Decontaminator":
-        """Read the tasks in this folder, in the layouts of GLUE's official files.
+        """Read the tasks in this folder, in the layouts of the official files.
 
         UserError: no folder, none of the tasks in it, a task without dev set, a file that is not what it should be.
         """
-        if not path.is_dir():
-            raise UserError(f"data.decontaminate.tasks: no folder {path}; give the one that holds CoLA/, SST-2/ ...")
+        setting = "data.decontaminate.tasks"
+        require(path.is_dir(), f"{setting}: no folder {path}; give the one that holds CoLA/, SST-2/ ...")
         texts: dict[str, list[str]] = {}
-        sources, development = [], {}
-        for task in TASKS:
-            for file in _files(path / task, config.train_text):
-                name, of_file = f"{task}/{file.name}", _texts(file, task)
-                sources.append({"name": name, "sha256": file_sha256(file)})
-                texts.setdefault(task, []).extend(of_file)
-                if file.name.startswith("dev"):
-                    development[name] = {"texts": len(of_file), "sha256": texts_sha256(of_file)}
-        if not texts:
-            raise UserError(f"data.decontaminate.tasks: {path} holds none of the tasks {', '.join(TASKS)}")
-        found = cls(texts, config)
-        found.files, found.development = sources, development
-        return found
+        hashes, development = dict[str, str](), {}
+        for task in TASKS.values():
+            searched = (*task.scored, *task.blind, task.train) if config.train_text else (*task.scored, *task.blind)
+            for source in searched:
+                if source is AX or not (path / source.path).is_file():
+                    continue
+                found = _texts(path / source.path, task, source)
+                hashes[source.path] = file_sha256(path / source.path)
+                texts.setdefault(task.title, []).extend(found)
+                if source in task.scored:
+                    development[source.path] = {"texts": len(found), "sha256": texts_sha256(found)}
+        with_dev = {name.partition("/")[0] for name in development}
+        for folder in {task.train.folder for task in TASKS.values() if (path / task.train.folder).is_dir()} - with_dev:
+            raise UserError(f"{setting}: {path / folder} has no dev set; give the official files, or remove it")
+        require(texts, f"{setting}: {path} holds none of {', '.join(task.train.folder for task in TASKS.values())}")
+        search = cls(texts, config)
+        search.files = [{"name": name, "sha256": sha256} for name, sha256 in hashes.items()]
+        search.development = development
+        return search
 
     def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
         """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it."""
@@ -144,8 +136,8 @@ class Decontaminator:
     def _tasks_of(self, texts: np.ndarray) -> tuple[str, ...]:
         return tuple(task for task, count in self.by_task(texts).items() if count) if len(texts) else ()
 
-    def shown(self, text: str) -> str:
-        """For a report on a text with a match: how many words the first one has, whose they are, and the passage."""
+    def explain(self, text: str) -> str:
+        """Of a text with a match: how many words the first one has, of which tasks they are, and the excerpt."""
         text = _attached(text)
         words = hash_words([text])
         matches = (
@@ -226,33 +218,36 @@ def _apart(words: HashedWords) -> np.ndarray:
     return apart_W
 
 
-def _files(folder: Path, train: bool) -> list[Path]:
-    """A task's files to read; none if it has no folder."""
-    if not folder.is_dir():
-        return []
-    found = sorted([*folder.glob("dev*.tsv"), *folder.glob("test*.tsv")])
-    if not any(file.name.startswith("dev") for file in found):
-        raise UserError(f"data.decontaminate.tasks: {folder} has no dev*.tsv; give the official files, or remove it")
-    return found + [file for file in [folder / "train.tsv"] if train and file.is_file()]
-
-
-def _texts(file: Path, task: str) -> list[str]:
+def _texts(file: Path, task: Task, source: ExampleFile) -> list[str]:
     """The texts of a file's examples."""
     try:
-        rows = [line.rstrip("\r").split("\t") for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
+        lines = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}") from None
-    if task in HEADERLESS and not file.name.startswith("test"):
-        columns = [HEADERLESS[task]]
-    else:
+    if file.suffix == ".jsonl":
+        return _json_texts(file, task, lines)
+    rows = [line.rstrip("\r").split("\t") for line in lines]
+    header = list(task.headerless)
+    if not header or source in task.blind:
         header, *rows = rows or [[]]
-        if missing := [name for name in TASKS[task] if name not in header]:
-            raise UserError(f"{file}:1: no column {missing[0]!r}; there are: {', '.join(header)}")
-        columns = [header.index(name) for name in TASKS[task]]
+    missing = [name for name in task.text if name not in header]
+    require(not missing, f"{file}:1: no column {', '.join(missing)}; there are: {', '.join(header)}")
+    columns = [header.index(name) for name in task.text]
     whole = [row for row in rows if len(row) > max(columns)]
-    if len(rows) - len(whole) > len(rows) // 100:  # QQP's training file has ten broken rows
-        raise UserError(f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header")
+    broken = len(rows) - len(whole)  # QQP's training file has ten broken rows
+    require(broken <= len(rows) // 100, f"{file}: {broken} of {len(rows)} rows have fewer columns than the header")
     return [row[column] for row in whole for column in columns]
+
+
+def _json_texts(file: Path, task: Task, lines: list[str]) -> list[str]:
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            texts += [row[column] for column in task.text if isinstance(row[column], str)]  # WSC's target is a table
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file}:{number}: not as {task.title} has it ({type(error).__name__}: {error})") from None
+    return texts
 
 
 def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -1,26 +1,20 @@
 """Near-duplicates by MinHash and locality-sensitive hashing: which documents to drop, whatever their order.
 
-A document is the set of its runs of `ngram` words. Its signature (Broder 1997) has one byte for each of `permutations`
-random orders of all runs: 8 bits of a hash of the smallest one (b-bit minwise hashing, Li and König 2010). Two
-documents agree in a place with chance J + (1 - J) / 256, where J is their Jaccard similarity, so counting agreements
-estimates J with a standard deviation of sqrt(J (1 - J) / permutations): 0.03 at J = 0.5 and 256 places.
-
-Candidates are pairs that agree in a whole band of `rows` places (Indyk and Motwani 1998): of similarity J they are
-found with chance 1 - (1 - J**rows)**bands. Only candidates whose estimate reaches `threshold` count as near-duplicates.
-With the defaults (3 words, 85 bands of 3, threshold 0.5) a pair counts with these chances:
+A document is the set of its n-grams. Its signature (Broder 1997) has one byte for each of `permutations` random orders
+of all n-grams: 8 bits of a hash of the first one (b-bit minwise hashing, Li and König 2010). Two documents agree in a
+byte with chance J + (1 - J) / 256, where J is their Jaccard similarity, so counting agreements estimates J with a
+standard deviation of sqrt(J (1 - J) / permutations). Candidates are pairs that agree in a whole band of `rows` bytes
+(Indyk and Motwani 1998): chance 1 - (1 - J**rows)**bands. Only candidates whose estimate reaches `threshold` are
+near-duplicates. With the defaults (3 words, 85 bands of 3, threshold 0.5) a pair counts with these chances:
 
     Jaccard   0.3     0.4     0.45    0.5     0.55    0.6     0.65
     chance    <1e-9   0.0006  0.05    0.5     0.95    0.999   >0.9999
 
 Changing 10 % of the words leaves J = 0.9**3 / (2 - 0.9**3) = 0.57, 20 % leave 0.34; cutting off a third leaves 0.67.
-Two texts of one form (census figures, a law's boilerplate) may well share 0.3 and still say different things.
 
-Of near-duplicates the longest is kept, of equally long ones that with the smallest key; a document is dropped only if
-it is itself similar to one that is kept (data_prep/dedup/representatives.py), so at least 2 J / (1 + J) of its runs
-stand there. The result is a function of the set of (key, text), so neither order nor number of workers matters. Memory:
-`permutations` + 12 bytes a document, and 40 more during the search, about 310 bytes with the defaults.
-
-Suffixes: D documents, W words, P places of a signature.
+The longest is kept, of equally long ones that with the smallest key; a document is dropped only if it is itself similar
+to one that is kept. The result is a function of the set of (key, text): neither order nor workers matter. Memory: about
+310 bytes a document with the defaults. Suffixes: D documents, W words, P bytes of a signature, M members of buckets.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,15 +26,15 @@ import numpy as np
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.dedup.representatives import estimate, representatives
 from data_prep.workers import Workers
 
 SIGN = "signatures"  # the workers' function: Signer
 BATCH_CHARACTERS = 1 << 19
 SHORT_CHARACTERS = 1 << 13
-BLOCK_RUNS = 1024  # times 256 places of 4 bytes: 1 MiB of scratch space
-GROW_DOCUMENTS = 1 << 14
+BLOCK_NGRAMS = 1024  # times 256 hashes of 4 bytes: 1 MiB of scratch space
 ROW_BYTES_IN_SEARCH = 40
+NEIGHBOURS = 16  # in a bucket with more documents, each is compared with so many next ones, and the first
+PAIRS_AT_ONCE = 1 << 14
 SPREAD = np.uint32(0x9E3779B1)  # odd: every bit of a number reaches the highest 8 of its multiple
 
 
@@ -49,23 +43,17 @@ class NearDuplicateConfig:
     """Section `data.near_duplicates`."""
 
     enabled: bool = False
-    ngram: int = 3  # words in a run
+    ngram: int = 3  # words
     threshold: float = 0.5  # estimated Jaccard similarity from which two documents are near-duplicates
     permutations: int = 256  # bytes of a signature
-    rows: int = 3  # places in a band; bands = permutations // rows
+    rows: int = 3  # bytes in a band; bands = permutations // rows
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ngram <= 32:
-            raise ValueError(f"ngram={self.ngram} must be between 1 and 32")
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold} must be above 0 and at most 1")
-        if not 1 <= self.rows <= 8 or not self.rows <= self.permutations <= 4096:
-            raise ValueError(
-                f"rows={self.rows} must be between 1 and 8, permutations={self.permutations} between rows and 4096"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
+        ranges = {"ngram": (1, 32), "threshold": (0.01, 1), "rows": (1, 8), "permutations": (self.rows, 4096)}
+        for name, (low, high) in (ranges | {"seed": (0, 2**63 - 1)}).items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ValueError(f"{name}={value} must be between {low} and {high}")
 
 
 @dataclass(frozen=True)
@@ -122,22 +110,28 @@ def find_near_duplicates(
 ) -> NearDuplicates:
     """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of kept ones.
 
-    Documents of equal keys count once. Those of fewer than `ngram` words are left alone. `workers` have `SIGN`.
+    Documents of equal keys count once, those of fewer than `ngram` words are never dropped. `workers` have `SIGN`.
     """
-    index = _Index(config.permutations).filled(_signed(documents, workers))
-    keys_D, order_D = np.unique(index.keys_D, return_index=True)
-    longest_first_D = np.argsort(-index.runs_D[order_D].astype(np.int64), kind="stable")
+    keys, lengths, signatures = bytearray(), bytearray(), bytearray()  # they grow without a second copy
+    for batch_keys, (signatures_DP, ngrams_D) in workers.map(SIGN, _batches(documents)):
+        enough_D = ngrams_D > 0
+        keys += np.array(batch_keys, dtype=np.uint64)[enough_D].tobytes()
+        lengths += ngrams_D[enough_D].tobytes()
+        signatures += signatures_DP[enough_D].tobytes()
+    signatures_DP = np.frombuffer(signatures, np.uint8).reshape(-1, config.permutations)
+    keys_D, order_D = np.unique(np.frombuffer(keys, np.uint64), return_index=True)
+    longest_first_D = np.argsort(-np.frombuffer(lengths, np.uint32)[order_D].astype(np.int64), kind="stable")
     keys_D, order_D = keys_D[longest_first_D], order_D[longest_first_D]
-    kept_D = representatives(index.signatures_DP, order_D, config.rows, config.threshold)
+    kept_D = representatives(signatures_DP, order_D, config.rows, config.threshold)
     dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
     dropped = dropped[np.argsort(keys_D[dropped])]
-    alike = estimate(index.signatures_DP, order_D[dropped], order_D[kept_D[dropped]])
+    similarity = estimate(signatures_DP, order_D[dropped], order_D[kept_D[dropped]])
     return NearDuplicates(
         drop=keys_D[dropped],
         kept=keys_D[kept_D[dropped]],
-        similarity=alike.astype(np.float32),
+        similarity=similarity.astype(np.float32),
         documents=len(order_D),
-        memory_bytes=index.bytes + ROW_BYTES_IN_SEARCH * len(index.keys_D),
+        memory_bytes=len(keys) + len(lengths) + len(signatures) + ROW_BYTES_IN_SEARCH * len(signatures_DP),
     )
 
 
@@ -147,79 +141,37 @@ class Signer:
     def __init__(self, config: NearDuplicateConfig) -> None:
         self.ngram = config.ngram
         rng = np.random.default_rng(config.seed)
-        # x -> factor * x modulo 2**32 with an odd factor is a permutation of 32-bit numbers; runs are mixed before. The
-        # lowest bits of a product depend on the lowest bits of x alone, so no byte of a signature is made of them.
+        # Multiplying by an odd factor modulo 2**32 permutes the 32-bit numbers. The lowest bits of a product
+        # depend on the lowest bits of x alone, so no byte of a signature is made of them.
         self._factors_P = rng.integers(0, 1 << 31, config.permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`signatures` [D, P] uint8 and `runs` [D] uint32: how many a text has; without any its signature is void."""
+        """Signatures [D, P] uint8, and numbers of n-grams [D] uint32; of a text without any the signature is void."""
         signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
-        runs_D = np.empty(len(texts), dtype=np.uint32)
+        ngrams_D = np.empty(len(texts), dtype=np.uint32)
         # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so
         # that where their bytes are cut into blocks does not depend on their neighbours.
         short = [number for number, text in enumerate(texts) if len(text) <= SHORT_CHARACTERS]
         for group in [short, *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS)]:
             if group:
-                signatures_DP[group], runs_D[group] = self._sign([texts[number] for number in group])
-        return signatures_DP, runs_D
+                signatures_DP[group], ngrams_D[group] = self._sign([texts[number] for number in group])
+        return signatures_DP, ngrams_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         found = hash_words(texts)
-        number_W = found.text_numbers()
-        runs = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
-        inside = number_W[: len(runs)] == number_W[len(number_W) - len(runs) :]
-        ends_D = np.searchsorted(number_W[: len(runs)][inside], np.arange(len(texts)), side="right").tolist()
-        runs = runs[inside]
-        scratch = np.empty((min(BLOCK_RUNS, len(runs)), len(self._factors_P)), dtype=np.uint32)
+        text_W = found.text_numbers()
+        grams = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
+        inside = text_W[: len(grams)] == text_W[len(text_W) - len(grams) :]
+        ends_D = np.searchsorted(text_W[: len(grams)][inside], np.arange(len(texts)), side="right").tolist()
+        grams = grams[inside]
+        scratch = np.empty((min(BLOCK_NGRAMS, len(grams)), len(self._factors_P)), dtype=np.uint32)
         smallest_DP = np.full((len(texts), len(self._factors_P)), 0xFFFFFFFF, dtype=np.uint32)
         for smallest_P, start, end in zip(smallest_DP, [0, *ends_D], ends_D):
-            for block in range(start, end, BLOCK_RUNS):
-                values = runs[block : min(end, block + BLOCK_RUNS), None]
+            for block in range(start, end, BLOCK_NGRAMS):
+                values = grams[block : min(end, block + BLOCK_NGRAMS), None]
                 products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
                 np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
         return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(ends_D, prepend=0)
-
-
-class _Index:
-    """Keys [D], numbers of runs [D] and signatures [D, P], growing in place, so that no second copy is ever held."""
-
-    def __init__(self, places: int) -> None:
-        self.keys_D = np.empty(0, dtype=np.uint64)
-        self.runs_D = np.empty(0, dtype=np.uint32)
-        self.signatures_DP = np.empty((0, places), dtype=np.uint8)
-
-    @property
-    def bytes(self) -> int:
-        """What the arrays take."""
-        return self.keys_D.nbytes + self.runs_D.nbytes + self.signatures_DP.nbytes
-
-    def filled(self, batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> "_Index":
-        """With all batches."""
-        count = 0
-        arrays: tuple[np.ndarray, ...] = (self.keys_D, self.runs_D, self.signatures_DP)
-        for batch in batches:
-            end = count + len(batch[0])
-            if end > len(self.keys_D):
-                self._resize(end + GROW_DOCUMENTS)
-            for array, part in zip(arrays, batch):
-                array[count:end] = part
-            count = end
-        self._resize(count)
-        return self
-
-    def _resize(self, size: int) -> None:
-        # In place (realloc moves pages, it does not copy them); nobody else holds a view.
-        for array in (self.keys_D, self.runs_D, self.signatures_DP):
-            array.resize((size, *array.shape[1:]), refcheck=False)
-
-
-def _signed(
-    documents: Iterable[tuple[int, str]], workers: Workers
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Keys, numbers of runs and signatures of batches."""
-    for keys, (signatures_DP, runs_D) in workers.map(SIGN, _batches(documents)):
-        enough_D = runs_D > 0
-        yield np.array(keys, dtype=np.uint64)[enough_D], runs_D[enough_D], signatures_DP[enough_D]
 
 
 def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[tuple[list[int], list[str]]]:
@@ -235,3 +187,69 @@ def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[tuple[list[int], 
             keys, texts, characters = [], [], 0
     if keys:
         yield keys, texts
+
+
+def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float) -> np.ndarray:
+    """For each document the kept one that it is similar to [D]; the document itself if it is kept.
+
+    `order_D` are the rows of the documents among the signatures, preferred ones first. The choice is the greedy one: a
+    document is dropped if it is similar to an earlier one that is kept. (Connected components of similar pairs would
+    also drop what is only similar to something similar.) Rounds go band by band through all undecided documents:
+    one without a similar earlier one is kept, one with a kept such is dropped, the others wait for the next round. Few
+    do, and the order is random among documents of one length, so rounds are few.
+    """
+    itself_D = np.arange(len(order_D), dtype=np.uint32)
+    similar_D = itself_D.copy()  # an earlier similar document, if one is known
+    open_D = np.ones(len(order_D), dtype=bool)  # undecided
+    dropped_D = np.zeros(len(order_D), dtype=bool)
+    while open_D.any():
+        similar_D[open_D] = itself_D[open_D]
+        for start in range(0, signatures_DP.shape[1] - rows + 1, rows):
+            bucket_D = _buckets(signatures_DP[:, start : start + rows], order_D)
+            members = np.flatnonzero(_may_match(bucket_D, open_D) & ~dropped_D)
+            for one, other in _candidates(bucket_D[members], members):
+                wanted = open_D[other] & (similar_D[other] == other)
+                one, other = one[wanted], other[wanted]
+                alike = estimate(signatures_DP, order_D[one], order_D[other]) >= threshold
+                similar_D[other[alike]] = one[alike]
+        open_D &= similar_D != itself_D
+        decided_D = open_D & ~open_D[similar_D]
+        dropped_D |= decided_D
+        open_D &= ~decided_D
+    return similar_D
+
+
+def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
+    """The bytes of a band as one number a document [D]."""
+    bucket_D: np.ndarray = np.zeros(len(columns), dtype=np.uint32 if columns.shape[1] <= 4 else np.uint64)
+    for column in columns.T:
+        bucket_D = (bucket_D << 8) | column
+    return bucket_D[order_D]
+
+
+def _may_match(bucket_D: np.ndarray, open_D: np.ndarray) -> np.ndarray:
+    """Which documents share a bucket with an undecided one [D]."""
+    return open_D if open_D.all() else np.isin(bucket_D, bucket_D[open_D])
+
+
+def _candidates(bucket_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
+    by_bucket_M = np.argsort(bucket_M, kind="stable")
+    bucket_M, members = bucket_M[by_bucket_M], members[by_bucket_M]
+    same = np.flatnonzero(bucket_M[1:] == bucket_M[:-1]) + 1
+    yield members[np.searchsorted(bucket_M, bucket_M[same])], members[same]  # the first is the likeliest kept
+    for distance in range(1, NEIGHBOURS + 1):
+        same = same[same >= distance]
+        same = same[bucket_M[same] == bucket_M[same - distance]]
+        if not len(same):
+            return
+        yield members[same - distance], members[same]
+
+
+def estimate(signatures_DP: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Estimated Jaccard similarities [n] of the pairs (one[i], other[i]) of rows."""
+    agree = np.empty(len(one))
+    for start in range(0, len(one), PAIRS_AT_ONCE):
+        part = slice(start, start + PAIRS_AT_ONCE)
+        agree[part] = (signatures_DP[one[part]] == signatures_DP[other[part]]).mean(axis=1)
+    return (agree - 1 / 256) / (1 - 1 / 256)

@@ -1,5 +1,6 @@
 """Downstream text is found however it is written, per task, and ordinary language is not."""
 
+import json
 from itertools import permutations
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from cramming.config import UserError, texts_sha256
 from data_prep.dedup import decontaminate
-from data_prep.dedup.decontaminate import TASKS, DecontaminationConfig, Decontaminator
+from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from data_prep.filters.normalise import CleanConfig, normalize
 
 CONFIG = DecontaminationConfig()
@@ -49,15 +50,15 @@ def found(glue: Path) -> Decontaminator:
 
 
 def test_a_run_of_thirteen_words_is_found_for_every_task_that_has_it(found: Decontaminator) -> None:
-    assert tasks_in(found, FILLER + LONG + FILLER) == ("QNLI", "MNLI")
+    assert tasks_in(found, FILLER + LONG + FILLER) == ("MNLI", "QNLI")
     words = LONG.split()
-    assert tasks_in(found, FILLER + " ".join(words[3:16]) + " and more") == ("QNLI", "MNLI")
+    assert tasks_in(found, FILLER + " ".join(words[3:16]) + " and more") == ("MNLI", "QNLI")
     assert tasks_in(found, FILLER + " ".join(words[3:15]) + " and more") == ()
     assert tasks_in(found, "") == tasks_in(found, FILLER) == ()
 
 
 def test_case_punctuation_and_the_treebanks_spelling_do_not_matter(found: Decontaminator) -> None:
-    assert tasks_in(found, LONG.upper().replace(",", " —")) == ("QNLI", "MNLI")
+    assert tasks_in(found, LONG.upper().replace(",", " —")) == ("MNLI", "QNLI")
     natural = "It doesn't take a sailor to see that this film’s boats (and its sea) are made of card."
     assert tasks_in(found, natural) == ("SST-2",)
 
@@ -142,7 +143,7 @@ def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) ->
 
 
 def test_what_was_read_is_named(found: Decontaminator) -> None:
-    assert found.tasks == ("CoLA", "SST-2", "QNLI", "MNLI")
+    assert found.tasks == ("CoLA", "SST-2", "MNLI", "QNLI")
     assert found.examples == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 4}
     names = [file["name"] for file in found.files]
     assert names[:2] == ["CoLA/dev.tsv", "CoLA/test.tsv"] and "MNLI/dev_mismatched.tsv" in names
@@ -165,9 +166,9 @@ def test_the_development_texts_that_were_searched_are_told_whatever_their_order(
 
 
 def test_the_match_is_shown(found: Decontaminator) -> None:
-    assert found.shown(9 * FILLER + LONG + FILLER).startswith("13 words of QNLI, MNLI: ... ")
-    assert LONG[:70] in found.shown(9 * FILLER + LONG + FILLER)
-    assert found.shown(SHORT) == f"9 words of CoLA, MNLI: {SHORT}"
+    assert found.explain(9 * FILLER + LONG + FILLER).startswith("13 words of MNLI, QNLI: ... ")
+    assert LONG[:70] in found.explain(9 * FILLER + LONG + FILLER)
+    assert found.explain(SHORT) == f"9 words of CoLA, MNLI: {SHORT}"
 
 
 @pytest.mark.parametrize("odd", ["do n't n't", "do\nn't", "do  n't -L-LRB-RB-"])
@@ -176,7 +177,7 @@ def test_a_match_in_odd_spelling_is_shown(odd: str) -> None:
     text = f"we {odd} believe that the committee meant anything by it"
     search = Decontaminator({"SST-2": [text]}, CONFIG)
     assert tasks_in(search, text) == ("SST-2",)
-    assert "believe that the committee" in search.shown(text)
+    assert "believe that the committee" in search.explain(text)
 
 
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
@@ -188,19 +189,26 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
         assert tasks_in(found, f"{FILLER}{texts[number]}. {FILLER}") == expected
 
 
-def test_the_table_knows_the_nine_tasks_of_the_official_layouts() -> None:
-    from cramming.data.task_files import GLUE as SCORED
-
-    assert {task.title: task.text for task in SCORED.values()} == TASKS
+def test_tasks_of_superglue_are_found_too(glue: Path) -> None:
+    write(glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY, "passage": LONG, "label": True}))
+    write(glue, "WSC", "val.jsonl", json.dumps({"text": PARSED, "target": {"span1_text": "film"}, "label": False}))
+    write(glue, "RTE", "val.jsonl", json.dumps({"premise": SHORT, "hypothesis": "No.", "label": "entailment"}))
+    found = Decontaminator.from_folder(glue, CONFIG)
+    assert found.examples["BoolQ"] == 2 and found.examples["WSC"] == 1
+    assert tasks_in(found, FILLER + LONG) == ("MNLI", "QNLI", "BoolQ")
+    assert tasks_in(found, f"{FILLER} {SHORT}") == ("CoLA", "MNLI", "RTE")
+    write(glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY}))
+    with pytest.raises(UserError, match=r"BoolQ.val.jsonl:1: not as BoolQ has it \(KeyError: 'passage'\)"):
+        Decontaminator.from_folder(glue, CONFIG)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: folder / "none", "no folder .*none"),
-        (lambda folder: folder / "CoLA", "holds none of the tasks CoLA, SST-2"),
+        (lambda folder: folder / "CoLA", "holds none of CoLA, SST-2"),
         (lambda folder: (folder / "SST-2" / "dev.tsv").unlink(), "SST-2 has no dev"),
-        (lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"), "dev.tsv:1: no column 'sentence'"),
+        (lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"), "dev.tsv:1: no column sentence; there are: text, label"),
         (lambda folder: write(folder, "QNLI", "dev.tsv", "a\tquestion\tsentence", "1", "2"), "2 of 2 rows have fewer"),
         (lambda folder: (folder / "CoLA" / "dev.tsv").write_bytes(b"a\xff"), "dev.tsv: not UTF-8 at byte 1"),
     ],

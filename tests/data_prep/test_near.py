@@ -11,8 +11,15 @@ import pytest
 from cramming.config import UserError
 from data_prep import workers
 from data_prep.dedup import near as neardup
-from data_prep.dedup.near import SIGN, NearDuplicateConfig, NearDuplicates, Signer, find_near_duplicates
-from data_prep.dedup.representatives import NEIGHBOURS, estimate
+from data_prep.dedup.near import (
+    NEIGHBOURS,
+    SIGN,
+    NearDuplicateConfig,
+    NearDuplicates,
+    Signer,
+    estimate,
+    find_near_duplicates,
+)
 
 CONFIG = NearDuplicateConfig(enabled=True)
 LEXICON = [f"w{number}" for number in range(5000)]
