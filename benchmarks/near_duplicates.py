@@ -20,7 +20,7 @@ import numpy as np
 
 from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.sources import files
+from data_prep.sources import plain_text
 from data_prep.workers import Workers
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -101,7 +101,7 @@ def read(paths: list[Path], words: int, most: int) -> list[str]:
     """Blocks of about so many words, cut at line ends, or with 0 words whole documents."""
     texts: list[str] = []
     for path in paths:
-        for document, _ in files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 1 << 22):
+        for document, _ in plain_text.documents_of(plain_text.TextFile(path).lines(), "block", 1 << 22):
             block: list[str] = []
             for line in document.split("\n") if words else [document]:
                 block.append(line)

@@ -34,7 +34,7 @@ import tokenizers
 import yaml
 
 from cramming.config import config_folder
-from data_prep.sources import files
+from data_prep.sources import plain_text
 
 BARE = """
 import json, sys, time
@@ -116,7 +116,7 @@ def unpacked(texts: list[Path], target: Path) -> Path:
 def documents_of(texts: list[Path]) -> Iterator[str]:
     """The blocks between blank lines."""
     for path in texts:
-        blocks = files.TEXT_DOCUMENTS["block"](files.read_lines(files.OpenFile(path)), 4_000_000)
+        blocks = plain_text.documents_of(plain_text.TextFile(path).lines(), "block", 4_000_000)
         yield from (text for text, _ in blocks)
 
 

@@ -29,19 +29,20 @@ from data_prep import corpus_card, summary
 from data_prep.dedup.near import SIGN, NearDuplicates, Signer, find_near_duplicates
 from data_prep.filters.normalise import normalize
 from data_prep.pipeline import Pipeline, judges
-from data_prep.prepare_config import SOURCES, Preparation, parse
+from data_prep.prepare_config import Preparation, parse
 from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfinished, discard, finish
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
-from data_prep.sources.generated import EmbeddedConfig
+from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
-from data_prep.sources.source import Document, Source, TextSource, limited
+from data_prep.sources.source import Document, Source, limited
+from data_prep.sources.text import TextSource
 from data_prep.stage_stats import StageStats, text_bytes
 from data_prep.tokenizer import train as training
 from data_prep.tokenizer.encode import text_encoder
 from data_prep.tokenizer.load import describe, load
 from data_prep.workers import Workers
 
-__all__ = ["SOURCES", "UNFINISHED", "Unfinished", "main", "parse", "prepare"]
+__all__ = ["UNFINISHED", "Unfinished", "main", "parse", "prepare"]
 
 TRAINED_HERE = 2_000_000  # characters: about a second
 TRAINER_DIED = (

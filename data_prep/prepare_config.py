@@ -11,13 +11,11 @@ from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.filters.quality import language_model
 from data_prep.sources.hub import HubConfig, HubSource
-from data_prep.sources.mix import PARTS, MixSource
+from data_prep.sources.mix import open_source
 from data_prep.sources.source import DataConfig, Source
 from data_prep.tokenizer import load as tokenizer
 from data_prep.tokenizer import train as vocabulary
 from data_prep.tokenizer.load import TokenizerConfig
-
-SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Preparation:
 
     def changed(self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:
         """What differs from the inventory and the tasks' files of an earlier run, in words; None if nothing does."""
-        if self.compared != compared:
+        if sorted(map(str, self.compared)) != sorted(map(str, compared)):
             return f"the tasks in {self.data.decontaminate.tasks}"
         source = [entry for entry in inventory if entry["kind"] != "tokenizer"]
         self.source.pin(source)
@@ -80,15 +78,13 @@ class Preparation:
 
 def parse(config: Mapping[str, Any]) -> Preparation:
     """Validate the settings and look at the source, before anything is written."""
-    kind = config["data"].get("source")
-    if kind not in SOURCES:
-        raise UserError(f"data.source={kind!r}: choose one of {', '.join(SOURCES)}")
-    data = build(SOURCES[kind].config_class, config["data"], "data")
+    source = open_source(config["data"])
+    data = source.config
     preparation = Preparation(
         folder=manifest.corpus_folder(config),
         data=data,
         tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
-        source=SOURCES[kind](data),
+        source=source,
         settings=manifest.content_settings(config),
         settings_hash=manifest.corpus_hash(config),
     )

@@ -25,7 +25,7 @@ from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, sequences_per_step
 from cramming.start import StartConfig
-from data_prep.prepare import SOURCES
+from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig

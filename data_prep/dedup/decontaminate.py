@@ -27,6 +27,7 @@ from cramming.config import UserError, file_sha256, require, texts_sha256
 from cramming.data.task_files import AX, TASKS, ExampleFile, Task
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
 from data_prep.excerpt import excerpt
+from data_prep.workers import grouped
 
 SHORTEST_NGRAM = 9
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
@@ -121,10 +122,10 @@ class Decontaminator:
     def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
         """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it."""
         found: list[list[int]] = [[] for _ in texts]
-        for batch in _batches(texts):
+        for batch in grouped(range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS):
             words = _read([texts[number] for number in batch])
             for _, first_K, task_text_K in self._matches(words):
-                number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch.start
+                number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch[0]
                 for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
                     found[number].append(task_text)
         return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
@@ -182,16 +183,6 @@ class Decontaminator:
             first_K, runs_K = first_K[:kept], runs_K[:kept] * np.uint64(BASE)
             runs_K += hashes_W[first_K + (n - 1)]
             yield n, first_K, runs_K
-
-
-def _batches(texts: Sequence[str]) -> Iterator[range]:
-    """Which texts are searched at once."""
-    start = size = 0
-    for number, text in enumerate(texts):
-        size += len(text)
-        if size >= BATCH_CHARACTERS or number == len(texts) - 1:
-            yield range(start, number + 1)
-            start, size = number + 1, 0
 
 
 def _read(texts: Sequence[str]) -> HashedWords:

@@ -26,7 +26,7 @@ import numpy as np
 from cramming.config import UserError
 from cramming.files import overwrite_atomically
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.workers import Workers
+from data_prep.workers import Workers, grouped
 
 SIGN = "signatures"  # the workers' function: Signer
 BATCH_CHARACTERS = 1 << 19
@@ -113,7 +113,9 @@ def find_near_duplicates(
     Documents of equal keys count once, those of fewer than `ngram` words are never dropped. `workers` have `SIGN`.
     """
     keys, lengths, signatures = bytearray(), bytearray(), bytearray()  # they grow without a second copy
-    for batch_keys, (signatures_DP, ngrams_D) in workers.map(SIGN, _batches(documents)):
+    batches = grouped(documents, BATCH_CHARACTERS, lambda document: len(document[1]) + 1, BATCH_CHARACTERS)
+    columns = (([key for key, _ in batch], [text for _, text in batch]) for batch in batches)
+    for batch_keys, (signatures_DP, ngrams_D) in workers.map(SIGN, columns):
         enough_D = ngrams_D > 0
         keys += np.array(batch_keys, dtype=np.uint64)[enough_D].tobytes()
         lengths += ngrams_D[enough_D].tobytes()
@@ -172,21 +174,6 @@ class Signer:
                 products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
                 np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
         return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(ends_D, prepend=0)
-
-
-def _batches(documents: Iterable[tuple[int, str]]) -> Iterator[tuple[list[int], list[str]]]:
-    keys: list[int] = []
-    texts: list[str] = []
-    characters = 0
-    for key, text in documents:
-        keys.append(key)
-        texts.append(text)
-        characters += len(text) + 1
-        if characters >= BATCH_CHARACTERS:
-            yield keys, texts
-            keys, texts, characters = [], [], 0
-    if keys:
-        yield keys, texts
 
 
 def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float) -> np.ndarray:

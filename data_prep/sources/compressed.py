@@ -1,4 +1,4 @@
-"""Compressed files as streams of their content, frame after frame, and what their damage is."""
+"""Compressed files as streams of their content, and what their damage is."""
 
 import bz2
 import gzip

@@ -1,9 +1,8 @@
 """Text from the Hugging Face hub, streamed with `datasets`; or from a local folder that `datasets` can load.
 
 A data set may hold text (`text_field`), or token ids with the tokenizer that made them (`ids_field`, `tokenizer_file`),
-as the cramming paper's ready-made corpus does. A data set of the hub can change at any time, so a corpus is made from
-one commit of it, whatever `revision` says: the one that it stands for when the preparation begins. Without network this
-says so at once, where the libraries would retry for half a minute.
+as the cramming paper's ready-made corpus does. A corpus is made from one commit of a data set: that which `revision`
+stands for when the preparation begins.
 """
 
 import hashlib
@@ -15,11 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError, file_sha256, require
 from cramming.hub import one_line, why_unreachable
-from data_prep.sources.files import missing_field, text_value
+from data_prep.sources.reconnect import WAIT_SECONDS, is_network_error, reconnecting
+from data_prep.sources.records import missing_field, text_value
 from data_prep.sources.source import DataConfig, Document, Source
-from data_prep.sources.streaming import WAIT_SECONDS, is_network_error, resumed
 
 
 class ConnectionLostError(UserError):
@@ -52,7 +51,7 @@ class HubConfig(DataConfig):
 
 
 class HubSource(Source):
-    """A data set of the hub, streamed. Without network it says so at once instead of retrying for half a minute."""
+    """A data set of the hub, streamed. Without network it says so at once, where the libraries retry for long."""
 
     config_class: ClassVar[type[DataConfig]] = HubConfig
     config: HubConfig
@@ -61,18 +60,30 @@ class HubSource(Source):
         assert config.dataset is not None
         self.config, self.dataset = config, config.dataset
         self.local = Path(self.dataset).is_dir()
-        if not self.local and self.dataset.startswith(("/", "./", "../", "~")):
-            raise UserError(f"data.dataset={self.dataset}: no such folder")
+        is_path = self.dataset.startswith(("/", "./", "../", "~"))
+        require(self.local or not is_path, f"data.dataset={self.dataset}: no such folder")
         self.costly = not config.max_documents
         self.total = config.max_documents
         self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
 
     @cached_property
     def commit(self) -> str | None:
-        """The commit that is read: that of the run this one goes on with, else asked of the hub; None for a folder."""
+        """The commit that is read: that of the run this one goes on with, else the newest; None for a folder."""
         if self.local:
             return None
-        return self.earlier[0]["revision"] if self.earlier else self._newest_commit()
+        if self.earlier:
+            pinned: str | None = self.earlier[0]["revision"]
+            return pinned
+        self._require_network()
+        import huggingface_hub
+
+        try:
+            found = huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision)
+        except Exception as error:
+            if not (is_network_error(error) or isinstance(error, ValueError)):
+                raise
+            raise UserError(f"data.dataset={self.dataset}: cannot be found: {one_line(error)}") from None
+        return found.sha
 
     def inventory(self) -> list[dict[str, Any]]:
         entry = {"name": self.name, "kind": "hub", "license": self.config.license, "revision": self.commit}
@@ -92,18 +103,6 @@ class HubSource(Source):
             if path.is_file() and not any(part.startswith(".") for part in name.parts):
                 digest.update(f"{name}\n{file_sha256(path)}\n".encode())
         return digest.hexdigest()
-
-    def _newest_commit(self) -> str | None:
-        self._require_network()
-        import huggingface_hub
-
-        try:
-            found = huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision)
-        except Exception as error:
-            if not (is_network_error(error) or isinstance(error, ValueError)):
-                raise
-            raise UserError(f"data.dataset={self.dataset}: cannot be found: {one_line(error)}") from None
-        return found.sha
 
     def documents(self) -> Iterator[Document]:
         return self._documents(self._open)
@@ -126,9 +125,9 @@ class HubSource(Source):
 
     def _documents(self, open_stream: Callable[[], Any], keep_state: bool = True) -> Iterator[Document]:
         self.position = 0
-        field = self.config.ids_field or self.config.text_field
-        name = self.name
-        records = resumed(open_stream, f"data.dataset={self.dataset}", () if self.local else WAIT_SECONDS, keep_state)
+        field, name = self.config.ids_field or self.config.text_field, self.name
+        waits = () if self.local else WAIT_SECONDS
+        records = reconnecting(open_stream, f"data.dataset={self.dataset}", waits, keep_state)
         while (record := self._next(records)) is not None:
             if field not in record:
                 raise missing_field(name, field, record)
@@ -140,21 +139,17 @@ class HubSource(Source):
                 yield Document(text_value(place, field, record[field]), place, name)
 
     def _next(self, records: Iterator[Any]) -> Any:
+        place, done = f"data.dataset={self.dataset}", f"after {self.position:.0f} documents"
         try:
             return next(records, None)
         except Exception as error:
-            not_utf8 = isinstance(error, UnicodeDecodeError)
-            if not_utf8 or (self.local and not isinstance(error, UserError | OSError)):
-                raise UserError(
-                    f"data.dataset={self.dataset}: cannot be read after {self.position:.0f} documents:"
-                    f" {one_line(error)}"
-                ) from None
+            damaged = self.local and not isinstance(error, UserError | OSError)
+            if damaged or isinstance(error, UnicodeDecodeError):
+                raise UserError(f"{place}: cannot be read {done}: {one_line(error)}") from None
             if not self.position or not (is_network_error(error) or isinstance(error, UserError)):
                 raise
-            raise ConnectionLostError(
-                f"data.dataset={self.dataset}: reading broke off after {self.position:.0f} documents"
-                f" ({one_line(error)}); run the same command again to go on"
-            ) from None
+            advice = "run the same command again to go on"
+            raise ConnectionLostError(f"{place}: reading broke off {done} ({one_line(error)}); {advice}") from None
 
     def _open(self) -> Any:
         self._require_network()
@@ -164,11 +159,7 @@ class HubSource(Source):
         datasets.disable_progress_bars()
         try:
             return datasets.load_dataset(
-                self.dataset,
-                config.subset,
-                split=config.split,
-                revision=self.commit,
-                streaming=True,
+                self.dataset, config.subset, split=config.split, revision=self.commit, streaming=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"data.dataset={self.dataset}: cannot be opened: {one_line(error)}") from None
@@ -184,21 +175,16 @@ class HubSource(Source):
 
         try:
             found = huggingface_hub.hf_hub_download(
-                self.dataset,
-                config.tokenizer_file,
-                repo_type="dataset",
-                revision=self.commit,
+                self.dataset, config.tokenizer_file, repo_type="dataset", revision=self.commit
             )
         except (OSError, ValueError) as error:
             raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {one_line(error)}") from None
         return Path(found)
 
     def _require_network(self) -> None:
-        if self.local:
-            return
-        reason = why_unreachable()
-        if reason:
-            raise UserError(
-                f"data.dataset={self.dataset}: the Hugging Face hub cannot be reached ({reason});"
-                " use local files: cramming prepare data=text data.paths='[your.txt]', or data=embedded"
-            )
+        reason = None if self.local else why_unreachable()
+        require(
+            reason is None,
+            f"data.dataset={self.dataset}: the Hugging Face hub cannot be reached ({reason}); use local files:"
+            " cramming prepare data=text data.paths='[your.txt]', or data=embedded",
+        )

@@ -1,4 +1,4 @@
-"""Several sources mixed by weight: `data=mix data.parts='[{weight: 3, source: text, paths: [a.txt]}, ...]'`.
+"""Several sources mixed by weight, and the table of all sources.
 
 At every point of the mixed stream each part has given its share of the bytes (or of the documents) read so far, to
 within one document: the next document is always from the part that is furthest behind its weight. `seed` sets where in
@@ -10,17 +10,18 @@ A sample for the tokenizer has the same proportions. With a part that is costly 
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from cramming.config import UserError, build
-from data_prep.sources.generated import EmbeddedSource
+from cramming.config import UserError, build, require
+from data_prep.sources.embedded import EmbeddedSource
 from data_prep.sources.hub import HubSource
-from data_prep.sources.source import DataConfig, Document, Source, TextSource, limited
+from data_prep.sources.source import DataConfig, Document, Source, limited
+from data_prep.sources.text import TextSource
 from data_prep.stage_stats import text_bytes
 
-PARTS: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}
+PARTS: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}  # what can be mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,9 @@ class MixConfig(DataConfig):
         if len(self.parts) < 2:
             raise ValueError("parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}")
         for number, part in enumerate(self.parts):
-            if not isinstance(part, dict) or part.get("source") not in PARTS:
-                found = part.get("source") if isinstance(part, dict) else part
-                raise ValueError(f"parts[{number}].source={found!r}: choose one of {', '.join(PARTS)}")
-            weight = part.get("weight")
+            source, weight = (part.get("source"), part.get("weight")) if isinstance(part, dict) else (part, None)
+            if source not in PARTS:
+                raise ValueError(f"parts[{number}].source={source!r}: choose one of {', '.join(PARTS)}")
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
                 raise ValueError(f"parts[{number}].weight={weight!r} must be a number above 0")
 
@@ -48,27 +48,30 @@ class MixSource(Source):
 
     config_class: ClassVar[type[DataConfig]] = MixConfig
     config: MixConfig
+    unit = "%"
 
     def __init__(self, config: MixConfig) -> None:
         self.config = config
-        self.sources = [_open(config, number) for number in range(len(config.parts))]
+        self.sources = [_open_part(config, number) for number in range(len(config.parts))]
+        self.names = [
+            f"part {number}: {part.get('name') or part.get('dataset') or part['source']}"
+            for number, part in enumerate(config.parts)
+        ]
         self.costly = any(source.costly for source in self.sources)
         self.in_parts = any(source.in_parts for source in self.sources)
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
+        self.total = 100.0
         self._ended_with: str | None = None
         self._taken: dict[str, int] = {}  # documents of each part
-        self.unit = "%"
-        self.total = 100.0
 
     def parts(self) -> list[str]:
-        """The parts' names, in the order of the settings."""
-        return [_name(part, number) for number, part in enumerate(self.config.parts)]
+        return self.names
 
     def inventory(self) -> list[dict[str, Any]]:
         return [
             {**entry, "part": name, "weight": part["weight"]}
-            for name, part, source in zip(self.parts(), self.config.parts, self.sources)
+            for name, part, source in zip(self.names, self.config.parts, self.sources)
             for entry in source.inventory()
         ]
 
@@ -82,7 +85,7 @@ class MixSource(Source):
 
     def _by_source(self, inventory: list[dict[str, Any]]) -> Iterator[tuple[Source, list[dict[str, Any]]]]:
         """Each part's source with its own entries, as it made them."""
-        for name, source in zip(self.parts(), self.sources):
+        for name, source in zip(self.names, self.sources):
             entries = [entry for entry in inventory if entry["part"] == name]
             yield source, [{key: entry[key] for key in entry if key not in ("part", "weight")} for entry in entries]
 
@@ -90,6 +93,7 @@ class MixSource(Source):
         return self._mixed([source.documents() for source in self.sources])
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
+        """The parts' samples; with a costly part no more than so many characters."""
         for document in self._mixed([source.sample_documents(characters) for source in self.sources]):
             yield document
             characters -= len(document.text)
@@ -99,75 +103,70 @@ class MixSource(Source):
     def remark(self) -> str | None:
         if self._ended_with is None:
             return None
-        read = [
-            f"{name} {count:,} documents{_share(source)}"
-            for (name, count), source in zip(self._taken.items(), self.sources)
-            if name != self._ended_with
-        ]
+        read = []
+        for (name, count), source in zip(self._taken.items(), self.sources):
+            # A file is read a megabyte ahead of its documents: of a small one the share says nothing.
+            partly = source.total and 0 < source.position < source.total
+            share = f", {source.position / source.total:.0%}" if partly and source.total else ""
+            read += [f"{name} {count:,} documents{share}"] if name != self._ended_with else []
         others = f"; read of the others: {'; '.join(read)}"
         return f"the mix ended with {self._ended_with}, which has no more{others}; weights decide how far each lasts"
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
         streams = [
-            _naming(limited(stream, source), number)
+            _naming(limited(stream, source), f"data.parts[{number}]")
             for number, (stream, source) in enumerate(zip(documents, self.sources))
         ]
-        names, by_bytes = self.parts(), self.config.unit == "bytes"
-        phase = random.Random(self.config.seed)
+        by_bytes, phase = self.config.unit == "bytes", random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
-        self.position, self._ended_with, self._taken = 0.0, None, dict.fromkeys(names, 0)
+        self.position, self._ended_with, self._taken = 0.0, None, dict.fromkeys(self.names, 0)
         while True:
             turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
-            document = next(streams[turn], None)
+            name, document = self.names[turn], next(streams[turn], None)
             if document is None:
-                self.position, self._ended_with = 100.0, names[turn]
+                self.position, self._ended_with = 100.0, name
                 return
-            self._taken[names[turn]] += document.part == 0
+            self._taken[name] += document.part == 0
             size = document.damage.bytes if document.damage else text_bytes(document.text)
             given[turn] += size if by_bytes else document.part == 0
-            self.position = max(
-                100 * source.position / source.total if source.total else 0.0 for source in self.sources
-            )
-            yield document._replace(source=names[turn])
+            self.position = max(100 * source.position / (source.total or float("inf")) for source in self.sources)
+            yield document._replace(source=name)
 
 
-def _name(part: dict[str, Any], number: int) -> str:
-    return f"part {number}: {part.get('name') or part.get('dataset') or part['source']}"
-
-
-def _share(source: Source) -> str:
-    """How much of it was read, where that says anything: a file is read a megabyte ahead of its documents."""
-    return f", {source.position / source.total:.0%}" if source.total and 0 < source.position < source.total else ""
-
-
-def _naming(documents: Iterator[Document], number: int) -> Iterator[Document]:
+def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
     """The documents of this part. A source by itself gives advice for the section `data`; here it is for the part."""
     try:
         yield from documents
     except UserError as error:
-        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in data.parts[{number}]"),)
+        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in {place}"),)
         raise
 
 
-# Not taken over from the mix by its parts.
-_PARTS_OWN = {"source", "max_documents", "parts", "unit"}
-
-
-def _open(config: MixConfig, number: int) -> Source:
+def _open_part(config: MixConfig, number: int) -> Source:
     """One part as a source of its own; what all parts share is the mix's."""
-    shared = {key: value for key, value in asdict(config).items() if key not in _PARTS_OWN}
+    not_shared = {"source", "max_documents", "parts", "unit"}
+    shared = {key: value for key, value in asdict(config).items() if key not in not_shared}
     own = {key: value for key, value in config.parts[number].items() if key != "weight"}
-    if clash := sorted(set(own) & (set(shared) - {"name", "license"})):
-        raise UserError(f"data.parts[{number}].{clash[0]}: all parts share it; set data.{clash[0]}")
-    if own.get("ids_field"):
-        raise UserError(f"data.parts[{number}].ids_field: only text can be mixed, ids belong to one tokenizer")
-    source = PARTS[own["source"]]
     place = f"data.parts[{number}]"
-    settings = build(source.config_class, {**shared, **own}, place)
+    for clash in sorted(set(own) & (set(shared) - {"name", "license"})):
+        raise UserError(f"{place}.{clash}: all parts share it; set data.{clash}")
+    require(not own.get("ids_field"), f"{place}.ids_field: only text can be mixed, ids belong to one tokenizer")
+    return open_source({**shared, **own}, place)
+
+
+SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
+
+
+def open_source(section: Mapping[str, Any], place: str = "data") -> Source:
+    """The source that a section of settings describes. UserError: one line that names the setting."""
+    kind = section.get("source")
+    require(kind in SOURCES, f"{place}.source={kind!r}: choose one of {', '.join(SOURCES)}")
+    source = SOURCES[str(kind)]
+    config = build(source.config_class, section, place)
     try:
-        opened: Source = source(settings)
-    except UserError as error:  # a source by itself is the section `data`
+        opened: Source = source(config)
+    except UserError as error:
         raise UserError(re.sub(r"^data(?=\.)", place, str(error))) from None
     return opened

@@ -208,7 +208,10 @@ def test_tasks_of_superglue_are_found_too(glue: Path) -> None:
         (lambda folder: folder / "none", "no folder .*none"),
         (lambda folder: folder / "CoLA", "holds none of CoLA, SST-2"),
         (lambda folder: (folder / "SST-2" / "dev.tsv").unlink(), "SST-2 has no dev"),
-        (lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"), "dev.tsv:1: no column sentence; there are: text, label"),
+        (
+            lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"),
+            "dev.tsv:1: no column sentence",
+        ),
         (lambda folder: write(folder, "QNLI", "dev.tsv", "a\tquestion\tsentence", "1", "2"), "2 of 2 rows have fewer"),
         (lambda folder: (folder / "CoLA" / "dev.tsv").write_bytes(b"a\xff"), "dev.tsv: not UTF-8 at byte 1"),
     ],

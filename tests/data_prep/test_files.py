@@ -18,9 +18,9 @@ import zstandard
 
 from cramming.config import UserError
 from data_prep.filters.normalise import CleanConfig, normalize
-from data_prep.sources import files
-from data_prep.sources.files import OpenFile, format_of, read_lines
-from data_prep.sources.source import TextConfig, TextSource
+from data_prep.sources import plain_text, records
+from data_prep.sources.plain_text import DOCUMENTS, TextFile
+from data_prep.sources.text import TextConfig, TextSource, format_of
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -113,7 +113,7 @@ def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path, suffix:
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"a" * (1 << 26)))
     tracemalloc.start()
-    with OpenFile(path).decompressed() as handle:
+    with TextFile(path).decompressed() as handle:
         assert handle.read(1 << 20) == b"a" * (1 << 20)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -167,12 +167,12 @@ def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch
 
 
 def test_lines_of_any_length_come_whole_or_in_parts_that_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
     for text in ("word " * 100, "é" * 300, "x" * 255 + "\n" + "y" * 10, "a\n" * 200):
         path = tmp_path / "a.txt"
         path.write_text(text, encoding="utf-8")
-        assert list(read_lines(OpenFile(path), longest=10_000)) == text.removesuffix("\n").split("\n")
-        parts = list(read_lines(OpenFile(path), longest=128))
+        assert list(TextFile(path).lines(longest=10_000)) == text.removesuffix("\n").split("\n")
+        parts = list(TextFile(path).lines(longest=128))
         assert "".join(parts) == text.replace("\n", "") and max(map(len, parts)) <= 256
 
 
@@ -180,8 +180,8 @@ def test_long_blocks_and_files_come_in_parts_that_lose_nothing(tmp_path: Path) -
     path = tmp_path / "a.txt"
     path.write_text("".join(f"line {i}\n" for i in range(5000)))
     for documents in ("block", "file"):
-        group = files.TEXT_DOCUMENTS[documents]
-        parts = list(group(read_lines(OpenFile(path)), 1000))
+        group = DOCUMENTS[documents]
+        parts = list(group(TextFile(path).lines(), 1000))
         assert "".join(text for text, _ in parts) == path.read_text()
         lengths = [len(text) for text, _ in parts]
         assert max(lengths) <= 1000 and min(lengths[:-1]) > 980  # full of whole lines, and no crumbs between
@@ -191,7 +191,7 @@ def test_long_blocks_and_files_come_in_parts_that_lose_nothing(tmp_path: Path) -
 def test_a_line_above_the_limit_leaves_no_crumb_in_front(tmp_path: Path) -> None:
     lines = ["short", "x" * 1500, "short", "y" * 300]
     for documents in ("block", "file"):
-        parts = files.TEXT_DOCUMENTS[documents](iter(lines), 1000)
+        parts = DOCUMENTS[documents](iter(lines), 1000)
         assert [(len(text), part) for text, part in parts] == [(1507, 0), (307, 1)]
 
 
@@ -299,7 +299,7 @@ def test_text_of_parquet_that_is_not_utf8_is_named_or_left_out(tmp_path: Path) -
 
 def test_a_long_record_takes_time_in_proportion_to_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight times as long, about eight times the time; copied anew with each of its blocks, 64 times."""
-    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
 
     def seconds(words: int) -> float:
         path = tmp_path / f"{words}.jsonl"
@@ -312,9 +312,9 @@ def test_a_long_record_takes_time_in_proportion_to_its_length(tmp_path: Path, mo
 
 
 def test_a_record_too_long_to_be_meant_is_refused_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(files, "LONGEST_RECORD", 1 << 20)
-    monkeypatch.setattr(files, "LONGEST_FIELD", 1 << 16)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr(records, "LONGEST_FIELD", 1 << 16)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "a" * (1 << 20))
     with pytest.raises(UserError, match=r"a\.jsonl: the record at byte 14 is longer than 1 MiB; is a line end missing"):
         texts_of(tmp_path / "a.jsonl")
@@ -328,7 +328,7 @@ def test_line_ends_of_every_system_are_line_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     """CR alone is the old Mac's, and what some spreadsheets export."""
-    monkeypatch.setattr(files, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", block_bytes)
     path, table = tmp_path / "a.txt", tmp_path / "a.csv"
     for end in ("\n", "\r\n", "\r"):
         path.write_bytes(f"a b{end}c{end}{end}d{end}e".encode())
@@ -343,7 +343,7 @@ def test_line_ends_of_every_system_are_line_ends(
 def test_binary_data_far_into_a_file_is_left_out_where_damage_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 100)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\n" * 50 + "zwei\n".encode("utf-16-le") + b"\n\nthree\n")
     config = TextConfig(name="t", source="text", paths=[str(path)], damaged="drop")
@@ -376,7 +376,7 @@ def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> N
 
 
 def test_utf8_error_far_into_a_file_names_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 100)
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789\n" * 50 + b"012\xff\n")
     with pytest.raises(UserError, match=r"byte 553 \(line 51\)"):

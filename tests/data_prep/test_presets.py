@@ -7,7 +7,7 @@ import pytest
 
 from cramming.config import build, config_folder
 from cramming.data.corpus import corpus_folder
-from data_prep.prepare import SOURCES
+from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 
 DATA = sorted(path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from data_prep.sources import streaming
-from data_prep.sources.streaming import is_network_error, resumed
+from data_prep.sources import reconnect
+from data_prep.sources.reconnect import is_network_error, reconnecting
 
 WAITS = (0.0, 0.0)
 
@@ -61,25 +61,25 @@ def rows(tmp_path: Path) -> Callable[[], Any]:
 @pytest.mark.parametrize(("keep_state", "breaks"), [(True, [350, 0, 290, 260]), (False, [350, 0, 500, 990])])
 def test_every_record_once_and_in_order(rows: Callable[[], Any], keep_state: bool, breaks: list[int]) -> None:
     stream = Breaking(rows, breaks)
-    found = [record["text"] for record in resumed(stream, "test", WAITS, keep_state)]
+    found = [record["text"] for record in reconnecting(stream, "test", WAITS, keep_state)]
     assert found == [f"record {number}" for number in range(1000)]
     assert stream.opened == len(breaks) + 1
 
 
 def test_little_is_read_twice(rows: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "RECORDS_PER_STATE", 10)
+    monkeypatch.setattr(reconnect, "RECORDS_PER_STATE", 10)
     read = []
 
     def counted() -> Any:
         return rows().map(lambda record: read.append(1) or record)
 
-    assert len(list(resumed(Breaking(counted, [905]), "test", WAITS))) == 1000
+    assert len(list(reconnecting(Breaking(counted, [905]), "test", WAITS))) == 1000
     assert len(read) < 1300  # whole files of records are passed over without reading, not more than one is read again
 
 
 def test_after_all_waits_the_error_comes_through() -> None:
     stream = Breaking(lambda: range(10), [5, 5, 5, 5])
-    records = resumed(stream, "test", WAITS)
+    records = reconnecting(stream, "test", WAITS)
     assert [next(records) for _ in range(5)] == list(range(5))
     with pytest.raises(ReadError):
         next(records)
@@ -89,7 +89,7 @@ def test_after_all_waits_the_error_comes_through() -> None:
 def test_other_errors_are_not_repeated() -> None:
     stream = Breaking(lambda: range(10), [5], KeyError)
     with pytest.raises(KeyError):
-        list(resumed(stream, "test", WAITS))
+        list(reconnecting(stream, "test", WAITS))
     assert stream.opened == 1
 
 
@@ -102,7 +102,7 @@ def test_no_network_while_opening_again_is_waited_for() -> None:
             raise answer
         return answer
 
-    assert list(resumed(open_stream, "test", WAITS)) == list(range(10))
+    assert list(reconnecting(open_stream, "test", WAITS)) == list(range(10))
 
 
 def test_which_errors_are_the_networks() -> None:

@@ -1,22 +1,17 @@
-"""Dumps as sources of text: Wikipedia's XML (`*.xml.bz2`) and the extracted text of web crawls (`*.warc.wet.gz`).
+"""Wikipedia's XML dumps (`*.xml.bz2`) as plain text, streamed page by page in bounded memory, by `mwparserfromhell`.
 
-Both are streamed, one document for each page, in bounded memory, and both need an optional package, which is asked for
-before any text is read. Stripping wikitext is slow, below 1 MB of it a second: for all of Wikipedia there is ready-made
-text (data=wikipedia).
+Stripping wikitext is slow, below 1 MB of it a second: for all of Wikipedia there is ready-made text (data=wikipedia).
 """
 
-import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from cramming.config import UserError
-from data_prep.sources.files import OpenFile, decoded
-from data_prep.sources.templates import written_out
+from data_prep.sources.plain_text import TextFile
+from data_prep.sources.wikipedia_templates import expand_templates
 
-# Format -> the extra of this package, and the module it brings.
-PACKAGES = {"wikipedia": ("wikipedia", "mwparserfromhell"), "wet": ("warc", "warcio")}
 # Sections of lists and links, to the next heading of the second level. Their names in English; others stay.
 _TAIL_SECTION = re.compile(
     r"^==\s*(?:references|external links|see also|further reading|(notes|bibliography|sources|footnotes))\s*==\s*$"
@@ -35,16 +30,7 @@ _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
 
 
-def require_package(kind: str) -> None:
-    """UserError when the package that this format needs is missing; every other format needs none."""
-    if kind not in PACKAGES:
-        return
-    extra, module = PACKAGES[kind]
-    if importlib.util.find_spec(module) is None:
-        raise UserError(f"data.format={kind} needs the package {module}: pip install 'cramming[{extra}]'")
-
-
-def read_wikipedia(file: OpenFile, field: str) -> Iterator[str]:
+def read_wikipedia(file: TextFile, field: str) -> Iterator[str]:
     """The articles of a MediaWiki XML dump as plain text: no redirects, no other namespaces, no tables, of templates
     those within sentences."""
     with file.decompressed() as handle:
@@ -79,7 +65,7 @@ def plain_text(wikitext: str) -> str:
     """What a reader sees of an article's running text."""
     import mwparserfromhell
 
-    code = mwparserfromhell.parse(_TAIL_SECTION.sub(_prose, written_out(_NO_TEXT.sub("", wikitext))))
+    code = mwparserfromhell.parse(_TAIL_SECTION.sub(_prose, expand_templates(_NO_TEXT.sub("", wikitext))))
     for link in code.filter_wikilinks(matches=lambda link: _is_media(str(link.title))):
         _remove(code, link)
     for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _TAGS_WITHOUT_TEXT):
@@ -105,35 +91,3 @@ def _remove(code: Any, node: Any) -> None:
         code.remove(node)
     except ValueError:  # it stood inside a node that is gone already
         return
-
-
-def read_wet(file: OpenFile, field: str) -> Iterator[str]:
-    """The text records of a WET file. UserError for one of web pages (HTML is not turned into text here), one that was
-    cut off, text that is not UTF-8."""
-    from warcio.archiveiterator import ArchiveIterator
-    from warcio.exceptions import ArchiveLoadFailed
-
-    kinds: set[str] = set()
-    with file.decompressed() as handle:
-        try:
-            for number, record in enumerate(ArchiveIterator(handle), 1):
-                kinds.add(record.rec_type)
-                if record.rec_type == "conversion":
-                    yield decoded(file, _content(file, record, number), f"record {number}: its text")
-        except ArchiveLoadFailed as error:
-            raise UserError(f"{file.path}: not a readable WARC file: {' '.join(str(error).split())}") from None
-    if "conversion" not in kinds:
-        held = ", ".join(sorted(kinds)) or "nothing"
-        raise UserError(f"{file.path}: no text records (it holds: {held}); take the crawl's WET files, which hold text")
-
-
-def _content(file: OpenFile, record: Any, number: int) -> bytes:
-    content: bytes = record.content_stream().read()
-    # Only a compressed file tells by itself that it was cut off.
-    if record.length is not None and len(content) != record.length:
-        place, found = f"{file.path} record {number}", f"{len(content)} bytes of the {record.length} in its header"
-        raise UserError(f"{place}: has {found}; is the file whole? get it anew")
-    return content
-
-
-READERS: dict[str, Callable[[OpenFile, str], Iterator[str]]] = {"wikipedia": read_wikipedia, "wet": read_wet}

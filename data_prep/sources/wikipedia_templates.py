@@ -1,8 +1,8 @@
-"""Inline templates of Wikipedia as text: those that stand in the middle of a sentence are written out, all others go.
+"""Inline templates of Wikipedia: those that are part of a sentence become text, all others go.
 
-A dump names templates and does not hold what they expand to. Most stand beside the text (infoboxes, citations,
-navigation); those of the table below are part of a sentence, which has a hole without them: "a road of  in length".
-They are the most used ones of the English Wikipedia as far as we know it: no dump was at hand to count in.
+A dump names templates and does not hold what they expand to. Most are infoboxes, citations and navigation; without
+those of the table below a sentence has a hole: "a road of  in length". They are the most used ones of the English
+Wikipedia as far as we know it: no dump was at hand to count in.
 """
 
 import re
@@ -16,10 +16,10 @@ _NAME = re.compile(r"[\w -]+")
 _MOST_DIGITS = 20  # of what is a number in an article; Python refuses to read one of thousands
 
 Parameters = dict[str, str]  # by name; those without one as "1", "2" ...
-Text = Callable[[Parameters], str]
+Text = str | Callable[[Parameters], str]  # what a template becomes; of a string `{}` is the first parameter
 
 
-def written_out(wikitext: str) -> str:
+def expand_templates(wikitext: str) -> str:
     """The wikitext with inline templates as their text and without others, from the innermost on.
 
     Templates that hold other braces, such as a table's, are left.
@@ -35,8 +35,9 @@ def _text_of(template: re.Match[str]) -> str:
     name = " ".join(name.replace("_", " ").split()).lower()
     if name.startswith("formatnum:"):  # a function of MediaWiki's: its value stands behind the colon
         name, rest = "formatnum", f"{name.partition(':')[2]}{bar}{rest}"
-    text = INLINE.get(name) or next((text for start, text in _BY_PREFIX.items() if name.startswith(start)), None)
-    return text(_parameters(rest)) if text else ""
+    text = INLINE.get(name) or next((text for start, text in _BY_PREFIX.items() if name.startswith(start)), "")
+    given = _parameters(rest)
+    return text.format(given.get("1", "")) if isinstance(text, str) else text(given)
 
 
 def _parameters(given: str) -> Parameters:
@@ -58,14 +59,6 @@ def _listed(given: Parameters) -> list[str]:
 def _parameter(number: int) -> Text:
     """This parameter; the last one before it where there are fewer."""
     return lambda given: ["", *_listed(given)][: number + 1][-1]
-
-
-def _sign(text: str) -> Text:
-    return lambda given: text
-
-
-def _behind(sign: str) -> Text:
-    return lambda given: sign + given.get("1", "")
 
 
 def _years(sign: str, between: str = " – ") -> Text:
@@ -130,14 +123,6 @@ def _quotation(given: Parameters) -> str:
     return f"\n{given.get('text') or given.get('quote') or given.get('1', '')}\n"
 
 
-def _first_two(given: Parameters) -> str:
-    return " ".join(_listed(given)[:2])
-
-
-def _joined(given: Parameters) -> str:
-    return "".join(_listed(given))
-
-
 _FIRST, _SECOND, _LAST = _parameter(1), _parameter(2), _parameter(9)
 _SHIPS = ("uss", "hms", "ss", "rms", "ms", "mv", "hmas", "hmcs", "sms")
 # Names with "_" for " ", in lower case -> what stands there.
@@ -157,32 +142,32 @@ _TABLE: tuple[tuple[str, Text], ...] = (
     ("as_of", _as_of),
     ("nihongo nihongo3 nihongo_foot", _with_origin),
     ("quote blockquote quotation bquote cquote poemquote", _quotation),
-    ("ship oldstyledate oldstyledatedy oldstyledateny", _first_two),
-    ("chem gaps", _joined),
-    ("us$ usd", _behind("US$")),
-    ("£ gbp", _behind("£")),
-    ("€ euro eur", _behind("€")),
-    ("inr indian_rupee", _behind("₹")),
-    ("¥ jpy yen", _behind("¥")),
-    ("sqrt radic", _behind("√")),
-    ("e", _behind("×10^")),
-    *((prefix, _behind(f"{prefix.upper()} ")) for prefix in _SHIPS),
-    ("' apostrophe", _sign("'")),
-    ("'s", _sign("'s")),
-    ("'\"", _sign("'\"")),
-    ("\"'", _sign("\"'")),
-    ("– ndash endash en_dash", _sign("–")),
-    ("— mdash emdash em_dash", _sign("—")),
-    ("snd spnd spaced_ndash spaced_en_dash", _sign(" – ")),
-    ("spaced_mdash spaced_em_dash", _sign(" — ")),
-    ("nbsp space spaces thinsp thin_space hairsp nnbsp", _sign(" ")),
-    ("· • dot middot", _sign(" · ")),
-    ("× times", _sign("×")),
-    ("minus", _sign("−")),
-    ("pi", _sign("π")),
-    ("deg", _sign("°")),
-    ("!", _sign("|")),
-    ("=", _sign("=")),
+    ("ship oldstyledate oldstyledatedy oldstyledateny", lambda given: " ".join(_listed(given)[:2])),
+    ("chem gaps", lambda given: "".join(_listed(given))),
+    ("us$ usd", "US${}"),
+    ("£ gbp", "£{}"),
+    ("€ euro eur", "€{}"),
+    ("inr indian_rupee", "₹{}"),
+    ("¥ jpy yen", "¥{}"),
+    ("sqrt radic", "√{}"),
+    ("e", "×10^{}"),
+    *((prefix, f"{prefix.upper()} {{}}") for prefix in _SHIPS),
+    ("' apostrophe", "'"),
+    ("'s", "'s"),
+    ("'\"", "'\""),
+    ("\"'", "\"'"),
+    ("– ndash endash en_dash", "–"),
+    ("— mdash emdash em_dash", "—"),
+    ("snd spnd spaced_ndash spaced_en_dash", " – "),
+    ("spaced_mdash spaced_em_dash", " — "),
+    ("nbsp space spaces thinsp thin_space hairsp nnbsp", " "),
+    ("· • dot middot", " · "),
+    ("× times", "×"),
+    ("minus", "−"),
+    ("pi", "π"),
+    ("deg", "°"),
+    ("!", "|"),
+    ("=", "="),
 )  # fmt: skip
 INLINE: dict[str, Text] = {name.replace("_", " "): text for names, text in _TABLE for name in names.split()}
 _BY_PREFIX: dict[str, Text] = {"lang-": _FIRST, "script/": _FIRST}

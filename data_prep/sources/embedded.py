@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cramming.config import UserError
 from data_prep.sources.source import DataConfig, Document, Source
+
+GENERATOR = Path(__file__).parents[1] / "synthetic"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
 
-    size: int
+    size: int  # words, about
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size < 1:
-            raise UserError(f"data.size={self.size}: must be at least 1; it is the number of words to generate, about")
+            raise ValueError(f"size={self.size} must be at least 1; it is the number of words to generate, about")
 
 
 class EmbeddedSource(Source):
@@ -32,19 +33,13 @@ class EmbeddedSource(Source):
         self.config = config
 
     def inventory(self) -> list[dict[str, Any]]:
-        code = hashlib.sha256()
-        for path in sorted((Path(__file__).parents[1] / "synthetic").glob("*.py")):
-            code.update(path.read_bytes())
-        name = {"name": "embedded", "kind": "embedded", "license": self.config.license}
-        return [{**name, "sha256": code.hexdigest()}]
-
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        return None if inventory == self.inventory() else "the generator of the embedded corpus"
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(GENERATOR.glob("*.py"))))
+        entry = {"name": "embedded", "kind": "embedded", "license": self.config.license}
+        return [{**entry, "sha256": code.hexdigest()}]
 
     def documents(self) -> Iterator[Document]:
         from data_prep.synthetic.documents import documents  # late: its lexicon is of no use to the other sources
 
-        self.position = 0
-        for document in documents(self.config.seed, self.config.size):
-            self.position += 1
+        for number, document in enumerate(documents(self.config.seed, self.config.size), 1):
+            self.position = number
             yield document

@@ -1,0 +1,201 @@
+"""Local files as streams of lines, plain or compressed, and how lines are cut into documents.
+
+Everything holds about one block in memory, whatever the file's size, and every complaint names the file and the place
+in it: a byte offset and a line for what is not UTF-8 text.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, dropwhile, groupby, islice
+from pathlib import Path
+from typing import BinaryIO
+
+from cramming.config import UserError, require
+from data_prep.sources import compressed
+
+BLOCK_BYTES = 1 << 20
+LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
+OR_DROP = "; data.damaged=drop leaves such things out and counts them"
+
+Part = tuple[str, int]  # a text, and which part of its document it is, from 0
+
+
+class UnreadableError(UserError):
+    """A file that is not text at all: found before anything of it was handed on."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message + OR_DROP)
+        self.reason = reason
+
+
+class TextFile:
+    """A file being read.
+
+    `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
+    behind the first block stay; `escaped` and `binary` tell that there were any.
+    """
+
+    def __init__(self, path: Path, lenient: bool = False) -> None:
+        self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
+        try:
+            self.raw: BinaryIO = path.open("rb")
+        except FileNotFoundError:
+            raise UserError(f"{path}: was there when the preparation began, and is gone; put it back") from None
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file itself, before decompression, read so far; 0 when it is closed."""
+        return 0 if self.raw.closed else self.raw.tell()
+
+    @contextmanager
+    def decompressed(self) -> Iterator[BinaryIO]:
+        """The file's content. A damaged or cut-off archive becomes a UserError that names the file.
+
+        What the system says (an unreachable disk, no room for unpacking) is no damage, and stays an OSError.
+        """
+        suffix = self.path.suffix.lower()
+        try:
+            yield compressed.COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
+        except compressed.errors(suffix) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            advice = compressed.advice(error, self.path)
+            raise UserError(f"{self.path}: cannot be read as {suffix or 'a file'}: {error}; {advice}") from None
+        finally:
+            self.raw.close()
+
+    def decode(self, data: bytes, place: Callable[[int], str]) -> str:
+        """These bytes as text. `place` says of a byte's index, if there it is not UTF-8, where that is in the file."""
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if not self.lenient:
+                raise UserError(f"{self.path}{place(error.start)}{OR_DROP}") from None
+            self.escaped = True
+            return data.decode("utf-8", "surrogateescape")
+
+    def lines(self, longest: int = LONGEST_TEXT_LINE, records: bool = False) -> Iterator[str]:
+        """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
+
+        A line above `longest` bytes comes in parts, cut at a space where there is one. UserError: an empty file, a NUL
+        byte (binary data or UTF-16), bytes that are not UTF-8; where lines are `records`, one above `longest`.
+        """
+        offset, line = 0, 1
+        for block in self._whole_lines(longest, records):
+
+            def place(start: int, block: bytes = block, offset: int = offset, line: int = line) -> str:
+                return (
+                    f": not UTF-8 at byte {offset + start} (line {line + _count_lines(block[:start])}); convert it, for"
+                    f" example `iconv -f latin1 -t utf-8 {self.path.name}`"
+                )
+
+            text = self.decode(block, place)
+            if "\r" in text:  # CR CR LF is what a program makes that takes CR LF for LF
+                text = text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
+            yield from text.removesuffix("\n").split("\n")
+            offset += len(block)
+            line += _count_lines(block)
+        if offset == 0:
+            raise UnreadableError("empty_file", f"{self.path}: empty file")
+
+    def _whole_lines(self, longest: int, records: bool) -> Iterator[bytes]:
+        """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
+        begun: list[bytes] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
+        size = total = 0
+        with self.decompressed() as handle:
+            while block := handle.read(BLOCK_BYTES):
+                read = len(block)
+                self._look_for_binary(block, total)
+                if total == 0:
+                    block = block.removeprefix(b"\xef\xbb\xbf")
+                # A CR that is the last byte may be half of a CR LF.
+                end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
+                if end or size + len(block) > longest:
+                    require(
+                        end or not records,
+                        f"{self.path}: the record at byte {total - size} is longer than {longest >> 20} MiB; is a line"
+                        " end missing? each record is a line",
+                    )
+                    block = b"".join([*begun, block])
+                    end = size + end if end else _cut(block)
+                    yield block[:end]
+                    begun, size, block = [], 0, block[end:]
+                begun.append(block)
+                size += len(block)
+                total += read
+        if size:
+            yield b"".join(begun)
+
+    def _look_for_binary(self, block: bytes, offset: int) -> None:
+        place = block.find(b"\0")
+        if place >= 0 and self.lenient and offset:  # documents were handed on: only those with NUL bytes are left out
+            self.binary = True
+        elif place >= 0:
+            message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
+            raise UnreadableError("binary_file", message)
+
+
+def _count_lines(data: bytes) -> int:
+    lines = data.count(b"\n")
+    return lines + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else lines
+
+
+def _cut(block: bytes) -> int:
+    """Where to cut one overlong line: behind its last space, else at the last character's first byte."""
+    end = block.rfind(b" ") + 1
+    if end:
+        return end
+    end = len(block) - 1
+    while end > 1 and block[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def _by_line(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    return ((line, 0) for line in lines if line.strip())
+
+
+def _in_parts(lines: Iterator[str], longest: int, blank_lines_end: bool) -> Iterator[Part]:
+    """A part ends before the line that would take it above `longest`, unless it is not yet half as long."""
+    text, size, part = io.StringIO(), 0, 0
+    for line in lines:
+        ends = blank_lines_end and not line.strip()
+        if size and (ends or (size + len(line) >= longest and 2 * size >= longest)):
+            yield text.getvalue(), part
+            text, size, part = io.StringIO(), 0, part + 1
+        if ends:
+            part = 0
+        else:
+            size += text.write(line) + text.write("\n")
+    if size:
+        yield text.getvalue(), part
+
+
+_by_file = partial(_in_parts, blank_lines_end=False)
+DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `data.documents`
+    "line": _by_line,
+    "block": partial(_in_parts, blank_lines_end=True),
+    "file": _by_file,
+}
+_WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
+
+
+def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part]:
+    """The documents of plain text: by `DOCUMENTS`, or, in files of WikiExtractor's, the articles, whatever `kind`.
+
+    Each at most about `longest` characters; a longer one comes in parts.
+    """
+    lines = dropwhile(lambda line: not line.strip(), lines)
+    first = list(islice(lines, 1))
+    if first and _WIKIEXTRACTOR.match(first[0]):
+        return _by_article(lines, longest)
+    return DOCUMENTS[kind](chain(first, lines), longest)
+
+
+def _by_article(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    for inside, article in groupby(lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)):
+        if inside:
+            yield from (part for part in _by_file(article, longest) if part[0].strip())
