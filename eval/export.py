@@ -20,7 +20,8 @@ from cramming.record import is_run, load_record, run_folder
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
 from eval.report.model_card import Exported, write_card
-from eval.rules.reading import Run, at, load_run
+from eval.rules.load import Run, load_run
+from eval.rules.record import read_record
 
 WEIGHTS = "model.safetensors"
 # Everything that an export may hold: a folder with anything else is somebody's, and stays.
@@ -92,12 +93,12 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
         if not folder.is_dir():
             raise UserError(f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
         run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None
-        made = run and not run.problem and at(run.record, "pretrain.final_sha256")
+        made = run and not run.problem and run.record.training.final_sha256
         return folder, run if run and made and not altered(run.record, open_model(folder).files) else None
     home = run_folder(config)
     if not is_run(home):
         raise UserError(f"name={config['name']}: no run in {home}; `cramming pretrain name={config['name']}` makes one")
-    status = at(load_record(home), "pretrain.status")
+    status = read_record(load_record(home)).training.status
     if status != "finished":
         state = {None: "is missing", "running": "is still running, or was killed"}.get(status, f"is {status}")
         raise UserError(

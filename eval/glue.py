@@ -33,7 +33,7 @@ from eval.finetune.floor import score_floor
 from eval.finetune.models import Init, ModelSource, altered, open_model, position_limit
 from eval.finetune.results import Pieces, write_json
 from eval.finetune.scoring import EvalConfig, score_model, show_averages, with_seconds
-from eval.rules.reading import WITHOUT_ENCODER, at, sections
+from eval.rules.record import WITHOUT_ENCODER, read_record
 from eval.tasks.datasets import TaskData, in_one_order
 from eval.tasks.locate import FoundSuite, find_suite, find_tasks
 
@@ -58,7 +58,7 @@ def main(config: dict[str, Any]) -> None:
         kind = suite.section
         if (folder / "record.json").exists():
             history.refuse_altered(folder)
-            trained_on = at(load_record(folder), "corpus.manifest_sha256")
+            trained_on = read_record(load_record(folder)).corpus.manifest_sha256
             if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
                 say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
         # Written with the first model's scores: until then those of another suite stay in the record.
@@ -96,10 +96,10 @@ def read_tasks(suite: FoundSuite) -> list[TaskData]:
 
 def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
     """Put `scores` into the record. A record holds GLUE or the embedded tasks: what it has of the other goes."""
-    record = load_record(folder) if (folder / "record.json").exists() else {}
-    known = {f"glue.{init}": section for init, section in sections(record).items()}
-    known |= {name: record[name] for name in WITHOUT_ENCODER if name in record}
-    stale = [name for name, section in known.items() if at(section, "suite") not in (None, suite.name)]
+    record = read_record(load_record(folder) if (folder / "record.json").exists() else {})
+    known = {f"glue.{init}": section for init, section in record.glue.items()}
+    known |= {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
+    stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
     if suite.section == "glue" and stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
@@ -149,7 +149,7 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
             f"{final}: no trained model; run `cramming pretrain name={config['name']}` or give model_path=<folder>"
         )
     source = open_model(final)
-    if (folder / "record.json").exists() and (wrong := altered(load_record(folder), source.files)):
+    if (folder / "record.json").exists() and (wrong := altered(read_record(load_record(folder)), source.files)):
         raise UserError(f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}")
     return source
 
@@ -177,7 +177,7 @@ def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> 
         record = load_record(folder)
         if "pretrain" in record:
             raise UserError(f"name={config['name']}: {folder} is a pretraining run; give another name for model_path")
-        before, now = at(record, "config.model_path"), config["model_path"]
+        before, now = record.get("config", {}).get("model_path"), config["model_path"]
         if before and Path(before).expanduser().resolve() != expand_home(now, "model_path").resolve():
             raise UserError(
                 f"model_path={now}: name={config['name']} has the scores of model_path={before}; give another name"

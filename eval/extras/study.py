@@ -24,16 +24,13 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from eval.report import plots
-from eval.report.standings import columns_of, score_of
-from eval.rules.reading import Run, at, load_run, number, sections
+from eval.report.ranking import columns_of, score_of
+from eval.rules.load import Run, load_run
+from eval.rules.record import Scores
 from eval.tasks.suites import AVERAGES
 
 STUDIES = ("vocab", "data")
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
-VALIDATED = (
-    "corpus.validation.manifest_sha256", "corpus.tokenizer.sha256", "config.train.packing",
-    "config.train.sequence_length", "pretrain.validation.targets",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ def _run(folder: Path, overrides: list[str], glue: bool) -> None:
 
 
 def _status(folder: Path) -> Any:
-    return at(load_run(folder).record, "pretrain.status")
+    return load_run(folder).record.training.status
 
 
 def _verb(verb: str, overrides: list[str], excused: Callable[[], bool] = lambda: False) -> None:
@@ -171,16 +168,16 @@ def _verb(verb: str, overrides: list[str], excused: Callable[[], bool] = lambda:
 def result(variant: str, runs: Sequence[Run]) -> Result:
     """Mean and standard deviation over a variant's runs. The score is the mean of the entries that all runs have: a
     subset of the tasks (`eval.tasks`) is enough to compare variants."""
-    found = [sections(run.record).get("pretrained") for run in runs]
+    found = [run.record.trained for run in runs]
     values = [_scores(section) for section in found if section is not None]
     common = tuple(entry for entry in values[0] if all(entry in scores for scores in values)) if values else ()
     means = [statistics.fmean(scores[entry] for entry in common) for scores in values] if common else []
-    losses = [loss for run in runs if (loss := number(run.record, "pretrain.validation.loss")) is not None]
-    tokens = [count for run in runs if (count := number(run.record, "pretrain.tokens")) is not None]
+    losses = [loss for run in runs if (loss := run.record.training.validation.loss) is not None]
+    tokens = [count for run in runs if (count := run.record.training.tokens) is not None]
     return Result(
         variant,
         len(runs),
-        next((n for run in runs if (n := number(run.record, "corpus.vocab_size")) is not None), None),
+        next((n for run in runs if (n := run.record.corpus.vocab_size) is not None), None),
         common,
         statistics.fmean(means) if means else None,
         statistics.stdev(means) if len(means) > 1 else None,
@@ -190,12 +187,12 @@ def result(variant: str, runs: Sequence[Run]) -> Result:
     )
 
 
-def _scores(section: Mapping[str, Any]) -> dict[str, float]:
+def _scores(section: Scores) -> dict[str, float]:
     """The scores in percent of the entries that the suite's averages are made of, without missing ones."""
-    suite, tasks = str(section.get("suite")), section.get("tasks")
-    if suite not in AVERAGES or not isinstance(tasks, Mapping):
+    if section.suite not in AVERAGES:
         return {}
-    scores = {entry: score_of(tasks[entry]).value for entry in columns_of(suite) if entry in tasks}
+    tasks = section.tasks
+    scores = {entry: score_of(tasks[entry]).value for entry in columns_of(section.suite) if entry in tasks}
     return {entry: value for entry, value in scores.items() if value is not None}
 
 
@@ -227,9 +224,12 @@ def write(out: Path, what: str, results: Sequence[Result]) -> None:
 
 def _validated(run: Run) -> tuple[str, ...] | None:
     """What validation losses must have in common to compare; None where the run was validated on its own text."""
-    if not isinstance(folder := at(run.record, "corpus.validation.folder"), str):
+    record, train = run.record, run.record.config.get("train")
+    if (folder := record.corpus.validation.folder) is None:
         return None
-    return (folder, *(str(at(run.record, path)) for path in VALIDATED))
+    packed = [train.get("packing"), train.get("sequence_length")] if isinstance(train, Mapping) else []
+    same = (record.corpus.validation.manifest_sha256, record.corpus.tokenizer.sha256, *packed)
+    return (folder, *map(str, same), str(record.training.validation.targets))
 
 
 def _common(values: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:

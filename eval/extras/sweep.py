@@ -21,7 +21,7 @@ from cramming.config import settings_hash
 from cramming.files import overwrite_atomically
 from cramming.progress import say
 from eval.finetune.loop import Hyperparameters
-from eval.rules.reading import number
+from eval.rules.typed_json import number
 
 # Points are compared only where all of this is the same; `conditions` are the model, data, code and device by task.
 SAME = ("suite", "seeds", "conditions")
@@ -82,7 +82,7 @@ def _kind(section: Mapping[str, Any]) -> list[Any]:
 
 def _scores(section: Mapping[str, Any]) -> list[float] | None:
     """All scores of a point; None as soon as one is missing."""
-    scores = [number(task, "score") for task in section["tasks"].values()]
+    scores = [number(task.get("score")) for task in section["tasks"].values()]
     known = [value for value in scores if value is not None]
     return known if known and len(known) == len(scores) else None
 

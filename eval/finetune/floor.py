@@ -19,7 +19,7 @@ from cramming.data.task_files import Task
 from cramming.progress import say
 from eval.finetune.loop import Predictions
 from eval.finetune.results import Pieces, summarise, write_json
-from eval.rules.reading import WITHOUT_ENCODER
+from eval.rules.record import WITHOUT_ENCODER
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.suites import SuiteName
 

@@ -26,7 +26,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
 from cramming.model.heads import SequenceClassifier
-from eval.rules.reading import at
+from eval.rules.record import Record
 
 Init = Literal["pretrained", "random", "designed"]  # the weights that fine-tuning starts from
 OWN_TYPES = ("cramming", "bert", "modernbert")
@@ -105,13 +105,12 @@ def open_model(path: str | Path) -> ModelSource:
     return ModelSource(folder, str(path), False, vocab_size, positions, sha256, size, files)
 
 
-def altered(record: Any, files: Mapping[str, str]) -> str | None:
+def altered(record: Record, files: Mapping[str, str]) -> str | None:
     """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
     words. Records of before version 5 of the rules name the weights and the tokenizer only."""
-    written = at(record, "pretrain.final_files")
+    written = record.training.final_files
     if not written:
-        known = {"model.safetensors": at(record, "pretrain.final_sha256")}
-        known["tokenizer.json"] = at(record, "corpus.tokenizer.sha256")
+        known = {"model.safetensors": record.training.final_sha256, "tokenizer.json": record.corpus.tokenizer.sha256}
         written = dict(files) | {name: sha256 for name, sha256 in known.items() if sha256}
     for name in sorted({*written, *files}):
         if name not in files:

@@ -28,7 +28,7 @@ from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
 from eval.finetune.loop import Predictions, Selection
-from eval.rules.reading import DAMAGED_ARRAYS
+from eval.rules.load import DAMAGED_ARRAYS
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
 from eval.tasks.metrics import score
 from eval.tasks.suites import SUITES, SuiteName

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eval.rules.reading import number
+from eval.rules.typed_json import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +123,7 @@ def _any_script() -> Iterator[None]:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
-    pairs = [(number(row, x), number(row, y)) for row in rows]
+    pairs = [(number(row.get(x)), number(row.get(y))) for row in rows]
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 

@@ -17,12 +17,12 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cramming.data.task_files import GLUE, ExampleFile, Task
-from eval.rules.reading import DAMAGED_ARRAYS, at, entries
+from eval.rules.load import DAMAGED_ARRAYS
+from eval.rules.record import Scores
 
 # File name in the zip -> the task whose labels it uses, and the test set.
 FILES: dict[str, tuple[Task, ExampleFile]] = {
@@ -31,7 +31,7 @@ FILES: dict[str, tuple[Task, ExampleFile]] = {
 HEADER = "index\tprediction"
 
 
-def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def collect(results: Path, section: Scores, seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The test predictions of one seed from a run's `glue/<init>/`: by file, and why others are missing.
 
     A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...), and only as part of the scores
@@ -66,23 +66,18 @@ def collect(results: Path, section: Mapping[str, Any], seed: int) -> tuple[dict[
     return found, missing
 
 
-def _on_record(piece: Path, section: Mapping[str, Any], task: Task, seed: int) -> bool:
+def _on_record(piece: Path, section: Scores, task: Task, seed: int) -> bool:
     """Whether a stored result has just the metrics that the record's section has of this task and seed."""
     try:
-        stored = json.loads(piece.read_text(encoding="utf-8"))
-        place = entries(section.get("seeds")).index(seed)
-    except (OSError, ValueError, RecursionError):
+        stored = json.loads(piece.read_text(encoding="utf-8"))["entries"]
+        place = section.seeds.index(seed)
+        for source in task.scored:
+            metrics = section.tasks[source.entry].metrics
+            if stored[source.entry]["metrics"] != {name: one.per_seed[place] for name, one in metrics.items()}:
+                return False
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
-    found = {source.entry: at(section, f"tasks.{source.entry}.metrics") for source in task.scored}
-    return all(
-        isinstance(metrics, Mapping)
-        and at(stored, f"entries.{entry}.metrics") == {m: _of_seed(one, place) for m, one in metrics.items()}
-        for entry, metrics in found.items()
-    )
-
-
-def _of_seed(metric: Any, place: int) -> Any:
-    return dict(enumerate(entries(at(metric, "per_seed")))).get(place)
+    return True
 
 
 def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:

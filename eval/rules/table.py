@@ -1,23 +1,16 @@
 """The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function of a record.
 
-A record is the whole content of a run's record.json, with one more section, `journal`, that the loader makes by reading
-the run's budget.jsonl again (`eval.rules.reading`). A check never repairs or guesses: it looks at what is written, says
-whether the sentence holds, and shows its evidence. Rules marked `both` hold in both divisions, and a record that breaks
-one is invalid: its numbers cannot be trusted, so it is listed but not ranked. Rules marked `closed` decide between the
-closed and the open division. The checks themselves are in `eval.rules.validity` and `eval.rules.closed`.
+A check never repairs or guesses: it looks at what is written (`eval.rules.record`), says whether the sentence holds,
+and shows its evidence. A record that breaks a rule marked `both` is invalid: its numbers cannot be trusted, so it is
+listed but not ranked. Rules marked `closed` decide between the closed and the open division.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from eval.rules import closed, validity
-from eval.rules.closed import MIN_SEEDS
-from eval.rules.reading import Outcome, Record, at
-from eval.rules.validity import COMPARABLE
-
-__all__ = ["COMPARABLE", "MIN_SEEDS", "RULES", "Finding", "Rule", "Verdict", "foreseen", "judge"]
-
-Check = Callable[[Record], Outcome]
+from eval.rules import closed_division, fine_tuning, validity
+from eval.rules.evidence import Check
+from eval.rules.record import Record, read_record
 
 
 class Finding(NamedTuple):
@@ -41,7 +34,7 @@ class Rule(NamedTuple):
         return " ".join((self.check.__doc__ or "").split())
 
     def __call__(self, record: Record) -> Finding:
-        """Check `record`; pure, and total over any JSON content."""
+        """Check `record`."""
         return Finding(self.number, *self.check(record))
 
 
@@ -65,24 +58,23 @@ def judge(record: Record) -> Verdict:
     broken = {rule.division for rule, finding in zip(RULES, findings) if not finding.ok}
     if "both" in broken:
         return Verdict("invalid", findings)
-    holds = not broken and at(record, "division_requested") != "open"
+    holds = not broken and record.division_requested != "open"
     return Verdict("closed" if holds else "open", findings)
+
+
+def foreseen(known: Mapping[str, Any]) -> list[str]:
+    """One line for each rule of the closed division that a run breaks before its first step.
+
+    `known`: what a record.json would have then; its seconds are those that the budget allows.
+    """
+    record = read_record(known)
+    findings = [rule(record) for rule in RULES if rule.number in FORESEEABLE]
+    return [f"{finding.rule}: {finding.evidence}" for finding in findings if not finding.ok]
 
 
 # The rules that a run can already break when its training begins.
 FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")
-
-
-def foreseen(record: Record) -> list[str]:
-    """One line for each rule of the closed division that a run breaks before its first step.
-
-    `record`: what is known then, in a finished record's form; its seconds are those that the budget allows.
-    """
-    findings = [(rule, rule(record)) for rule in RULES if rule.number in FORESEEABLE]
-    return [f"{rule.number}: {finding.evidence}" for rule, finding in findings if not finding.ok]
-
-
-_BOTH: dict[str, Check] = {
+_BOTH = {
     "R1": validity.format_and_versions,
     "R2": validity.finite_numbers,
     "R3": validity.pretraining_finished,
@@ -93,24 +85,24 @@ _BOTH: dict[str, Check] = {
     "R8": validity.averages_complete,
     "R9": validity.subsets_marked,
 }
-_CLOSED: dict[str, Check] = {
-    "R10": closed.one_device,
-    "R11": closed.one_day,
-    "R12": closed.masked_language_model,
-    "R13": closed.from_scratch,
-    "R14": closed.own_weights_scored,
-    "R15": closed.corpus_declared,
-    "R16": closed.no_downstream_text,
-    "R17": closed.tokenizer_origin,
-    "R18": closed.global_hyperparameters,
-    "R19": closed.few_epochs,
-    "R20": closed.nothing_selected,
-    "R21": closed.enough_seeds,
-    "R22": closed.full_tasks,
-    "R23": closed.clean_code,
-    "R24": closed.nothing_forced,
-    "R25": closed.compiled_on_the_clock,
-    "R26": closed.predictions_beside,
+_CLOSED = {
+    "R10": closed_division.one_device,
+    "R11": closed_division.one_day,
+    "R12": closed_division.masked_language_model,
+    "R13": closed_division.from_scratch,
+    "R14": closed_division.own_weights_scored,
+    "R15": closed_division.corpus_declared,
+    "R16": closed_division.no_downstream_text,
+    "R17": closed_division.tokenizer_origin,
+    "R18": fine_tuning.global_hyperparameters,
+    "R19": fine_tuning.few_epochs,
+    "R20": fine_tuning.nothing_selected,
+    "R21": fine_tuning.enough_seeds,
+    "R22": fine_tuning.full_tasks,
+    "R23": closed_division.clean_code,
+    "R24": closed_division.nothing_forced,
+    "R25": closed_division.compiled_on_the_clock,
+    "R26": closed_division.predictions_beside,
 }
 RULES = (
     *(Rule(name, "both", check) for name, check in _BOTH.items()),

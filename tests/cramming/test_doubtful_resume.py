@@ -15,7 +15,7 @@ from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.journal import Journal, checkpoints_of, processes_of, read_journal
 from cramming.record import load_metrics, load_record, write_record_section
-from eval.rules.reading import load_run
+from eval.rules.load import load_run
 from eval.rules.table import RULES
 
 Start = Callable[..., Path]

@@ -21,8 +21,8 @@ from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
 from cramming.train_state import Parts
-from eval.rules.fields import wrong_fields
-from eval.rules.reading import load_run
+from eval.rules.load import load_run
+from eval.rules.record import read_record
 from eval.rules.table import RULES, judge
 
 Start = Callable[..., Path]
@@ -330,9 +330,9 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
         assert "there were steps, but no checkpoint" in refused("resume=true", *HOURS)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
-    finding = next(rule for rule in RULES if rule.number == "R3")(record)
+    finding = next(rule for rule in RULES if rule.number == "R3")(read_record(record))
     assert not finding.ok and "the budget ended without a step that was kept" in finding.evidence
-    assert wrong_fields(record) == []
+    assert read_record(record).problems == []
     assert "budget is spent, without a step that was kept; give another name" in refused("resume=true", *HOURS)
 
 
@@ -363,7 +363,7 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
             start(*settings)
     run = start(*settings, f"resume={str(killed).lower()}")
     assert load_record(run)["corpus"]["changed"] == {str(path): None if killed else True}
-    finding = next(rule for rule in RULES if rule.number == "R15")(load_record(run))
+    finding = next(rule for rule in RULES if rule.number == "R15")(read_record(load_record(run)))
     assert not finding.ok and f"{path} changed while training read it" in finding.evidence
 
 

@@ -20,7 +20,8 @@ from data_prep import prepare
 from data_prep.prepare import UNFINISHED, main
 from data_prep.sources import hub
 from data_prep.tokenizer import train as vocabulary
-from eval.rules.closed import tokenizer_origin
+from eval.rules.closed_division import tokenizer_origin
+from eval.rules.record import read_record
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -98,7 +99,8 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     assert found == {(2, *row[:5], 3) for row in rows}
     entry = corpus.manifest.sources[-1]
     assert (entry["kind"], entry["name"]) == ("tokenizer", f"{folder}/tokenizer/tokenizer.json")
-    evidence = tokenizer_origin({"corpus": {"tokenizer": {"kind": "wordpiece", "sha256": "0"}, "sources": [entry]}})[1]
+    corpus_of_record = {"tokenizer": {"kind": "wordpiece", "sha256": "0"}, "sources": [entry]}
+    evidence = tokenizer_origin(read_record({"corpus": corpus_of_record}))[1]
     assert evidence == f"wordpiece, ready-made: {entry['name']}"
     main(hub_config(folder, **fields))  # a no-op: the inventory compares equal
     (folder / "train.jsonl").write_text(json.dumps({"input_ids": [5, 100_000]}))

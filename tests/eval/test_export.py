@@ -16,6 +16,7 @@ from cramming.config import UserError
 from cramming.model.export import file_hashes
 from cramming.record import load_record, write_record_section
 from eval import export
+from eval.rules.record import read_record
 from eval.rules.table import judge
 
 Export = Callable[..., Path]
@@ -101,7 +102,7 @@ def test_the_card_says_what_the_record_says(
         "trust_remote_code=True", "Sequences of at most", *section["averages"]["avg9"]["definition"].split("; ")[:1],
     ):  # fmt: skip
         assert text in body, text
-    verdict = judge(load_record(runs / "own"))
+    verdict = judge(read_record(load_record(runs / "own")))
     assert all(finding.rule in body for finding in verdict.broken)
     assert str(runs) not in body and corpus["folder"] not in body
 

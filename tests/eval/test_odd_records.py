@@ -11,7 +11,8 @@ import pytest
 
 from eval.report import plots, submission
 from eval.report.main import main
-from eval.rules.reading import load_run
+from eval.rules.load import load_run
+from eval.rules.record import Scores, read, read_record
 from eval.rules.table import judge
 
 LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text
@@ -95,7 +96,7 @@ def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: An
     record = make_record()
     record["glue"]["a/b"] = make_section("a/b")
     record["glue"]["a/b"]["tasks"]["c/d"] = {"main_metric": "f1", "metrics": {}, "score": 3.0}
-    evidence = {finding.rule: finding.evidence for finding in judge(record).broken}
+    evidence = {finding.rule: finding.evidence for finding in judge(read_record(record)).broken}
     assert "a/b/c/d: 0 values for 3 seeds" in evidence["R7"]
 
 
@@ -137,7 +138,7 @@ def test_a_broken_piece_or_prediction_is_a_reason_for_no_submission(
     good = json.dumps({"entries": {"cola": {"metrics": stored}}})
     (tmp_path / "pieces" / "cola-seed0.json").write_text(good if piece is None else piece)
     np.savez(tmp_path / "predictions" / "cola-seed0.npz", **{"test.cola": values})
-    _, missing = submission.collect(tmp_path, section, 0)
+    _, missing = submission.collect(tmp_path, read(Scores, section), 0)
     reason = "the stored predictions are damaged" if piece is None else "not of the scores on record"
     assert missing["CoLA.tsv"] == reason
 

@@ -3,7 +3,7 @@
 import pytest
 
 from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES, OtherProtocol, Reference
-from eval.rules.reading import mean_of
+from eval.rules.evidence import mean_of
 from eval.tasks.suites import AVERAGES
 
 
@@ -17,7 +17,7 @@ def test_published_avg9_is_the_mean_of_the_published_scores(row: Reference) -> N
         assert row.avg8 is None
         return
     assert set(row.scores) == set(NINE)
-    found = mean_of(AVERAGES["glue"]["avg9"].entries, row.scores)
+    found = mean_of([row.scores[entry] for entry in AVERAGES["glue"]["avg9"].entries])
     # Scores and average are each rounded to one decimal.
     assert found is not None and found == pytest.approx(row.avg9, abs=0.1)
 

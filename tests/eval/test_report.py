@@ -20,11 +20,12 @@ from cramming.record import Status
 from eval.finetune.history import history_file, stamp
 from eval.report import leaderboard, plots, submission
 from eval.report.main import main
+from eval.report.ranking import NOISE, Row, gain_over, ranks, rows_of, within_noise
 from eval.report.render import DASH, Paragraph
-from eval.report.standings import NOISE, Entrant, entrants, gain_over, ranks, within_noise
-from eval.report.summary import beyond_glue
-from eval.rules.facts import facts
-from eval.rules.reading import Run, load_runs
+from eval.report.run_page import beyond_glue, summary
+from eval.report.wording import anchor
+from eval.rules.load import Run, load_runs
+from eval.rules.record import read_record
 from eval.tasks.suites import AVERAGES
 
 
@@ -65,7 +66,7 @@ def test_the_same_run_twice_has_one_rank_and_is_named(runs: Path, copy: Any) -> 
     text = (_report(runs, each_run=False) / "leaderboard.md").read_text(encoding="utf-8")
     assert "| 1 | high (high)<br>" in text and "| 2 | low<br>" in text and "|  | high (other)<br>" in text
     assert "Not ranked: the weights of a row above" in text and "same weights as high (other)" in text
-    rows = [row for row in entrants(load_runs(runs)) if not row.baseline]
+    rows = [row for row in rows_of(load_runs(runs)) if not row.baseline]
     assert [row.ranked for row in rows] == [True, False, True]
     assert all(row.verdict.division == "closed" for row in rows)
 
@@ -97,7 +98,7 @@ def test_settings_that_were_tried_on_the_same_weights_under_another_name_count(
         if name == "probe":
             del record["glue"]
         (runs / name / "record.json").write_text(json.dumps(record))
-    (row,) = (row for row in entrants(load_runs(runs)) if row.run.label == "high" and not row.baseline)
+    (row,) = (row for row in rows_of(load_runs(runs)) if row.run.label == "high" and not row.baseline)
     assert row.verdict.division == division
     if division == "open":
         assert [f.rule for f in row.verdict.broken] == ["R20"]
@@ -132,7 +133,7 @@ def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(ru
 def test_measured_energy_is_a_fact_and_one_that_was_not_is_none() -> None:
     known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
     for found, lines in ((known, ["9.5 kWh, NVML energy counter"]), (dict.fromkeys(known), [])):
-        rows = [row for group in facts({"pretrain": found}).groups for row in group.rows]
+        rows = [row for group in summary(read_record({"pretrain": found})).groups for row in group.rows]
         assert [value.text for title, value in rows if title.text == "Energy of the GPU"] == lines
 
 
@@ -264,7 +265,7 @@ def test_two_runs_of_one_name_get_two_labels(runs: Path) -> None:
 
 def test_anchors_of_similar_folder_names_differ() -> None:
     names = ("a-b", "a.b", "a,b", "a=b", "a.2eb")
-    assert len({leaderboard.anchor(Run(Path(name), name)) for name in names}) == len(names)
+    assert len({anchor(Run(Path(name), name)) for name in names}) == len(names)
 
 
 def test_what_a_sweep_chose_has_no_rank_and_says_so_in_its_row(runs: Path) -> None:
@@ -301,7 +302,7 @@ def test_subset_averages_carry_the_mark(runs: Path) -> None:
     for section in record["glue"].values():
         section["tasks"]["qnli"].update(train_examples=13459, subset=True)
     path.write_text(json.dumps(record))
-    row = next(r for r in entrants(load_runs(runs)) if r.run.label == "high" and r.init == "pretrained")
+    row = next(r for r in rows_of(load_runs(runs)) if r.run.label == "high" and r.init == "pretrained")
     assert not row.ranked and row.main is not None
     assert leaderboard.number_cells(row)[0].text.endswith("†")
 
@@ -324,7 +325,7 @@ def test_superglue_scores_are_marked_and_gaps_have_their_reason() -> None:
 
 
 def _beyond(section: dict[str, Any]) -> str:
-    (block,) = beyond_glue({"superglue": {"pretrained": section}})
+    (block,) = beyond_glue(read_record({"superglue": {"pretrained": section}}))
     assert isinstance(block, Paragraph)
     return block.text
 
@@ -388,9 +389,9 @@ def test_baselines_are_one_group_once_each_below_the_ranked_rows(
     assert "bag of words<br>of high, low" in text or "bag of words<br>of low, high" in text
 
 
-def _trained(runs: Path, record: dict[str, Any], write_run: Any) -> Entrant:
+def _trained(runs: Path, record: dict[str, Any], write_run: Any) -> Row:
     write_run(runs / "high", {**record, "name": "high"})
-    return next(row for row in entrants(load_runs(runs)) if row.run.label == "high" and not row.baseline)
+    return next(row for row in rows_of(load_runs(runs)) if row.run.label == "high" and not row.baseline)
 
 
 def test_averages_carry_the_spread_of_each_seeds_average(runs: Path, make_record: Any, write_run: Any) -> None:
@@ -412,7 +413,7 @@ def test_ranks_within_noise_are_shared(tmp_path: Path, make_record: Any, make_se
         record = make_record() | {"name": name}
         record["glue"] = {"pretrained": make_section("pretrained", base=base)}
         write_run(tmp_path / name, record)
-    rows = entrants(load_runs(tmp_path))
+    rows = rows_of(load_runs(tmp_path))
     assert [row.run.label for row in rows] == ["a", "b", "c", "d"]
     assert ranks(rows) == [1, 1, 3, 3]
     for other in rows[1:]:
@@ -457,7 +458,7 @@ def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) ->
 
 
 def test_gain_over_random_initialisation(runs: Path) -> None:
-    rows = entrants(load_runs(runs))
+    rows = rows_of(load_runs(runs))
     trained, random = (next(r for r in rows if r.run.label == "high" and r.init == i) for i in ("pretrained", "random"))
     gain, count = gain_over(trained, random)
     assert gain == pytest.approx(20.0) and count == 9
@@ -471,7 +472,7 @@ def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, 
     assert "RoBERTa" not in text[embedded : text.index("## Pretraining")]
 
 
-RANDOM, DESIGNED = "Random init, median | Difference", "Designed start, median | Difference"
+RANDOM = "Random init, median | Difference"
 WORDS, TRAINED = "Bag of words, median | Difference", "Pretrained, mean | Pretrained, median"
 
 
@@ -479,7 +480,6 @@ WORDS, TRAINED = "Bag of words, median | Difference", "Pretrained, mean | Pretra
     ("suites", "columns"),
     [
         (dict.fromkeys(("pretrained", "random", "floor"), "glue"), f"{TRAINED} | {RANDOM} | {WORDS}"),
-        (dict.fromkeys(("designed", "pretrained", "random"), "glue"), f"{TRAINED} | {RANDOM} | {DESIGNED}"),
         ({"pretrained": "glue", "random": "embedded", "floor": "embedded"}, TRAINED),
         ({"pretrained": "glue", "floor": "glue"}, f"{TRAINED} | {WORDS}"),
         ({"random": "glue", "floor": "glue"}, f"Random init, mean | Random init, median | {WORDS}"),

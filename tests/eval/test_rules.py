@@ -15,11 +15,22 @@ from cramming.config import file_sha256
 from cramming.data.task_files import ENTRIES
 from cramming.record import RULES_VERSION
 from eval.finetune.history import history_file
-from eval.rules.reading import load_run
-from eval.rules.table import COMPARABLE, RULES, foreseen, judge
+from eval.rules import table
+from eval.rules.evidence import COMPARABLE
+from eval.rules.load import load_run
+from eval.rules.record import read_record
+from eval.rules.table import RULES, Finding, Verdict, foreseen
 
 Record = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+
+
+def judge(record: Record) -> Verdict:
+    return table.judge(read_record(record))
+
+
+def find(number: str, record: Record) -> Finding:
+    return next(rule for rule in RULES if rule.number == number)(read_record(record))
 
 
 @pytest.fixture(params=["glue", "embedded"])
@@ -27,7 +38,7 @@ def good(request: pytest.FixtureRequest, tmp_path: Path, make_record: Any, write
     """A record with its journal, as the loader hands it to the rules."""
     run = load_run(write_run(tmp_path / "first", make_record(request.param)))
     assert run.problem is None
-    return dict(run.record)
+    return copy.deepcopy(run.record.raw)
 
 
 def test_a_good_record_is_in_the_closed_division(good: Record) -> None:
@@ -80,12 +91,12 @@ def test_a_record_cannot_claim_to_be_older_than_it_is(good: Record, version: str
 def test_what_stands_in_the_record_is_no_file_beside_it(tmp_path: Path, make_record: Any, write_run: Any) -> None:
     """Neither a journal nor a history: both are read from their files alone."""
     folder = write_run(tmp_path / "first", make_record())
-    whole = load_run(folder).record
+    whole = load_run(folder).record.raw
     (folder / "record.json").write_text(json.dumps(whole))
     (folder / "budget.jsonl").unlink()
     history_file(folder).unlink()
-    found = load_run(folder).record
-    assert "journal" in whole and "scorings" in whole and "journal" not in found and "scorings" not in found
+    found = load_run(folder).record.raw
+    assert "journal" in whole and "history_file" in whole and "journal" not in found and "history_file" not in found
     assert [f.rule for f in judge(found).broken] == ["R5", "R7"]
 
 
@@ -100,7 +111,10 @@ def test_only_the_first_rules_knew_no_other_start_than_chance(good: Record, vers
 
 def test_the_content_of_the_tasks_is_evidence_and_what_is_not_known_is_said(good: Record) -> None:
     """Of generated tasks there is no official content; a record of before they were hashed stays what it was."""
-    rule = next(rule for rule in RULES if rule.number == "R22")
+
+    def rule(record: Record) -> Finding:
+        return find("R22", record)
+
     said = "every task, on all of its data"
     if good["glue"]["pretrained"]["suite"] == "glue":
         evidence = rule(good).evidence
@@ -127,21 +141,21 @@ def test_scored_epochs_are_demanded_since_they_are_recorded(good: Record, versio
 @pytest.mark.parametrize(("seconds", "said"), [(59.0, False), (7200.0, True)])
 def test_a_machine_that_slept_breaks_no_rule_but_is_told(good: Record, seconds: float, said: bool) -> None:
     good["journal"]["uncharged_seconds"] = seconds
-    finding = next(rule for rule in RULES if rule.number == "R5")(good)
+    finding = find("R5", good)
     assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
 
 
 def test_a_journal_without_its_corpus_is_an_earlier_versions(good: Record) -> None:
     """It did not read another one, as far as anybody knows."""
     good["journal"].update(corpora=["cd" * 32, None])
-    evidence = next(rule for rule in RULES if rule.number == "R5")(good).evidence
+    evidence = find("R5", good).evidence
     assert "an earlier version began it" in evidence and "another corpus" not in evidence
 
 
 def test_counts_are_shown_as_whole_numbers(make_record: Any) -> None:
     record = make_record()
     _tasks(record)["qnli"].update(train_examples=108436, official_train_examples=None)
-    evidence = next(rule for rule in RULES if rule.number == "R9")(record).evidence
+    evidence = find("R9", record).evidence
     assert evidence == (
         "pretrained/qnli: official_train_examples is not on record, not 104743; "
         "pretrained/qnli is not marked as a subset: train 108436 of 104743"
@@ -161,7 +175,7 @@ def test_the_own_records_of_this_project_hold_the_rules_for_both_divisions() -> 
         if (folder / "record.json").exists():
             run = load_run(folder)
             assert run.problem is None
-            verdict = judge(run.record)
+            verdict = table.judge(run.record)
             assert verdict.division != "invalid", list(verdict.broken)
 
 
@@ -200,7 +214,7 @@ def _scored_epochs(record: Record, epochs: list[int] | None) -> None:
 
 def _scored_before(record: Record, **change: Any) -> None:
     """The history has a fine-tuning of the trained model more, with a change."""
-    runs = record["scorings"]["entries"]
+    runs = record["history_file"]["entries"]
     runs.append({**next(run for run in runs if run["init"] == "pretrained"), **change})
 
 
@@ -209,17 +223,17 @@ def _value(record: Record, task: str, value: float) -> None:
     found = _tasks(record)[task]
     found.update(score=100 * value)
     found["metrics"][found["main_metric"]].update(per_seed=[value] * 3)
-    for run in record["scorings"]["entries"]:
+    for run in record["history_file"]["entries"]:
         if run["init"] == "pretrained" and run["task"] == task:
             run["scores"] = {task: value}
 
 
 def _two_values(record: Record, named: int) -> None:
     """The better value is in lines that the record does not name (1), or in those of an earlier scoring (2)."""
-    lines = record["scorings"]["entries"]
+    lines = record["history_file"]["entries"]
     before = copy.deepcopy(lines)
     _value(record, "rte", 0.9)
-    record["scorings"]["entries"] = [*before, *lines] if named == 1 else [*lines, *before]
+    record["history_file"]["entries"] = [*before, *lines] if named == 1 else [*lines, *before]
     record["history"].update(entries=named * len(lines))
     record["glue"]["pretrained"].update(history_entries=named * len(lines))
 
@@ -275,21 +289,21 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _tasks(r)["rte"]["metrics"]["accuracy"]["per_seed"].pop(),
         _accuracy_instead,
         lambda r: _tasks(r)["mrpc"].pop("main_metric"),
-        lambda r: r.pop("scorings"),
+        lambda r: r.pop("history_file"),
         lambda r: r.pop("history"),
         lambda r: r["history"].update(sha256="0" * 64),
-        lambda r: r.update(scorings={"problem": "damaged"}),
-        lambda r: r["scorings"]["entries"].clear(),
+        lambda r: r.update(history_file={"problem": "damaged"}),
+        lambda r: r["history_file"]["entries"].clear(),
         lambda r: r["history"].update(entries=0),
         lambda r: r["glue"]["pretrained"].pop("history_entries"),
-        lambda r: (r.pop("scorings"), r.pop("glue")),
+        lambda r: (r.pop("history_file"), r.pop("glue")),
         lambda r: _two_values(r, named=1),
         lambda r: _two_values(r, named=2),
         lambda r: _value(r, "rte", 1.7),
         lambda r: _value(r, "rte", -0.5),
         lambda r: _value(r, "cola", -1.5),
         lambda r: _tasks(r)["cola"]["metrics"].update(accuracy={"per_seed": [0.5, 2.0, 0.5]}),
-        lambda r: (r.pop("scorings"), r.update(rules_version="4")),
+        lambda r: (r.pop("history_file"), r.update(rules_version="4")),
         lambda r: _tasks(r)["rte"].update(score=95.0, metrics={"accuracy": {"per_seed": [0.95, 0.95, 0.95]}}),
         lambda r: r["glue"]["random"]["hyperparameters"].update(epochs=4),
         lambda r: (r["glue"]["pretrained"].update(seeds=[]), _tasks(r)["rte"]["metrics"]["accuracy"].clear()),
@@ -396,7 +410,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["environment"]["git"].update(commit=None),
         lambda r: r.update(resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]),
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
-        lambda r: r["scorings"]["entries"][0].update(git={"commit": "c", "dirty": True}),
+        lambda r: r["history_file"]["entries"][0].update(git={"commit": "c", "dirty": True}),
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
     "R25": [lambda r: r["pretrain"].update(compile_cache="given"), lambda r: r["pretrain"].pop("compiled")],
@@ -404,8 +418,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r.pop("beside"),
         lambda r: r["beside"]["predictions"].pop("rte-seed1.npz"),
         lambda r: r["beside"]["predictions"].update({"rte-seed1.npz": "0" * 64}),
-        lambda r: r["scorings"]["entries"][0].update(model_sha256="0" * 64),
-        lambda r: r["scorings"]["entries"][0].pop("predictions_sha256"),
+        lambda r: r["history_file"]["entries"][0].update(model_sha256="0" * 64),
+        lambda r: r["history_file"]["entries"][0].pop("predictions_sha256"),
         lambda r: r["beside"].update(final={"model.safetensors": "0" * 64}),
     ],
 }  # fmt: skip
@@ -415,9 +429,9 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
 def test_each_rule_can_be_broken(number: str, tmp_path: Path, make_record: Any, write_run: Any) -> None:
     rule = next(rule for rule in RULES if rule.number == number)
     for index, change in enumerate(BREAKS[number]):
-        record = dict(load_run(write_run(tmp_path / str(index), make_record())).record)
+        record = copy.deepcopy(load_run(write_run(tmp_path / str(index), make_record())).record.raw)
         change(record)
-        finding = rule(record)
+        finding = rule(read_record(record))
         assert not finding.ok, f"{number}, change {index}"
         assert finding.rule == number and finding.evidence
         division = judge(record).division
@@ -425,7 +439,10 @@ def test_each_rule_can_be_broken(number: str, tmp_path: Path, make_record: Any, 
 
 
 def test_what_the_search_for_downstream_text_removed_is_shown(good: Record) -> None:
-    rule = next(rule for rule in RULES if rule.number == "R16")
+
+    def rule(record: Record) -> Finding:
+        return find("R16", record)
+
     good["corpus"]["decontamination"]["removed"] = {"CoLA": 3, "QNLI": 1700}
     assert rule(good).ok and "documents removed: CoLA 3, QNLI 1700" in rule(good).evidence
     counts = {"found": {"CoLA": 2, "QNLI": 900}, "searchable": {"CoLA": 5, "QNLI": 1000}}
@@ -435,7 +452,10 @@ def test_what_the_search_for_downstream_text_removed_is_shown(good: Record) -> N
 
 def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(good: Record) -> None:
     """Since version 5: an older record without it stays what it was."""
-    rule = next(rule for rule in RULES if rule.number == "R16")
+
+    def rule(record: Record) -> Finding:
+        return find("R16", record)
+
     del good["corpus"]["decontamination"]
     asked = "no overlap search on record; prepare with data.decontaminate.tasks=<GLUE folder>"
     assert rule(good) == ("R16", False, asked)
@@ -452,7 +472,7 @@ def test_the_search_for_downstream_text_is_asked_of_text_that_was_not_generated(
 
 def test_embedded_tasks_are_those_of_the_corpus(tmp_path: Path, make_record: Any, write_run: Any) -> None:
     """A folder of anybody's making, or another seed's, is none; older records do not say."""
-    good = dict(load_run(write_run(tmp_path / "first", make_record("embedded"))).record)
+    good = copy.deepcopy(load_run(write_run(tmp_path / "first", make_record("embedded"))).record.raw)
     for sha256 in ("0" * 64, None):
         good["glue"]["pretrained"]["tasks_corpus_sha256"] = sha256
         assert [f.rule for f in judge(good).broken] == ["R22"]
@@ -460,7 +480,10 @@ def test_embedded_tasks_are_those_of_the_corpus(tmp_path: Path, make_record: Any
 
 
 def test_before_there_are_scores_the_numbers_of_the_searched_texts_are_compared(good: Record) -> None:
-    rule = next(rule for rule in RULES if rule.number == "R16")
+
+    def rule(record: Record) -> Finding:
+        return find("R16", record)
+
     del good["glue"]
     assert rule(good).ok
     good["corpus"]["decontamination"]["development"]["MNLI/dev_mismatched.tsv"].update(texts=0)
@@ -484,14 +507,14 @@ def test_rows_that_do_not_compete_may_have_fewer_seeds(
         task.update(score=100 * first[0], scored_epochs=[5])
         task["metrics"][task["main_metric"]].update(per_seed=first)
     random.update(seeds=[0], averages=recompute_averages(random))
-    verdict = judge(load_run(write_run(tmp_path / "first", record)).record)
+    verdict = table.judge(load_run(write_run(tmp_path / "first", record)).record)
     assert verdict.division == "closed"
     assert "random: seeds [0]" in next(f.evidence for f in verdict.findings if f.rule == "R21")
 
 
 def test_a_record_of_before_there_was_a_history_is_not_asked_for_it(good: Record) -> None:
     """Nor for the other files of the model."""
-    del good["scorings"], good["history"]
+    del good["history_file"], good["history"]
     del good["glue"]["pretrained"]["model_files"]
     verdict = judge(_of(good, "4"))
     said = {f.rule: f.evidence for f in verdict.findings}
@@ -503,9 +526,9 @@ def test_a_record_of_before_there_was_a_history_is_not_asked_for_it(good: Record
 def test_what_was_scored_before_there_was_a_history_need_not_be_in_it(good: Record) -> None:
     """But what is in it counts."""
     older = _of(good, "4")
-    older["scorings"] = {**good["scorings"], "entries": good["scorings"]["entries"][:1]}
+    older["history_file"] = {**good["history_file"], "entries": good["history_file"]["entries"][:1]}
     assert judge(older).division == "closed"
-    older["scorings"]["entries"][0]["hyperparameters"] = {"epochs": 1}
+    older["history_file"]["entries"][0]["hyperparameters"] = {"epochs": 1}
     assert [f.rule for f in judge(older).broken] == ["R20"]
 
 
@@ -515,14 +538,14 @@ def test_what_lies_beside_the_record_is_looked_at(tmp_path: Path, make_record: A
     record["pretrain"]["final_files"].pop("model.safetensors")
     record["glue"]["pretrained"]["model_files"].pop("model.safetensors")
     folder = write_run(tmp_path / "first", record)
-    assert judge(load_run(folder).record).division == "closed"
+    assert table.judge(load_run(folder).record).division == "closed"
     (folder / "final").mkdir()
     (folder / "final/README.md").write_text("mine")
-    assert judge(load_run(folder).record).division == "closed"
+    assert table.judge(load_run(folder).record).division == "closed"
     (folder / "final/config.json").write_text("{}")
     (folder / "glue/pretrained/predictions/rte-seed1.npz").write_text("x")
     (folder / "glue/pretrained/predictions/cola-seed0.npz").unlink()
-    broken = judge(load_run(folder).record).broken
+    broken = table.judge(load_run(folder).record).broken
     assert [f.rule for f in broken] == ["R26"]
     for said in (
         "not beside the record: cola-seed0.npz",
@@ -621,5 +644,5 @@ def test_only_older_journals_may_have_no_links(tmp_path: Path, make_record: Any,
     for key in ("journal_start", "compiled", "compile_cache"):
         del record["pretrain"][key]
     (tmp_path / "record.json").write_text(json.dumps(record))
-    broken = {finding.rule for finding in judge(load_run(tmp_path).record).broken}
+    broken = {finding.rule for finding in table.judge(load_run(tmp_path).record).broken}
     assert broken & {"R5", "R25"} == (set() if ok else {"R5", "R25"})

@@ -13,7 +13,8 @@ from cramming.config import UserError, build
 from cramming.data.corpus import corpus_folder
 from eval.extras import study
 from eval.extras.study import StudyConfig, main, result, write
-from eval.rules.reading import Run
+from eval.rules.load import Run
+from eval.rules.record import read_record
 
 Calls = list[tuple[str, list[str]]]
 Settings = Callable[..., dict[str, Any]]
@@ -120,12 +121,12 @@ def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings:
     assert "| a | 1 | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 
 
-def scored(name: str, **scores: float | None) -> Run:
+def scored(name: str, validation: dict[str, str] | None = None, config: Any = None, **scores: float | None) -> Run:
     tasks = {entry: {"score": value} for entry, value in scores.items()}
     section = {"suite": "embedded", "tasks": tasks, "averages": {}}
     record = {"name": name, "glue": {"pretrained": section}, "pretrain": {"validation": {"loss": 3.0}, "tokens": 10}}
-    record["corpus"] = {"vocab_size": 700}
-    return Run(Path(name), name, record)
+    record |= {"corpus": {"vocab_size": 700, "validation": validation}, "config": config}
+    return Run(Path(name), name, read_record(record))
 
 
 def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
@@ -140,17 +141,15 @@ def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: 
 
 
 def test_losses_on_one_text_compare(tmp_path: Path) -> None:
-    runs = {name: scored(name) for name in ("a", "b", "c")}
-    for name, folder in (("a", "text"), ("b", "text"), ("c", "other")):
-        runs[name].record["corpus"]["validation"] = {"folder": folder}
+    text = {"folder": "text"}
+    runs = {"a": scored("a", text), "b": scored("b", text), "c": scored("c", {"folder": "other"}), "d": scored("d")}
+    runs["e"] = scored("e", {**text, "manifest_sha256": "made anew"})
+    runs["f"] = scored("f", text, {"train": {"sequence_length": 512}})
     write(tmp_path, "data", [result("v", [runs["a"]]), result("w", [runs["b"]])])
-    text = (tmp_path / "study.md").read_text()
-    assert "| validation loss |" in text and "Validation losses are all on the text of text." in text
-    runs["e"], runs["f"] = scored("e"), scored("f")
-    runs["e"].record["corpus"]["validation"] = {"folder": "text", "manifest_sha256": "made anew"}
-    runs["f"].record.update(corpus=runs["a"].record["corpus"], config={"train": {"sequence_length": 512}})
-    for others in ([runs["e"]], [runs["f"]], [runs["c"]], [runs["b"], runs["c"]], [scored("d")]):
-        write(tmp_path, "data", [result("v", [runs["a"]]), result("w", others)])
+    study_text = (tmp_path / "study.md").read_text()
+    assert "| validation loss |" in study_text and "Validation losses are all on the text of text." in study_text
+    for others in (["e"], ["f"], ["c"], ["b", "c"], ["d"]):
+        write(tmp_path, "data", [result("v", [runs["a"]]), result("w", [runs[name] for name in others])])
         assert "not comparable" in (tmp_path / "study.md").read_text()
 
 

@@ -13,6 +13,7 @@ import pytest
 from cramming.data.task_files import GLUE, ExampleFile
 from eval.report import submission
 from eval.report.submission import FILES, archive, collect, to_tsv, validate
+from eval.rules.record import Scores, read
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +162,7 @@ def _section(*left_out: str) -> dict[str, Any]:
 def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
     predictions = _predictions()
     _store(tmp_path, predictions)
-    found, missing = collect(tmp_path, _section(), 3)
+    found, missing = collect(tmp_path, read(Scores, _section()), 3)
     assert missing == {}
     assert archive(found) == archive(predictions)
 
@@ -175,7 +176,7 @@ def test_says_which_predictions_are_missing(tmp_path: Path) -> None:
     )
     (tmp_path / "predictions/wnli-seed3.npz").unlink()
     (tmp_path / "predictions/qqp-seed3.npz").write_bytes(b"torn")
-    _, missing = collect(tmp_path, _section(), 3)
+    _, missing = collect(tmp_path, read(Scores, _section()), 3)
     assert list(missing) == ["SST-2.tsv", "QQP.tsv", "RTE.tsv", "WNLI.tsv"]
     assert "9 of 10" in missing["SST-2.tsv"] and "order" in missing["RTE.tsv"]
     assert "not fine-tuned" in missing["WNLI.tsv"]
@@ -195,7 +196,7 @@ def test_damaged_predictions_are_missing_wherever_the_damage_is(
     reasons = set()
     for content in torn + flipped:
         path.write_bytes(content)
-        found, missing = collect(tmp_path, _section(), 3)
+        found, missing = collect(tmp_path, read(Scores, _section()), 3)
         reasons.add(missing.get("RTE.tsv"))
         assert "RTE.tsv" in missing or np.array_equal(found["RTE.tsv"], predictions["RTE.tsv"])
     assert "the stored predictions are damaged" in reasons
@@ -207,7 +208,7 @@ def test_takes_only_what_the_recorded_scores_are_made_of(tmp_path: Path) -> None
     piece = tmp_path / "pieces/rte-seed3.json"
     piece.write_text(piece.read_text().replace("0.5", "0.4"))
     (tmp_path / "pieces/cola-seed3.json").unlink()
-    found, missing = collect(tmp_path, _section("mnli"), 3)
+    found, missing = collect(tmp_path, read(Scores, _section("mnli")), 3)
     assert set(missing) == {"CoLA.tsv", "RTE.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"} and len(found) == 6
     assert set(missing.values()) == {"not of the scores on record"}
-    assert collect(tmp_path, _section(), 1)[0] == {}
+    assert collect(tmp_path, read(Scores, _section()), 1)[0] == {}

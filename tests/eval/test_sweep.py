@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from eval.extras import sweep
-from eval.rules.closed import global_hyperparameters, nothing_selected
-from eval.rules.reading import at
+from eval.rules.fine_tuning import global_hyperparameters, nothing_selected
+from eval.rules.record import read_record
 
 
 def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:
@@ -43,8 +43,8 @@ def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Pat
         assert [p["hyperparameters"] for p in found[init]["sweep"]["points"]] == [
             {"learning_rate": rate / 1e5} for rate in (1, 2, 3)
         ]
-    assert global_hyperparameters({"glue": found})[0]
-    assert nothing_selected({"glue": found}) == (
+    assert global_hyperparameters(read_record({"glue": found}))[0]
+    assert nothing_selected(read_record({"glue": found})) == (
         False,
         "; ".join(f"{init}: last epoch, best of 3 sets of hyperparameters" for init in ("pretrained", "random")),
     )
@@ -59,7 +59,7 @@ def test_points_that_were_scored_otherwise_or_not_wholly_do_not_count(tmp_path: 
     write_point(tmp_path, "pretrained", "whole", make_section("pretrained", "glue", 0.5), 2e-5, [])
     found = sweep.choose(tmp_path, ["pretrained"])["pretrained"]
     assert found["hyperparameters"]["learning_rate"] == 2e-5
-    assert sorted(at(p, "mean") is None for p in found["sweep"]["points"]) == [False, True]
+    assert sorted(p.get("mean") is None for p in found["sweep"]["points"]) == [False, True]
 
 
 @pytest.mark.parametrize("stale", ["pretrained", "random"])

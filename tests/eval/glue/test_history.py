@@ -12,7 +12,7 @@ from cramming.config import UserError
 from cramming.record import load_record
 from eval.finetune import history, scoring
 from eval.glue import main
-from eval.rules.reading import load_run
+from eval.rules.load import load_run
 from eval.rules.table import judge
 
 Change = Callable[..., dict[str, Any]]

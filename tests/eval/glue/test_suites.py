@@ -15,10 +15,11 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import SINCE_FORMAT_2
 from cramming.record import load_record
 from eval.glue import main
+from eval.report.ranking import rows_of
 from eval.report.render import Paragraph
-from eval.report.standings import entrants
-from eval.report.summary import beyond_glue
-from eval.rules.reading import WITHOUT_ENCODER, load_run
+from eval.report.run_page import beyond_glue
+from eval.rules.load import load_run
+from eval.rules.record import WITHOUT_ENCODER, read_record
 from eval.rules.table import judge
 from eval.tasks import locate
 
@@ -48,7 +49,7 @@ def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(
     for run, section in (("first", last), ("best", best)):
         for task in section["tasks"].values():
             assert task["scored_epochs"] == [pieces[run][f"{task['task']}-seed{seed}"]["epoch"] for seed in (0, 1)]
-        findings = {f.rule: f for f in judge(load_record(Path(config["runs"]) / run)).findings}
+        findings = {f.rule: f for f in judge(read_record(load_record(Path(config["runs"]) / run))).findings}
         assert findings["R20"].ok == (run == "first")
     assert "not the last epoch of every seed of " in findings["R20"].evidence
     config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
@@ -65,14 +66,14 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
     config: dict[str, Any], with_eval: Change
 ) -> None:
     main(config)
-    before = judge(load_record(Path(config["runs"]) / "first"))
+    before = judge(read_record(load_record(Path(config["runs"]) / "first")))
     main(with_eval(config, floor=True))
     record = load_record(Path(config["runs"]) / "first")
-    assert judge(record) == before and set(record["glue"]) == {"pretrained"}
+    assert judge(read_record(record)) == before and set(record["glue"]) == {"pretrained"}
     assert (
         set(record["floor"]["tasks"]) == set(record["glue"]["pretrained"]["tasks"]) and record["floor"]["seconds"] > 0
     )
-    rows = entrants([load_run(Path(config["runs"]) / "first")])
+    rows = rows_of([load_run(Path(config["runs"]) / "first")])
     assert {row.init for row in rows} == {"pretrained", *WITHOUT_ENCODER.values()} and not any(
         row.ranked for row in rows
     )
@@ -86,7 +87,7 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     config: dict[str, Any], tmp_path: Path, with_eval: Change
 ) -> None:
     main(config)
-    before = judge(load_record(Path(config["runs"]) / "first"))
+    before = judge(read_record(load_record(Path(config["runs"]) / "first")))
     words = [f"w{i}" for i in range(20)]
     for name in ("RTE", "CB"):
         (tmp_path / "super" / name).mkdir(parents=True)
@@ -101,12 +102,12 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
     main(with_eval(config, source="superglue", **changes))
     record = load_record(Path(config["runs"]) / "first")
-    assert judge(record) == before and set(record["superglue"]) == {"pretrained", *WITHOUT_ENCODER}
+    assert judge(read_record(record)) == before and set(record["superglue"]) == {"pretrained", *WITHOUT_ENCODER}
     section = record["superglue"]["pretrained"]
     assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
     assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
     assert record["minimal_pairs"]["accuracy"] in (0, 100)
-    said = " ".join(block.text for block in beyond_glue(record) if isinstance(block, Paragraph))
+    said = " ".join(block.text for block in beyond_glue(read_record(record)) if isinstance(block, Paragraph))
     assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
     for task in section["tasks"].values():
         spread = 100 * task["metrics"][task["main_metric"]]["std"]

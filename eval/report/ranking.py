@@ -1,0 +1,214 @@
+"""The scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of.
+
+One `Row` per run and initialisation, and per baseline without an encoder. Only a trained model of the closed division,
+with every task of the suite on its full official data, competes for a rank: what the open division allows, a downloaded
+model for one, has no limit. A number that is missing stays None all the way.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.special import stdtr
+
+from eval.report.plots import Bar
+from eval.report.references import NINE, REFERENCES
+from eval.rules.evidence import mean_of
+from eval.rules.load import Run
+from eval.rules.record import WITHOUT_ENCODER, Scores, TaskScore
+from eval.rules.table import Verdict, judge
+from eval.tasks.suites import AVERAGES
+
+BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
+# Rows without pretraining: initialisation -> in words.
+BASELINES = {"random": "random initialisation", BAG_OF_WORDS: BAG_OF_WORDS, CONSTANT: CONSTANT}
+NOISE = 0.05  # a difference whose p-value is not below this is noise
+
+
+@dataclass(frozen=True)
+class Score:
+    """One entry's score in percent: median and standard deviation over seeds, or the problem that prevented it."""
+
+    value: float | None = None
+    spread: float | None = None
+    subset: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row: a run's model, or a baseline of it (`init`), on one suite."""
+
+    run: Run
+    init: str
+    suite: str
+    verdict: Verdict
+    scores: Mapping[str, Score]
+    section: Scores
+    again: bool = False  # a row with the same weights stands before it
+
+    @property
+    def averages(self) -> dict[str, float | None]:
+        """The suite's averages, as the record has them."""
+        recorded = self.section.averages
+        return {name: recorded[name].value if name in recorded else None for name in AVERAGES[self.suite]}
+
+    @property
+    def baseline(self) -> bool:
+        """Whether the row is one without pretraining."""
+        return self.init != "pretrained"
+
+    @property
+    def without_encoder(self) -> bool:
+        """Whether it is a bag of words or a constant class."""
+        return self.init in (BAG_OF_WORDS, CONSTANT)
+
+    def of_seeds(self, average: str) -> list[float]:
+        """An average for each seed alone, of that seed's main metrics in percent; empty where a value is missing."""
+        tasks = [self.section.tasks.get(entry) for entry in AVERAGES[self.suite][average].entries]
+        values = [task.main.per_seed if task else [] for task in tasks]
+        means = [mean_of(column) for column in zip(*values)] if len(set(map(len, values))) == 1 else []
+        known = [100 * mean for mean in means if mean is not None]
+        return known if len(known) == len(means) else []
+
+    def spread(self, average: str) -> float | None:
+        """Standard deviation of an average over seeds; None below two seeds."""
+        values = self.of_seeds(average)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def main(self) -> float | None:
+        """The average that the suite is ranked by."""
+        return self.averages[main_average(self.suite)]
+
+    @property
+    def subset(self) -> bool:
+        """Whether any entry of the averages was trained or scored on a part of its official data."""
+        return any(self.scores[e].subset for a in AVERAGES[self.suite].values() for e in a.entries if e in self.scores)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the row competes: a trained model of the closed division, all tasks, all data, each model once."""
+        whole = self.main is not None and not self.subset
+        return whole and not self.baseline and not self.again and self.verdict.division == "closed"
+
+    @property
+    def same_weights(self) -> list[str]:
+        """The other runs of the report that scored the weights of this row."""
+        return [] if self.baseline else [str(other.run) for other in self.run.record.elsewhere]
+
+
+def main_average(suite: str) -> str:
+    """The name of the average that a suite is ranked by."""
+    return next(iter(AVERAGES[suite]))
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """All rows of all readable runs, best first, missing averages last."""
+    rows = [row for run in runs if not run.problem for row in _rows_of_run(run)]
+    ordered = sorted(rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label))
+    found, seen = [], set()
+    for row in ordered:
+        model = (row.suite, str(row.section.model_sha256))
+        found.append(replace(row, again=row.ranked and model in seen))
+        seen |= {model} if row.ranked else set()
+    return found
+
+
+def _rows_of_run(run: Run) -> Iterator[Row]:
+    verdict = judge(run.record)
+    for init, section in {**run.record.glue, **run.record.without_encoder}.items():
+        if section.suite in AVERAGES:
+            scores = {name: score_of(task) for name, task in section.tasks.items()}
+            yield Row(run, init, section.suite, verdict, scores, section)
+
+
+def score_of(task: TaskScore) -> Score:
+    """A task entry of the record as a Score."""
+    spread = None if task.main.std is None else 100 * task.main.std
+    problem = task.problem or ("" if task.score is not None else "no score on record")
+    return Score(task.score, spread, task.subset is True, problem)
+
+
+def ranks(rows: Sequence[Row]) -> list[int]:
+    """The place of each ranked row, best first. A row whose difference to the first of the place above is within noise
+    shares that place.
+    """
+    places: list[int] = []
+    for index, row in enumerate(rows):
+        first = rows[places[-1] - 1] if places else row
+        places.append(places[-1] if places and within_noise(first, row) else index + 1)
+    return places
+
+
+def within_noise(one: Row, other: Row) -> bool:
+    """Whether Welch's t-test on the averages of the single seeds finds no difference (p >= NOISE)."""
+    samples = [row.of_seeds(main_average(one.suite)) for row in (one, other)]
+    if any(len(values) < 2 for values in samples):
+        return one.main == other.main
+    gap = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
+    squares = [statistics.variance(values) / len(values) for values in samples]
+    total = sum(squares)
+    if total == 0:
+        return gap == 0
+    freedom = total**2 / sum(s**2 / (len(values) - 1) for s, values in zip(squares, samples))
+    return 2 * float(stdtr(freedom, -gap / math.sqrt(total))) >= NOISE
+
+
+def distinct(rows: Sequence[Row]) -> dict[Row, list[Row]]:
+    """Of the rows of one initialisation whose scores agree the one with the most of them, and all that it stands for.
+    Runs that were scored on the same tasks have the same bag of words.
+    """
+    found: dict[Row, list[Row]] = {}
+    for row in sorted(rows, key=lambda r: -len(_known(r))):
+        of_kind = (r for r in found if (r.init, r.suite) == (row.init, row.suite))
+        same = next((r for r in of_kind if _known(row).items() <= _known(r).items()), row)
+        found.setdefault(same, []).append(row)
+    return {row: found[row] for row in rows if row in found}
+
+
+def _known(row: Row) -> dict[str, tuple[float, float | None]]:
+    return {name: (score.value, score.spread) for name, score in row.scores.items() if score.value is not None}
+
+
+def columns_of(suite: str) -> list[str]:
+    """The entries that the suite's averages are made of, in the order in which papers print them."""
+    used = {entry for average in AVERAGES[suite].values() for entry in average.entries}
+    return [entry for entry in NINE if entry in used]
+
+
+def gain_over(row: Row, other: Row) -> tuple[float | None, int]:
+    """Mean difference of the scores over the averages' entries that both have, and how many those are."""
+    columns = [c for c in columns_of(row.suite) if c in row.scores and c in other.scores]
+    both = [(row.scores[c].value, other.scores[c].value) for c in columns]
+    pairs = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
+    if not pairs:
+        return None, 0
+    mine, theirs = (sum(column) / len(pairs) for column in zip(*pairs))
+    return mine - theirs, len(pairs)
+
+
+def best_baseline(row: Row, rows: Sequence[Row]) -> tuple[Row, float, int] | None:
+    """Of the same run's rows without pretraining the one that `row` is the least above, by how much, and over how many
+    entries; None where there is none. One with fewer entries than others, as the constant class without a correlation,
+    stands back.
+    """
+    others = [r for r in rows if r.run is row.run and r.suite == row.suite and r.baseline]
+    gains = [(other, *gain_over(row, other)) for other in others]
+    known = [(other, gain, count) for other, gain, count in gains if gain is not None]
+    return min(known, key=lambda found: (-found[2], found[1]), default=None)
+
+
+def bars(rows: Sequence[Row], suite: str) -> list[Bar]:
+    """The score plot's bars: every printed average of valid full-data rows, with published ones for GLUE."""
+    found = []
+    shown = [row for row in rows if row.suite == suite and row.verdict.division != "invalid" and not row.subset]
+    for row in distinct(shown):
+        if row.main is not None:
+            name = row.init if row.without_encoder else f"{row.run.label}, {row.init}"
+            kind = "untrained" if row.baseline else "pretrained"
+            found.append(Bar(name if row.baseline else row.run.label, row.main, row.spread(main_average(suite)), kind))
+    if suite == "glue" and found:
+        found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]
+    return found

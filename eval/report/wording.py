@@ -1,0 +1,77 @@
+"""How the report words a number, a run and a score: the same in every table."""
+
+from collections.abc import Callable
+
+from cramming.data.task_files import ENTRIES, GLUE
+from cramming.progress import compact
+from eval.report.ranking import Score
+from eval.report.render import DASH, Cell
+from eval.rules.load import Run
+from eval.rules.record import Record
+
+SUBSET = "†"
+TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
+SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
+
+
+def or_dash(value: float | None, words: Callable[[float], str]) -> str:
+    """The number in words, or a dash."""
+    return DASH if value is None else words(value)
+
+
+def score_words(value: float | None) -> str:
+    """`83.9`, or a dash."""
+    return or_dash(value, lambda score: f"{score:.1f}")
+
+
+def score_cell(score: Score, tone: str = "") -> Cell:
+    """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
+    if score.value is None:
+        return Cell(DASH, "", "warn" if score.problem and score.problem != "no score on record" else "")
+    return Cell(f"{score.value:.1f}{SUBSET if score.subset else ''}", spread_words(score.spread), tone)
+
+
+def spread_words(spread: float | None) -> str:
+    """`±0.4`; empty where there is none."""
+    return "" if spread is None else f"±{spread:.1f}"
+
+
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """`1 epoch`, `5 epochs`."""
+    return f"{count:g} {noun if count == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.5 min` or `23.9 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def title_of(name: str) -> str:
+    """The title of an entry or a task, `SST-2`; another name as it is."""
+    return ENTRIES[name][1].title if name in ENTRIES else GLUE[name].title if name in GLUE else name
+
+
+def model_words(record: Record) -> str:
+    """Such as `12.3M parameters`; empty where it is not on record."""
+    parameters = record.training.parameters
+    return "" if parameters is None else f"{compact(parameters)} parameters"
+
+
+def budget_words(record: Record) -> str:
+    """Such as `0.5 h on 1 AMD EPYC`; empty where there was no pretraining."""
+    limit, unit = record.training.budget.limit, record.training.budget.unit
+    if limit is None:
+        return ""
+    device = record.environment.device.name or record.environment.device.kind
+    if unit == "hours":
+        amount = f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
+    else:
+        amount = f"{compact(limit)} {unit}"
+    return f"{amount} on {device}" if device else amount
+
+
+def anchor(run: Run) -> str:
+    """The run's place in the page and the stem of its plots: different for different folders."""
+    return "run-" + "".join(c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name)

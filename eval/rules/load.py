@@ -1,0 +1,96 @@
+"""Run folders as the rules and the report read them: record.json, and what the files beside it say for themselves.
+
+`load_runs` never stops at one bad folder: it hands back each run with its record, or with one line that says what is
+wrong. Journal, history and hashes are read from their files; what a record has in their place is no evidence.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cramming.config import UserError, file_sha256
+from cramming.journal import JOURNAL
+from cramming.record import load_metrics, load_record
+from eval.finetune.history import history_file, read_history
+from eval.rules.journal import last_logged_seconds, summarise_journal
+from eval.rules.record import OtherRun, Record, read_record
+
+# What numpy raises for a damaged file of arrays.
+DAMAGED_ARRAYS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
+FROM_FILES = ("journal", "history_file", "beside", "elsewhere")  # sections of `Record` that no record.json has
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `record` is empty when `problem` says why it could not be read."""
+
+    folder: Path
+    label: str  # what the report calls it: unique within one report
+    record: Record = field(default_factory=lambda: read_record({}))
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    problem: str | None = None
+
+
+def load_runs(runs: Path) -> list[Run]:
+    """Every run folder directly inside `runs`, by name; UserError where there is none."""
+    if not runs.is_dir():
+        raise UserError(f"runs={runs}: no such folder; pretrain something first, or give runs=<folder of run folders>")
+    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)]
+    if not loaded:
+        raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
+    labels = [run.label for run in loaded]
+    named = [
+        run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({run.folder.name})")
+        for run in loaded
+    ]
+    return [replace(run, record=replace(run.record, elsewhere=list(_elsewhere(run, named)))) for run in named]
+
+
+def _elsewhere(run: Run, runs: Sequence[Run]) -> Iterator[OtherRun]:
+    """The other runs that scored the weights of this one, each with its lines of fine-tuning them."""
+    sha256 = run.record.trained and run.record.trained.model_sha256
+    for other in (other for other in runs if sha256 and other is not run):
+        past = other.record.history_file.entries if other.record.history_file else []
+        lines = [line for line in past if line.model_sha256 == sha256]
+        if lines or (other.record.trained and other.record.trained.model_sha256 == sha256):
+            yield OtherRun(other.label, lines)
+
+
+def has_traces(folder: Path) -> bool:
+    """Whether a folder holds anything of a run; a run that died early has no record yet but is still to be listed."""
+    return folder.is_dir() and any((folder / name).exists() for name in RUN_FILES)
+
+
+def load_run(folder: Path) -> Run:
+    """Read one run folder; what is wrong with it ends in `problem`."""
+    try:
+        raw = {key: value for key, value in load_record(folder).items() if key not in FROM_FILES}
+        raw["beside"] = _files_beside(folder)
+    except UserError as error:
+        return Run(folder, folder.name, problem=str(error))
+    except OSError as error:
+        return Run(folder, folder.name, problem=f"{error.filename}: {error.strerror}")
+    if (past := history_file(folder)).exists():
+        raw["history_file"] = read_history(past, raw.get("history"))
+    try:
+        metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
+    except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
+        metrics = []
+    if (journal := folder / JOURNAL).exists():
+        raw["journal"] = {**summarise_journal(journal), "logged_seconds": last_logged_seconds(metrics)}
+    record = read_record(raw)
+    return Run(folder, ((record.name or "").strip() and str(record.name)) or folder.name, record, metrics)
+
+
+def _files_beside(folder: Path) -> dict[str, dict[str, str]]:
+    """SHA-256 of the trained model's predictions and of the files of final/, by name; of what is there."""
+    places = {"predictions": folder / "glue" / "pretrained" / "predictions", "final": folder / "final"}
+    return {
+        name: {file.name: file_sha256(file) for file in sorted(place.iterdir()) if file.is_file()}
+        for name, place in places.items()
+        if place.is_dir()
+    }
