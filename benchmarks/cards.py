@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cramming.bench.tables import replace_section
+from cramming.checks import Config
 from cramming.config import compose
 from cramming.model.heads import cuda_chunks
 from cramming.plan.cards import CARDS, Card
 from cramming.plan.costs import Costs
 from cramming.plan.memory import Simulation, micro_batch_sizes
-from cramming.plan.search import Job, Option, PlanConfig, Target, find_target, price_of
+from cramming.plan.search import Option, PlanConfig, Target, find_target, planned_config, price_of, recipe_on
 
 SECTION = "Cards, reckoned"
 HEADERS = (
@@ -35,10 +36,10 @@ NOTE = (
 )
 
 
-def largest(job: Job, target: Target, simulation: Simulation) -> Option | None:
+def largest(job: Config, target: Target, simulation: Simulation) -> Option | None:
     """The largest micro-batch that fits, as `plan` would price it."""
     sizes = reversed(micro_batch_sizes(job.train.batch_size))
-    options = (price_of(job, target, job.execution.memory, simulation, rows) for rows in sizes if rows <= 1024)
+    options = (price_of(job, target, job.memory, simulation, rows) for rows in sizes if rows <= 1024)
     return next((option for option in options if option.fits), None)
 
 
@@ -57,14 +58,14 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, required=True)
     arguments = parser.parse_args()
     settings = compose(["experiment=bert-base-day", "runtime.compile=off"])
-    job = Job.of(settings)
+    job = planned_config(settings)
     simulations: dict[Any, Simulation] = {}
     rows = []
     for card in CARDS:
         target = find_target(PlanConfig(None, card.name, None), "cpu", job)
         alike = (target.mode, target.flash, cuda_chunks(target.memory_bytes))
         if alike not in simulations:
-            simulations[alike] = Simulation(job.recipe(target, job.execution.memory))
+            simulations[alike] = Simulation(recipe_on(target, job))
             simulations[alike].step = functools.cache(simulations[alike].step)  # type: ignore[method-assign]
         option = largest(job, target, simulations[alike])
         costs = Costs.of(settings, job, target, option.tokens_per_second, None) if option else None

@@ -15,23 +15,24 @@ the rest small. `--malloc default` measures without this, `--malloc kept` as a r
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cramming.checks import Config
 from cramming.config import compose
 from cramming.data.batches import Batch
 from cramming.device import available_bytes, select
+from cramming.engine import build_engine
 from cramming.environment import cpu_name, system
-from cramming.execution import EngineConfig, build_engine
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
@@ -71,26 +72,26 @@ def recipe_of(case: str, mode: str, device_type: str) -> Recipe:
     """The recipe of a case: the root configuration with the case's changes."""
     shape, _, _, overrides = CASES[case]
     settings = compose(["model=bert-base", "optim=adamw", f"precision={mode}", *overrides])
-    model = ModelConfig(vocab_size=VOCABULARY, **SHAPES[shape])
-    form = (LENGTH, TARGETS, settings["train"]["packing"])
-    return Recipe(model, EngineConfig.of(settings), mode, device_type, *form)  # type: ignore[arg-type]
+    config = replace(Config.of(settings), model=ModelConfig(vocab_size=VOCABULARY, **SHAPES[shape]))
+    return Recipe(config, mode, device_type)  # type: ignore[arg-type]
 
 
 def run_steps(recipe: Recipe, rows: int, count: int, device: torch.device) -> None:
     """Two optimizer steps on random tokens."""
-    engine = build_engine(recipe.execution, recipe.model, Mesh.solo(device), device)
+    engine = build_engine(recipe.config, Mesh.solo(device), device)
     for _ in range(2):
         engine.step([random_batch(recipe, rows) for _ in range(count)], 1e-4)
 
 
 def random_batch(recipe: Recipe, rows: int) -> Batch:
     """Random tokens in the form that `BatchSource` gives; documents, where they are, are half a row long."""
-    length = recipe.sequence_length
-    size = length if recipe.packing == "rows" else length // 2
+    train, targets = recipe.config.train, rows * recipe.config.targets_per_row
+    length = train.sequence_length
+    size = length if train.packing == "rows" else length // 2
     bounds = torch.arange(0, rows * length + 1, size, dtype=torch.int32)
-    places = torch.arange(0, rows * length, length // recipe.targets_per_row)[: rows * recipe.targets_per_row]
-    ids = torch.randint(recipe.model.vocab_size or 1, (rows * length,))
-    packing = Packing(bounds, length if recipe.packing == "rows" else None, length, length)
+    places = torch.arange(0, rows * length, length // recipe.config.targets_per_row)[:targets]
+    ids = torch.randint(recipe.config.model.vocab_size or 1, (rows * length,))
+    packing = Packing(bounds, length if train.packing == "rows" else None, length, length)
     return Batch(ids, torch.arange(size).repeat(rows * length // size), packing, places, ids[places], len(places))
 
 
@@ -99,7 +100,7 @@ def measure(case: str, mode: str, device: torch.device) -> int:
     _, rows, count, _ = CASES[case]
     recipe = recipe_of(case, mode, device.type)
     small = ModelConfig(vocab_size=256, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64)
-    run_steps(dataclasses.replace(recipe, model=small), 2, 1, device)
+    run_steps(replace(recipe, config=replace(recipe.config, model=small)), 2, 1, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run_steps(recipe, rows, count, device)

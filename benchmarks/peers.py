@@ -32,10 +32,10 @@ from cramming.bench.main import measure
 from cramming.bench.tables import versions
 from cramming.bench.worker import Worker, serve, warm_up
 from cramming.bench.workload import SPECIAL, Candidate, Spec, Workload
-from cramming.config import UserError, build, compose
+from cramming.config import UserError, compose
 from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig
-from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming.precision import Precision, resolve
 
 VOCABULARY, LENGTH = 32768, 128
 SHAPES = ("256,4,4,32", "768,12,12,16")  # hidden size, layers, heads, sequences per step
@@ -46,7 +46,7 @@ class CompiledLoop(Workload):
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
-        number_format = Precision(build(PrecisionConfig, spec["settings"]["precision"], "precision"), device)
+        number_format = Precision(self.config.precision, device)
         self.precision, self.autocast = number_format.mode, number_format.autocast
         if self.precision == "fp16":
             raise UserError("precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32")
@@ -60,7 +60,7 @@ class CompiledLoop(Workload):
 
     def make_model(self) -> Any:
         """BERT with our configuration's shapes."""
-        return _bert(self.model_config)
+        return _bert(self.config.model)
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
         batch = batches[0].to(self.device)
@@ -84,7 +84,7 @@ class ModernLoop(CompiledLoop):
     def make_model(self) -> Any:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-        c = self.model_config
+        c = self.config.model
         every = c.global_every if c.local_window else 1
         config = ModernBertConfig(
             vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
@@ -100,9 +100,9 @@ class HuggingFaceTrainer(Workload):
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
-        self.precision = Precision(build(PrecisionConfig, spec["settings"]["precision"], "precision"), device).mode
+        self.precision = Precision(self.config.precision, device).mode
         devices.seed_everything(0)
-        self.model = _bert(self.model_config)
+        self.model = _bert(self.config.model)
         self.tokenizer = _word_tokenizer(spec["vocab_size"])
 
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:

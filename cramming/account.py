@@ -55,7 +55,7 @@ def announce(parts: Parts) -> None:
             f"warning: this process was {before:.0f} s old when `cramming` began, and they are on the clock; a script"
             " that starts it with `exec` hands on its own age: leave `exec` out"
         )
-    if warning := tiny_defaults(model, tokens, parts.peak_learning_rate):
+    if warning := tiny_defaults(parts.config):
         say(warning)
 
 

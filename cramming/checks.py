@@ -1,10 +1,13 @@
-"""The configuration of a training run as sections, each valid by itself, and what of them cannot go together.
+"""The configuration of a training run, and every check that crosses its sections.
 
-All of it is known before there is a corpus; `parts` builds the run from it.
+Each section is a frozen dataclass beside the code that reads it, and is valid by itself; `Config` holds them all.
+`CHECKS` is the table of what does not go together. It needs no corpus and no device: `cramming plan` asks it about a
+card that is not there.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +16,17 @@ import torch
 from cramming import device as devices
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import UserError, build, expand_home
+from cramming.config import RootConfig, UserError, build, expand_home
 from cramming.data.corpus import MANIFEST, ORDERS
 from cramming.data.masking import ObjectiveConfig
-from cramming.execution import EngineConfig
 from cramming.model import attention
+from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, count_parameters
-from cramming.optim import refuse_missing_package
-from cramming.parallel.apply import refuse_contradictions, refuse_unfit
-from cramming.parallel.mesh import Mesh
-from cramming.precision import refuse_missing_hardware, resolve
-from cramming.runtime import refuse_missing_gpu
+from cramming.optim import LOW_BIT, OptimConfig
+from cramming.parallel.apply import MemoryConfig
+from cramming.parallel.mesh import ParallelConfig
+from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
+from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, ramp_step
 from cramming.start import StartConfig
 
@@ -36,8 +39,8 @@ TINY_STEP_TOKENS, TINY_LEARNING_RATE, LARGE_MODEL_PARAMETERS = 2048, 3e-3, 20_00
 class TrainConfig:
     """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass.
 
-    `micro_batch: auto` becomes a number in `parts.build_parts`: the largest that fits and that divides a process's
-    share of a step, or of what the schedule lets steps grow by.
+    `micro_batch: auto` becomes a number before training: the largest that fits and that divides a process's share of a
+    step, or of what the schedule lets steps grow by.
     """
 
     sequence_length: int
@@ -62,49 +65,217 @@ class TrainConfig:
     @property
     def rows(self) -> int:
         """`micro_batch`, once it is a number."""
-        assert self.micro_batch != "auto", "build_parts decides it"
+        assert self.micro_batch != "auto", "not decided yet"
         return self.micro_batch
 
 
 @dataclass(frozen=True)
-class Sections:
-    """What the configuration says about a run, each section by itself valid."""
+class Config(RootConfig):
+    """All settings of a training run: those of the root, and the sections that training reads."""
 
-    train: TrainConfig
-    schedule: ScheduleConfig
-    objective: ObjectiveConfig
-    execution: EngineConfig
-    budget: BudgetConfig
-    saving: CheckpointConfig
-    start: StartConfig
     model: ModelConfig
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    schedule: ScheduleConfig
+    start: StartConfig
+    train: TrainConfig
+    budget: BudgetConfig
+    checkpoint: CheckpointConfig
+    attention: AttentionConfig
+    precision: PrecisionConfig
+    memory: MemoryConfig
+    runtime: RuntimeConfig
+    parallel: ParallelConfig
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Sections":
-        """From the root configuration; UserError also where two of them do not go together."""
-        found = cls(
-            train=build(TrainConfig, settings["train"], "train"),
-            schedule=build(ScheduleConfig, settings["schedule"], "schedule"),
-            objective=build(ObjectiveConfig, settings["objective"], "objective"),
-            execution=EngineConfig.of(settings),
-            budget=build(BudgetConfig, settings["budget"], "budget"),
-            saving=build(CheckpointConfig, settings["checkpoint"], "checkpoint"),
-            start=build(StartConfig, settings["start"], "start"),
-            model=build(ModelConfig, settings["model"], "model"),
-        )
-        length, model = found.train.sequence_length, found.model
-        if length > model.max_length:
-            raise UserError(f"train.sequence_length={length} is above model.max_length={model.max_length}")
-        if found.objective.segments and model.token_types < 2:
-            raise UserError(f"objective.segments=true needs model.token_types=2, not {model.token_types}")
-        return found
+    def of(cls, settings: Mapping[str, Any]) -> "Config":
+        """From the composed root configuration; UserError for what is wrong in one section."""
+        return build(cls, {field.name: settings[field.name] for field in fields(cls)}, "")
+
+    @property
+    def targets_per_row(self) -> int:
+        """Tokens of a sequence that are predicted."""
+        return self.objective.targets_per_row(self.train.sequence_length)
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """At the full batch."""
+        return self.optim.peak_learning_rate(self.train.batch_size)
 
 
-def tiny_defaults(model: ModelConfig, step_tokens: int, peak_learning_rate: float) -> str | None:
-    """What to say where a large model is trained with the defaults for a laptop's; else None."""
-    parameters = count_parameters(model).without_embeddings
-    found = [f"{step_tokens} tokens a step"] if step_tokens <= TINY_STEP_TOKENS else []
-    found += [f"a peak learning rate of {peak_learning_rate:g}"] if peak_learning_rate == TINY_LEARNING_RATE else []
+@dataclass(frozen=True)
+class Place:
+    """Where a configuration is to run: this machine's device, or a card of the table that `plan` knows."""
+
+    kind: str  # cpu | cuda
+    name: str
+    mode: Mode  # the number format that `precision.mode` means there
+    capability: tuple[int, int] = (0, 0)  # of a GPU
+    processes: int = 1
+    trains: bool = False  # not only planned: what is installed and which files are there counts too
+
+    @classmethod
+    def here(cls, config: Config, device: torch.device, processes: int = 1) -> "Place":
+        """Training on this machine's `device`."""
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        name, mode = devices.describe(device).name, resolve(config.precision.mode, device)
+        return cls(device.type, name, mode, capability, processes, trains=True)
+
+
+def _cannot_be_cut(config: Config, place: Place, sequences: int) -> bool:
+    rows = 1 if config.train.micro_batch == "auto" else config.train.micro_batch
+    return sequences % (rows * place.processes) != 0
+
+
+def _grows_by(config: Config) -> int:
+    try:
+        return ramp_step(config.schedule, config.train.batch_size)
+    except ValueError as error:
+        raise UserError(f"schedule.{error}; raise train.batch_size or train without a ramp") from None
+
+
+def _lacks_torchao(place: Place) -> bool:
+    return place.trains and find_spec("torchao") is None
+
+
+# What does not go together, and what is said then: `c` is the configuration, `p` the place.
+CHECKS: tuple[tuple[Callable[[Config, Place], bool], str], ...] = (
+    (
+        lambda c, p: c.train.sequence_length > c.model.max_length,
+        "train.sequence_length={c.train.sequence_length} is above model.max_length={c.model.max_length}",
+    ),
+    (
+        lambda c, p: c.objective.segments and c.model.token_types < 2,
+        "objective.segments=true needs model.token_types=2, not {c.model.token_types}",
+    ),
+    (
+        lambda c, p: _cannot_be_cut(c, p, c.train.batch_size),
+        "train.batch_size={c.train.batch_size} is not a multiple of train.micro_batch={c.train.micro_batch}"
+        " x {p.processes} process(es); change one of them, or set train.micro_batch=auto",
+    ),
+    (
+        lambda c, p: c.schedule.batch_ramp > 0 and _cannot_be_cut(c, p, _grows_by(c)),
+        "schedule.batch_start={c.schedule.batch_start:g}: the batch grows by a number of sequences that is not a"
+        " multiple of train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take a smaller"
+        " micro-batch or set train.micro_batch=auto",
+    ),
+    (
+        lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),
+        "train.validation_corpus={c.train.validation_corpus}: no corpus there; prepare it first, or leave it null for"
+        " the run's own held-out text",
+    ),
+    (
+        lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p),
+        "optim.name={c.optim.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw",
+    ),
+    (
+        lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p),
+        "precision.mode=fp8: needs the package torchao; pip install 'cramming[lowbit]', or take bf16",
+    ),
+    (
+        lambda c, p: p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY,
+        "precision.mode=fp8: needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {p.name}; take"
+        " precision=bf16 (precision.emulate_fp8=true computes it slowly, for tests)",
+    ),
+    (  # products in fp32 want its bits; fp16's range would be widened in some places only
+        lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),
+        "precision.residual=bf16: goes with products in bf16 or fp8, and they are in {p.mode}; set precision.mode=bf16,"
+        " or precision.residual=fp32",
+    ),
+    (
+        lambda c, p: c.runtime.tune != "off" and p.kind == "cpu",
+        "runtime.tune={c.runtime.tune}: tries kernels of a GPU, and this is a CPU; set runtime.tune=off",
+    ),
+    (
+        lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu",
+        "runtime.cuda_graphs=true: needs a GPU, and this is a CPU; set it to false",
+    ),
+    (
+        lambda c, p: c.memory.activation_budget is not None and c.runtime.compile == "off",
+        "memory.activation_budget={c.memory.activation_budget}: only a compiler can keep it; set runtime=compile",
+    ),
+    (
+        lambda c, p: c.memory.offload_activations and c.runtime.compile != "off",
+        "memory.offload_activations=true: works uncompiled only; set runtime.compile=off",
+    ),
+    (
+        lambda c, p: c.memory.offload_weights and c.runtime.compile != "off",
+        "memory.offload_weights=true: works uncompiled only; set runtime.compile=off",
+    ),
+    (
+        lambda c, p: c.memory.offload_weights and c.memory.checkpoint_every > 0 and c.memory.checkpoint == "selective",
+        "memory.offload_weights=true: does not go with memory.checkpoint=selective; set it to full",
+    ),
+    (
+        lambda c, p: c.memory.offload_weights and p.processes > 1,
+        "memory.offload_weights=true: works in one process only, this run has {p.processes}; set it to false",
+    ),
+    (  # the scaler's scale and its verdict are made on the device and would be read on the host before they arrive
+        lambda c, p: c.memory.offload_weights and p.mode == "fp16",
+        "memory.offload_weights=true: fp16 scales gradients on the device; set precision=bf16 or fp32",
+    ),
+    (
+        lambda c, p: c.memory.offload_optimizer and p.mode == "fp16",
+        "memory.offload_optimizer=true: fp16 scales gradients on the device; set precision=bf16 or fp32",
+    ),
+)
+
+
+def check(config: Config, place: Place) -> None:
+    """UserError for the first row of `CHECKS` that holds."""
+    for is_broken, message in CHECKS:
+        if is_broken(config, place):
+            raise UserError(message.format(c=config, p=place))
+
+
+def check_run(
+    settings: Mapping[str, Any], config: Config, device: torch.device, processes: int
+) -> tuple[list[str], dict[str, str]]:
+    """All that can be refused before there is a corpus; else the attention kernels, and the tricks' gate states."""
+    check(config, Place.here(config, device, processes))
+    kernels = attention_kernels(config, device)
+    return kernels, check_gate(settings, config, kernels, device)
+
+
+def check_gate(settings: Mapping[str, Any], config: Config, kernels: list[str], device: torch.device) -> dict[str, str]:
+    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
+    if not config.forced and not expand_home(config.gates, "gates").exists():
+        return {}  # no trick has a verdict
+    from cramming.bench import gate  # only here: the table of tricks is not needed to train
+    from cramming.bench.tricks import changed
+
+    mode, states = resolve(config.precision.mode, device), dict[str, str]()
+    where, usual = gate.place(devices.describe(device).name, torch.__version__), resolve("auto", device)
+    for kernel in sorted({config.attention.kernel, *kernels}):
+        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
+        states |= gate.check(resolved, where, device.type, usual)
+    return states
+
+
+def attention_kernels(config: Config, device: torch.device) -> list[str]:
+    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes.
+
+    UserError where the one that is set cannot run on this device, in this number format or with this dropout.
+    """
+    kernel, mode = config.attention.kernel, resolve(config.precision.mode, device)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    dropout, model = config.model.attention_dropout, config.model
+    if kernel != "auto":
+        attention.refuse_unfit(kernel, device, dtype, dropout)
+        return [kernel]
+    length, rows = config.train.sequence_length, config.train.packing == "rows"
+    bounds = torch.empty(0, dtype=torch.int32, device=device)
+    packing = attention.Packing(bounds, length if rows else None, length, length)
+    windows = {model.half_window(layer) for layer in range(model.num_layers)}
+    return sorted({attention.choose(packing, window, dtype, dropout) for window in windows})
+
+
+def tiny_defaults(config: Config) -> str | None:
+    """A warning where a large model is trained with the defaults for a laptop's; else None."""
+    parameters = count_parameters(config.model).without_embeddings
+    tokens, rate = config.train.batch_size * config.train.sequence_length, config.peak_learning_rate
+    found = [f"{tokens} tokens a step"] if tokens <= TINY_STEP_TOKENS else []
+    found += [f"a peak learning rate of {rate:g}"] if rate == TINY_LEARNING_RATE else []
     if parameters < LARGE_MODEL_PARAMETERS or not found:
         return None
     return (
@@ -112,111 +283,3 @@ def tiny_defaults(model: ModelConfig, step_tokens: int, peak_learning_rate: floa
         f" {parameters / 1e6:.0f} million beside its embeddings; take an experiment (experiment=crammed-bert-day), or"
         " train=day optim=adamw"
     )
-
-
-def check_sections(
-    settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device
-) -> tuple[list[str], dict[str, str]]:
-    """UserError for what can be known to be wrong before there is a corpus; else kernels, and `check_gate`'s states."""
-    refuse_unfit_step(sections.train, sections.schedule, sections.execution, mesh, device)
-    kernels = attention_kernels(sections.train, sections.execution, sections.model, device)
-    name = devices.describe(device).name
-    refuse_missing_corpus(sections.train.validation_corpus)
-    return kernels, check_gate(settings, sections, kernels, device, name)
-
-
-def refuse_missing_corpus(validation_corpus: Path | None) -> None:
-    """UserError where the corpus to validate on is not there: it is none that `run` would prepare on the way."""
-    if validation_corpus is not None and not (validation_corpus / MANIFEST).is_file():
-        raise UserError(
-            f"train.validation_corpus={validation_corpus}: no corpus there (no {MANIFEST}); prepare it first, or leave"
-            " it null for the run's own held-out text"
-        )
-
-
-def refuse_unfit_step(
-    config: TrainConfig, schedule: ScheduleConfig, execution: EngineConfig, mesh: Mesh, device: torch.device
-) -> None:
-    """UserError for ways to compute a step that exclude each other or that this device or this batch cannot have."""
-    refuse_missing_hardware(execution.precision, device)
-    refuse_missing_gpu(execution.runtime, device)
-    refuse_missing_package(execution.optim)
-    refuse_contradictions(execution.memory, execution.runtime)
-    micro_batches_of(config, mesh.world_size)
-    refuse_unfit(execution.memory, mode=resolve(execution.precision.mode, device), processes=mesh.world_size)
-    refuse_unfit_ramp(config, schedule, mesh.world_size)
-
-
-def refuse_unfit_ramp(config: TrainConfig, schedule: ScheduleConfig, world_size: int) -> None:
-    """UserError where the batch cannot grow as the schedule says, in whole micro-batches of all processes."""
-    if schedule.batch_ramp == 0:
-        return
-    without = "schedule.batch_start=1.0 schedule.batch_ramp=0.0"
-    try:
-        step = ramp_step(schedule, config.batch_size)
-    except ValueError as error:
-        raise UserError(f"schedule.{error}; raise train.batch_size or set {without}") from None
-    rows = 1 if config.micro_batch == "auto" else config.micro_batch
-    if step % (rows * world_size):
-        share, rest = divmod(step, world_size)
-        fits = [size for size in range(1, min(rows, share) + 1) if not rest and share % size == 0]
-        raise UserError(
-            f"schedule.batch_start={schedule.batch_start:g}: train.batch_size={config.batch_size} grows by {step}"
-            f" sequence(s), not a multiple of train.micro_batch={config.micro_batch} x {world_size} process(es);"
-            f" set {f'train.micro_batch={fits[-1]} or ' if fits else ''}{without}"
-        )
-
-
-def check_gate(
-    settings: Mapping[str, Any], sections: Sections, kernels: list[str], device: torch.device, device_name: str
-) -> dict[str, str]:
-    """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
-    if not settings["forced"] and not expand_home(settings["gates"], "gates").exists():
-        return {}  # no trick has a verdict
-    from cramming.bench import gate  # only here: the table of tricks is not needed to train
-    from cramming.bench.tricks import changed
-
-    execution = sections.execution
-    mode, states = resolve(execution.precision.mode, device), dict[str, str]()
-    where, usual = gate.place(device_name, torch.__version__), resolve("auto", device)
-    for kernel in sorted({execution.attention.kernel, *kernels}):
-        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
-        states |= gate.check(resolved, where, device.type, usual)
-    return states
-
-
-def attention_kernels(
-    config: TrainConfig, execution: EngineConfig, model: ModelConfig, device: torch.device
-) -> list[str]:
-    """The kernels that the layers of a run use: the one that is set, or those that `attention.kernel=auto` takes.
-
-    UserError where the one that is set cannot run on this device, in this number format or with this dropout.
-    """
-    kernel, mode = execution.attention.kernel, resolve(execution.precision.mode, device)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
-    if kernel != "auto":
-        attention.refuse_unfit(kernel, device, dtype, model.attention_dropout)
-        return [kernel]
-    length, rows = config.sequence_length, config.packing == "rows"
-    bounds = torch.empty(0, dtype=torch.int32, device=device)
-    packing = attention.Packing(bounds, length if rows else None, length, length)
-    windows = {model.half_window(layer) for layer in range(model.num_layers)}
-    return sorted({attention.choose(packing, window, dtype, model.attention_dropout) for window in windows})
-
-
-def micro_batches_of(config: TrainConfig, world_size: int) -> int:
-    """Micro-batches per process and full step (1 while that is open); UserError if the batch cannot be cut so."""
-    if config.micro_batch == "auto":
-        config = replace(config, micro_batch=max(1, config.batch_size // world_size))
-    per_pass = config.rows * world_size
-    if config.batch_size % per_pass:
-        share, rest = divmod(config.batch_size, world_size)
-        fits = [rows for rows in range(1, min(config.rows, share) + 1) if not rest and share % rows == 0]
-        larger = -(-config.batch_size // per_pass) * per_pass
-        raise UserError(
-            f"train.batch_size={config.batch_size} is not a multiple of train.micro_batch={config.micro_batch}"
-            f" x {world_size} process(es) = {per_pass}; set "
-            + (f"train.micro_batch={fits[-1]} or " if fits else "")
-            + f"train.batch_size={larger}"
-        )
-    return config.batch_size // per_pass

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from cramming import device as devices
+from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.optim import set_learning_rate
+from cramming.model.heads import MaskedLM
+from cramming.optim import build_host_optimizer, build_optimizer, set_learning_rate
+from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.runtime import compiled_graphs
@@ -198,3 +201,29 @@ class Engine:
 def _read(*values: Tensor) -> list[float]:
     """The numbers, for which the host waits once."""
     return torch.stack([value.to(values[0].device, torch.float64) for value in values]).tolist()
+
+
+def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
+    """What a run and a benchmark train with: a model with random weights and all that `config` applies to it."""
+    check(config, Place.here(config, device, mesh.world_size))
+    return equip(place(build_model(config), config.memory, device), config, mesh, device)
+
+
+def build_model(config: Config) -> MaskedLM:
+    """The plain model, with random weights."""
+    attention = config.attention
+    return MaskedLM(config.model, attention.kernel, attention.last_layer, config.memory.loss_chunk)
+
+
+def equip(model: MaskedLM, config: Config, mesh: Mesh, device: torch.device) -> Engine:
+    """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
+    memory, precision = config.memory, Precision(config.precision, device)
+    precision.convert(model.encoder)
+    optimizer: torch.optim.Optimizer
+    if memory.offload_optimizer:
+        at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
+        optimizer = build_host_optimizer(model, config.optim, device, at_home)
+    else:
+        optimizer = build_optimizer(model, config.optim)
+    model = apply(model, memory, config.runtime)
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, config.runtime.cuda_graphs)

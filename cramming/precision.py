@@ -14,12 +14,10 @@ Beside the products, `residual: bf16` lowers what flows between the blocks, and 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
-from cramming.config import UserError
 from cramming.model import residual
 from cramming.model.encoder import Encoder
 
@@ -82,7 +80,6 @@ class Precision:
         self.mode: Mode = resolve(config.mode, device)
         self.device = device
         self._config = config
-        refuse_missing_hardware(config, device)
         # fp32 matrix products on tensor cores with TF32 rounding; a no-op on a CPU and before Ampere.
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mode == "fp16")
@@ -111,31 +108,4 @@ class Precision:
             encoder.blocks,
             module_filter_fn=lambda layer, name: layer.in_features % 16 == 0 and layer.out_features % 16 == 0,
             config=replace(recipe, emulate=self._config.emulate_fp8, pad_inner_dim=True),
-        )
-
-
-def refuse_missing_hardware(config: PrecisionConfig, device: torch.device) -> None:
-    """UserError where mode fp8 cannot run on `device`, or a residual stream in bf16 not with the products there."""
-    refuse_unfit_residual(config, resolve(config.mode, device))
-    if config.mode != "fp8":
-        return
-    if find_spec("torchao") is None:
-        raise UserError("precision.mode=fp8: needs the package torchao; pip install 'cramming[lowbit]', or take bf16")
-    if config.emulate_fp8:
-        return
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
-        raise UserError(
-            f"precision.mode=fp8: needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {name}; take"
-            " precision=bf16 (precision.emulate_fp8=true computes it slowly, for tests)"
-        )
-
-
-def refuse_unfit_residual(config: PrecisionConfig, mode: Mode) -> None:
-    """UserError where `residual: bf16` is to go with products in fp32, which want its bits, or fp16, whose range it
-    would widen in some places only."""
-    if config.residual == "bf16" and mode not in ("bf16", "fp8"):
-        raise UserError(
-            f"precision.residual=bf16: goes with products in bf16 or fp8, and they are in {mode}; set"
-            " precision.mode=bf16, or precision.residual=fp32"
         )

@@ -27,7 +27,7 @@ from cramming.account import (
     warn,
 )
 from cramming.budget import BudgetClock, Pace
-from cramming.checks import Sections, TrainConfig, check_sections
+from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
@@ -77,8 +77,7 @@ def check(settings: dict[str, Any]) -> None:
     """UserError for what can be known to be wrong before there is a corpus; nothing is written."""
     run_folder(settings)
     device = devices.select(settings["device"])
-    build(ParallelConfig, settings["parallel"], "parallel")
-    check_sections(settings, Sections.of(settings), Mesh.solo(device), device)
+    check_run(settings, Config.of(settings), device, processes=1)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:

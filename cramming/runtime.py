@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
-from cramming.config import UserError
 from cramming.files import remove
 
 COMPILE_CACHE = "compile_cache"  # in the run's folder
@@ -63,16 +62,6 @@ def compile_arguments(config: RuntimeConfig) -> dict[str, Any]:
     """What `nn.Module.compile` is called with."""
     options = {**TUNING[config.tune], **({"triton.cudagraphs": True} if config.cuda_graphs else {})}
     return {"options": options} if options else {}
-
-
-def refuse_missing_gpu(config: RuntimeConfig, device: torch.device) -> None:
-    """UserError for what only a GPU's kernels can be asked for."""
-    if device.type == "cuda":
-        return
-    if config.tune != "off":
-        raise UserError(f"runtime.tune={config.tune}: tries kernels of a GPU, and this is a CPU; set runtime.tune=off")
-    if config.cuda_graphs:
-        raise UserError("runtime.cuda_graphs=true: needs a GPU, and this is a CPU; set it to false")
 
 
 def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> None:

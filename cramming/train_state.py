@@ -10,15 +10,14 @@ import torch
 from cramming import checkpoint, energy, runtime
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
-from cramming.checks import Sections, TrainConfig, check_sections, micro_batches_of, refuse_unfit_step
+from cramming.checks import Config, Place, TrainConfig, check, check_run
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource
 from cramming.data.corpus import Corpus, corpus_folder
 from cramming.data.held_out import PINNED, HeldOut
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.engine import Engine
+from cramming.engine import Engine, build_engine
 from cramming.environment import environment
-from cramming.execution import build_engine
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
@@ -42,6 +41,7 @@ class Parts:
     """What the loop works with. `clock` and `metrics` are rank 0's alone."""
 
     folder: Path
+    config: Config
     train: TrainConfig
     schedule: ScheduleConfig
     start: StartConfig
@@ -104,17 +104,17 @@ class Checked:
     gates: dict[str, str]
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], sections: Sections, mesh: Mesh, device: torch.device) -> "Checked":
+    def of(cls, settings: Mapping[str, Any], config: Config, mesh: Mesh, device: torch.device) -> "Checked":
         """UserError for what is wrong with settings or corpus; nothing is written."""
-        kernels, gates = check_sections(settings, sections, mesh, device)
+        kernels, gates = check_run(settings, config, device, mesh.world_size)
         # Hashing is on the clock (seconds per gigabyte, docs/log.md); training on a damaged corpus would cost the day.
         corpus = Corpus.open(corpus_folder(settings), verify=mesh.is_main)
-        model = fit_to_corpus(sections.model, corpus)
-        config, objective = sections.train, sections.objective
-        source = batch_source(corpus, "train", config, objective, settings["seed"])
-        other = open_validation_corpus(config, corpus, verify=mesh.is_main)
-        windows = batch_source(other, "validation", config, objective, settings["seed"])
-        held_out = HeldOut(windows, config.validation_tokens)
+        model = fit_to_corpus(config.model, corpus)
+        train, objective = config.train, config.objective
+        source = batch_source(corpus, "train", train, objective, config.seed)
+        other = open_validation_corpus(train, corpus, verify=mesh.is_main)
+        windows = batch_source(other, "validation", train, objective, config.seed)
+        held_out = HeldOut(windows, train.validation_tokens)
         return cls(corpus, other, model, source, held_out, kernels, gates)
 
     def describe_corpus(self) -> dict[str, Any]:
@@ -127,36 +127,37 @@ class Checked:
 
 def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> Parts:
     """Read every section of the configuration, then build; nothing is written before all of it has been checked."""
-    sections = Sections.of(settings)
-    found = Checked.of(settings, sections, mesh, device)
-    budget, corpus = sections.budget, found.describe_corpus()
-    saved = checkpoint_to_resume(folder, settings, corpus, budget) if mesh.is_main else None
-    clock = open_record(settings, sections, found, folder, mesh, device) if mesh.is_main else None
-    objective, execution = sections.objective, sections.execution
+    config = Config.of(settings)
+    found = Checked.of(settings, config, mesh, device)
+    config, corpus = replace(config, model=found.model), found.describe_corpus()
+    saved = checkpoint_to_resume(folder, settings, corpus, config.budget) if mesh.is_main else None
+    clock = open_record(settings, config, found, folder, mesh, device) if mesh.is_main else None
     steps = int(mesh.from_main(saved.steps if saved else 0))
-    engine, work = start_engine(settings, sections, found, folder, mesh, device, steps)
+    engine, work = start_engine(config, found, folder, mesh, device, steps)
     if clock:
         clock.attach(work, saved.sha256 if saved else None)
-    config = with_micro_batch(sections, found, engine, folder)
-    length = config.sequence_length
-    targets_per_token = objective.targets_per_row(length) / length
+    config = with_micro_batch(config, found, engine, folder)
+    train, targets_per_token = config.train, config.targets_per_row / config.train.sequence_length
     return Parts(
         folder=folder,
-        train=config,
-        schedule=sections.schedule,
-        start=sections.start,
-        saving=sections.saving,
-        peak_learning_rate=execution.optim.peak_learning_rate(config.batch_size),
+        config=config,
+        train=train,
+        schedule=config.schedule,
+        start=config.start,
+        saving=config.checkpoint,
+        peak_learning_rate=config.peak_learning_rate,
         corpus=found.corpus,
-        model_config=found.model,
-        flops_per_token=flops_per_token(found.model, length, targets_per_token, execution.attention.last_layer),
-        micro_batches=micro_batches_of(config, mesh.world_size),
+        model_config=config.model,
+        flops_per_token=flops_per_token(
+            config.model, train.sequence_length, targets_per_token, config.attention.last_layer
+        ),
+        micro_batches=train.batch_size // (train.rows * mesh.world_size),
         engine=engine,
         mesh=mesh,
-        runtime=execution.runtime,
+        runtime=config.runtime,
         source=found.source,
         held_out=found.held_out,
-        validation=found.held_out.batches(PINNED, config.rows) if mesh.is_main else [],
+        validation=found.held_out.batches(PINNED, train.rows) if mesh.is_main else [],
         validation_corpus=found.validation_corpus,
         work=work,
         saved_steps=steps,
@@ -168,17 +169,17 @@ def build_parts(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torc
 
 
 def open_record(
-    settings: dict[str, Any], sections: Sections, found: Checked, folder: Path, mesh: Mesh, device: torch.device
+    settings: dict[str, Any], config: Config, found: Checked, folder: Path, mesh: Mesh, device: torch.device
 ) -> BudgetClock:
     """The run folder with what is known at the start, and the clock that has its journal there.
 
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
     """
     described = devices.describe(device)
-    create_run_folder(folder, settings, environment(asdict(described)), resume=settings["resume"])
+    create_run_folder(folder, settings, environment(asdict(described)), resume=config.resume)
     gpu = energy.Gpu.open(devices.nvml_uuid(device)) if mesh.world_size == 1 else None  # one card is all it would know
     meter = energy.Meter(gpu) if gpu else None
-    clock = BudgetClock(sections.budget, folder / JOURNAL, meter, found.corpus.manifest_sha256)
+    clock = BudgetClock(config.budget, folder / JOURNAL, meter, found.corpus.manifest_sha256)
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),
@@ -223,48 +224,40 @@ def changed_before(folder: Path) -> dict[str, bool | None]:
 
 
 def start_engine(
-    settings: dict[str, Any],
-    sections: Sections,
-    found: Checked,
-    folder: Path,
-    mesh: Mesh,
-    device: torch.device,
-    steps: int,
+    config: Config, found: Checked, folder: Path, mesh: Mesh, device: torch.device, steps: int
 ) -> tuple[Engine, Work]:
     """The engine with the state after `steps`, from its checkpoint, and the work that is done."""
-    runtime.prepare(sections.execution.runtime, device, folder)
-    devices.seed_everything(settings["seed"])
+    runtime.prepare(config.runtime, device, folder)
+    devices.seed_everything(config.seed)
     try:
-        engine = build_engine(sections.execution, found.model, mesh, device)
+        engine = build_engine(config, mesh, device)
         state = (engine.model, engine.optimizer, engine.precision.scaler)
         if steps:
             return engine, checkpoint.load(checkpoint.path_of(folder / "checkpoints", steps), *state)
-        start_model(engine, sections.start, found.corpus, settings["seed"], mesh)
+        start_model(engine, config.start, found.corpus, config.seed, mesh)
         return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
-        count = count_parameters(found.model).total / 1e6
+        count = count_parameters(config.model).total / 1e6
         raise UserError(
             f"model: {device} ran out of memory before the first step: the model has {count:.0f}M parameters; take a"
             f" smaller one{', or memory=offload-all' * (device.type == 'cuda')} (`cramming plan` shows what it needs)"
         ) from None
 
 
-def with_micro_batch(sections: Sections, found: Checked, engine: Engine, folder: Path) -> TrainConfig:
-    """The section `train` with a number for `micro_batch: auto`."""
-    config, execution = sections.train, sections.execution
-    if config.micro_batch != "auto":
+def with_micro_batch(config: Config, found: Checked, engine: Engine, folder: Path) -> Config:
+    """With a number for `train.micro_batch: auto`."""
+    train = config.train
+    if train.micro_batch != "auto":
         return config
     from cramming.plan.micro_batch import Recipe, micro_batch_of_run  # only here: what it needs takes time to import
 
-    length = config.sequence_length
-    form = (length, sections.objective.targets_per_row(length), config.packing)
-    recipe = Recipe(found.model, execution, engine.precision.mode, engine.device.type, *form)
-    largest = ramp_step(sections.schedule, config.batch_size) // engine.mesh.world_size
+    recipe = Recipe(config, engine.precision.mode, engine.device.type)
+    largest = ramp_step(config.schedule, train.batch_size) // engine.mesh.world_size
     rows = micro_batch_of_run(folder, engine, found.source.batch, recipe, largest)
-    config = replace(config, micro_batch=rows)
-    refuse_unfit_step(config, sections.schedule, execution, engine.mesh, engine.device)
+    config = replace(config, train=replace(train, micro_batch=rows))
+    check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config
 
 

@@ -14,7 +14,7 @@ from cramming.bench.main import BenchConfig
 from cramming.checks import tiny_defaults
 from cramming.config import build, compose
 from cramming.overrides import with_implied, with_quotes
-from cramming.plan.search import Job, PlanConfig
+from cramming.plan.search import PlanConfig, planned_config
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig
 
@@ -91,7 +91,7 @@ def test_a_command_is_accepted(shown: str, files: None) -> None:
     if verb in ("run", *cli.PIPELINE):
         cli.check(verb, settings)
     elif verb == "plan":
-        Job.of(settings)
+        planned_config(settings)
         PlanConfig(**settings["plan"])
     elif verb in SECTIONS:
         build(SECTIONS[verb], settings[verb], verb)
@@ -104,7 +104,4 @@ def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
         if shown.startswith("README.md") and verb in ("run", "pretrain", "plan"):
             settings = composed(with_quotes(with_implied(words)))
             if settings is not None:
-                job = Job.of(settings)
-                tokens = job.train.batch_size * job.train.sequence_length
-                rate = job.execution.optim.peak_learning_rate(job.train.batch_size)
-                assert tiny_defaults(job.model, tokens, rate) is None, shown
+                assert tiny_defaults(planned_config(settings)) is None, shown

@@ -10,7 +10,7 @@ import pytest
 from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.checks import Sections, TrainConfig, refuse_unfit_ramp
+from cramming.checks import Config, Place, TrainConfig, check
 from cramming.config import RootConfig, build, config_folder
 from cramming.config import compose as compose_root
 from cramming.data.inspect import InspectConfig
@@ -105,8 +105,8 @@ def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, A
     "choice", [f"{group}={option}" for group in ("schedule", "train", "experiment") for option in GROUPS[group]]
 )
 def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[..., dict[str, Any]], choice: str) -> None:
-    found = Sections.of(compose(choice))
-    refuse_unfit_ramp(found.train, found.schedule, world_size=1)
+    found = Config.of(compose(choice))
+    check(found, Place("cuda", "a GPU", "bf16", (9, 0)))
     sizes = [sequences_per_step(found.schedule, p, found.train.batch_size) for p in (0.0, 1.0)]
     assert (sizes[0] < sizes[1]) == (found.schedule.batch_ramp > 0)
 

@@ -25,7 +25,7 @@ from torch._inductor.runtime import triton_heuristics
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 
-from cramming.execution import build_model
+from cramming.engine import build_model
 from cramming.model import heads
 from cramming.model.attention import Packing
 from cramming.model.config import flops_per_token
@@ -209,10 +209,10 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
         with torch.device("cuda"):
-            model = build_model(made.execution, made.model)
-        precision = Precision(made.execution.precision, torch.device("cuda"))
+            model = build_model(made.config)
+        precision = Precision(made.config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(model, made.execution.memory, made.execution.runtime)
+        apply(model, made.config.memory, made.config.runtime)
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled
             with precision.autocast():
@@ -223,7 +223,7 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
         "architecture": card.architecture,
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops_per_token": flops_per_token(
-            made.model, length, job["targets"] / length, made.execution.attention.last_layer
+            made.config.model, length, job["targets"] / length, made.config.attention.last_layer
         ),
         "tokens": rows * length,
         "vocabulary": VOCABULARY,

@@ -74,10 +74,10 @@ def speed(lab: Lab, model: str, length: int) -> dict[str, Any]:
 
 def planned(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What `cramming plan` says of the same settings on this device."""
-    job = options.Job.of(settings)
+    job = options.planned_config(settings)
     target = options.find_target(options.PlanConfig(None, "auto", None), device.type, job)
-    memory = job.execution.memory
-    option = options.price_of(job, target, memory, Simulation(job.recipe(target, memory)), job.train.rows)
+    memory = job.memory
+    option = options.price_of(job, target, memory, Simulation(options.recipe_on(target, job)), job.train.rows)
     peak = option.cost.peak_bytes
     return {"peak_bytes": peak, "tokens_per_second": option.tokens_per_second, "rates": asdict(target.rates)}
 

@@ -17,8 +17,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cramming.checks import Config
 from cramming.config import UserError, build, compose
-from cramming.execution import EngineConfig
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
@@ -41,10 +41,10 @@ aten = torch.ops.aten
 def recipe(overrides: list[str], length: int, packing: Any) -> Recipe:
     """What a step of this configuration is, on a GPU."""
     found = compose(overrides)
-    execution = EngineConfig.of(found)
-    model = replace(build(ModelConfig, found["model"], "model"), vocab_size=VOCABULARY)
-    mode = resolve(execution.precision.mode, torch.device("cuda"))
-    return Recipe(model, execution, mode, "cuda", length, length // 4, packing)
+    config = Config.of(found)
+    model, train = replace(config.model, vocab_size=VOCABULARY), config.train
+    config = replace(config, model=model, train=replace(train, sequence_length=length, packing=packing))
+    return Recipe(config, resolve(config.precision.mode, torch.device("cuda")), "cuda")
 
 
 class Reads(TorchDispatchMode):
@@ -87,10 +87,10 @@ class Step(Simulation):
         model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
         model.register_forward_hook(lambda *_: setattr(self.reads, "in_forward", False))
 
-    def _executed(self, stands_in: bool) -> EngineConfig:
+    def _executed(self, stands_in: bool) -> Config:
         assert not stands_in
-        runtime = replace(self.recipe.execution.runtime, compile="off")
-        return replace(self.recipe.execution, runtime=runtime)
+        runtime = replace(self.recipe.config.runtime, compile="off")
+        return replace(self.recipe.config, runtime=runtime)
 
     @contextmanager
     def _running(self, category: str) -> Iterator[None]:
@@ -99,7 +99,8 @@ class Step(Simulation):
 
     def outcome(self, kernel: str, packing: Any) -> str:
         """`ok`, with what the host read inside the pass if anything; why it was refused; or what failed."""
-        self.recipe = replace(self.recipe, packing=packing)
+        config = self.recipe.config
+        self.recipe = replace(self.recipe, config=replace(config, train=replace(config.train, packing=packing)))
         model: Any = self.engine.model
         model.encoder.kernel, self.reads.in_forward = kernel, False
         self.reads.count.clear()
@@ -187,7 +188,7 @@ def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
     found = compose([f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
                      f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}"])  # fmt: skip
     try:
-        job = options.Job.of(found)
+        job = options.planned_config(found)
         target = options.find_target(build(options.PlanConfig, found["plan"], "plan"), "auto", job)
         tried = list(options.explore(job, target))
         best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)

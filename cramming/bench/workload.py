@@ -21,19 +21,16 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
-from cramming.checks import TrainConfig
-from cramming.config import build
+from cramming.checks import Config
 from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.corpus import TokenStream
 from cramming.data.masking import Masker, ObjectiveConfig
-from cramming.execution import EngineConfig, build_engine
-from cramming.model.attention import AttentionConfig
-from cramming.model.config import ModelConfig, flops_per_token
-from cramming.optim import OptimConfig
-from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.engine import build_engine
+from cramming.model.config import flops_per_token
+from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import Recipe
 from cramming.plan.micro_batch import find_micro_batch
-from cramming.runtime import RuntimeConfig, prepare_heap
+from cramming.runtime import prepare_heap
 
 Spec = Mapping[str, Any]
 WARMUP_STEPS = 20  # of the learning rate
@@ -51,17 +48,12 @@ class Workload:
     micro_batches = 1
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
-        settings = spec["settings"]
         self.device = device
-        self.train = build(TrainConfig, settings["train"], "train")
-        self.objective = build(ObjectiveConfig, settings["objective"], "objective")
-        self.optim = build(OptimConfig, settings["optim"], "optim")
-        self.runtime = build(RuntimeConfig, settings["runtime"], "runtime")
-        self.model_config = replace(build(ModelConfig, settings["model"], "model"), vocab_size=spec["vocab_size"])
-        last_layer = build(AttentionConfig, settings["attention"], "attention").last_layer
-        length = self.train.sequence_length
-        self.targets_per_row = self.objective.targets_per_row(length)
-        self.flops_per_token = flops_per_token(self.model_config, length, self.targets_per_row / length, last_layer)
+        config = Config.of(spec["settings"])
+        self.config = config = replace(config, model=replace(config.model, vocab_size=spec["vocab_size"]))
+        self.train, self.objective, self.optim = config.train, config.objective, config.optim
+        length, last_layer = self.train.sequence_length, config.attention.last_layer
+        self.flops_per_token = flops_per_token(config.model, length, config.targets_per_row / length, last_layer)
         self.source = topic_batches(
             self.objective, spec["vocab_size"], length, self.train.packing, self.train.batch_size
         )
@@ -92,7 +84,7 @@ class Workload:
         if self.device.type == "cpu":  # the cores have enough to do
             made = (make(index) for index in indices)
         else:
-            made = made_ahead(make, self.device, self.runtime.prefetch)
+            made = made_ahead(make, self.device, self.config.runtime.prefetch)
         with closing(made):
             for _ in range(count):
                 yield list(itertools.islice(made, self.micro_batches))
@@ -107,23 +99,20 @@ class Candidate(Workload):
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
-        prepare_heap(self.runtime, device)
+        prepare_heap(self.config.runtime, device)
         devices.seed_everything(0)
-        mesh = Mesh(build(ParallelConfig, spec["settings"]["parallel"], "parallel"), device)
-        execution = EngineConfig.of(spec["settings"])
-        self.engine = build_engine(execution, self.model_config, mesh, device)
+        self.engine = build_engine(self.config, Mesh(self.config.parallel, device), device)
         self.precision = self.engine.precision.mode
-        self.micro_batches = spec.get("micro_batches") or self.train.batch_size // self._rows_that_fit(execution)
+        self.micro_batches = spec.get("micro_batches") or self.train.batch_size // self._rows_that_fit()
         self.repeat_skipped = spec.get("repeat_skipped", False)
         if perturbed := spec.get("perturbed"):
             perturb(self.engine.parameters, *perturbed)
 
-    def _rows_that_fit(self, execution: EngineConfig) -> int:
+    def _rows_that_fit(self) -> int:
         """`train.micro_batch`, or what `auto` means here."""
         if self.train.micro_batch != "auto":
             return self.train.micro_batch
-        form = (self.train.sequence_length, self.targets_per_row, self.train.packing)
-        recipe = Recipe(self.model_config, execution, self.engine.precision.mode, self.device.type, *form)
+        recipe = Recipe(self.config, self.engine.precision.mode, self.device.type)
         return find_micro_batch(self.engine, self.source.batch, recipe, self.train.batch_size).rows
 
     def step(self, batches: Sequence[Batch], step: int) -> float:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from cramming.config import UserError
 from cramming.optim.groups import parameter_groups
 from cramming.optim.host import HostOptimizer
 from cramming.optim.layerwise import Lamb, Lars
@@ -138,17 +136,8 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimConfig], torch.optim.
 LOW_BIT = ("adamw8bit", "adamw4bit")
 
 
-def refuse_missing_package(config: OptimConfig) -> None:
-    """UserError where the optimizer's package is not installed."""
-    if config.name in LOW_BIT and find_spec("torchao") is None:
-        raise UserError(
-            f"optim.name={config.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw"
-        )
-
-
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer of `config.name` over the model's parameter groups."""
-    refuse_missing_package(config)
     return OPTIMIZERS[config.name](parameter_groups(model, config.weight_decay), config)
 
 
@@ -156,6 +145,5 @@ def build_host_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
 ) -> HostOptimizer:
     """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
-    refuse_missing_package(config)
     groups = parameter_groups(model, config.weight_decay)
     return HostOptimizer(groups, lambda own: OPTIMIZERS[config.name](own, config), Lane(device), at_home)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cramming.config import UserError
 from cramming.model.heads import MaskedLM
 from cramming.parallel.activations import Activations
 from cramming.parallel.host_weights import HostWeights
@@ -73,9 +72,8 @@ def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> Masked
 
 
 def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> MaskedLM:
-    """Apply the settings to a MaskedLM in place and return it; UserError for settings that exclude each other."""
+    """Apply the settings to a MaskedLM in place and return it."""
     blocks = list(model.encoder.blocks)
-    refuse_contradictions(config, runtime)
     if config.offload_activations or config.offload_weights or config.checkpoint_every:
         _wrap_blocks(model, config)
     if config.activation_budget is not None:
@@ -123,31 +121,6 @@ def _linked(blocks: list[nn.Module], lane: Lane) -> Iterator[HostWeights]:
 
 def _keep(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def refuse_contradictions(config: MemoryConfig, runtime: RuntimeConfig) -> None:
-    """UserError for settings that exclude each other."""
-    if config.activation_budget is not None and runtime.compile == "off":
-        raise UserError(
-            f"memory.activation_budget={config.activation_budget}: only a compiler can keep it; set runtime=compile"
-        )
-    for name in ("offload_activations", "offload_weights"):
-        if getattr(config, name) and runtime.compile != "off":
-            raise UserError(f"memory.{name}=true: works uncompiled only; set runtime.compile=off")
-    if config.offload_weights and config.checkpoint_every and config.checkpoint == "selective":
-        raise UserError("memory.offload_weights=true: does not go with memory.checkpoint=selective; set it to full")
-
-
-def refuse_unfit(config: MemoryConfig, *, mode: str, processes: int) -> None:
-    """UserError where a step is of another kind than a setting needs."""
-    if processes > 1 and config.offload_weights:
-        raise UserError(
-            f"memory.offload_weights=true: works in one process only, this run has {processes}; set it to false"
-        )
-    if mode == "fp16" and (config.offload_weights or config.offload_optimizer):
-        # The scaler's scale and its verdict are made on the device and would be read on the host before they arrive.
-        name = "offload_weights" if config.offload_weights else "offload_optimizer"
-        raise UserError(f"memory.{name}=true: fp16 scales gradients on the device; set precision=bf16 or fp32")
 
 
 # Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cramming.plan.search import Job, Target, tokens_in_budget
+from cramming.checks import Config
+from cramming.plan.search import Target, tokens_in_budget
 from cramming.progress import format_count
 
 POWER_SHARE = 0.9  # of its limit that a card takes in training; assumed
@@ -34,12 +35,12 @@ class Costs:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], job: Job, target: Target, tokens_per_second: float, price: float | None
+        cls, settings: Mapping[str, Any], config: Config, target: Target, tokens_per_second: float, price: float | None
     ) -> "Costs":
         """At this rate; `price` is an hour's."""
-        tokens = tokens_in_budget(job, tokens_per_second)
+        tokens = tokens_in_budget(config, tokens_per_second)
         hours = tokens / tokens_per_second / 3600
-        bytes_per_id = 2 if (job.model.vocab_size or 0) <= 2**16 else 4
+        bytes_per_id = 2 if (config.model.vocab_size or 0) <= 2**16 else 4
         index = INDEX_BYTES * tokens if settings["data"]["near_duplicates"]["enabled"] else 0.0
         return cls(
             tokens=tokens,

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from cramming.checks import tiny_defaults
+from cramming.checks import Config, tiny_defaults
 from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.model.config import count_parameters
@@ -19,12 +19,12 @@ from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
     GIB,
-    Job,
     Option,
     PlanConfig,
     Target,
     explore,
     find_target,
+    planned_config,
     tokens_in_budget,
 )
 from cramming.progress import format_count, say, show_table
@@ -32,22 +32,22 @@ from cramming.progress import format_count, say, show_table
 
 def main(settings: dict[str, Any]) -> None:
     """The verb `plan`."""
-    config = build(PlanConfig, settings["plan"], "plan")
-    job = Job.of(settings)
-    target = find_target(config, settings["device"], job)
-    describe(job, target)
-    options = list(explore(job, target))
+    plan = build(PlanConfig, settings["plan"], "plan")
+    config = planned_config(settings)
+    target = find_target(plan, settings["device"], config)
+    describe(config, target)
+    options = list(explore(config, target))
     best = max((o for o in options if o.fits), key=lambda o: o.tokens_per_second, default=None)
-    report(job, target, options, best)
-    costs = Costs.of(settings, job, target, best.tokens_per_second, config.price_per_hour) if best else None
+    report(config, target, options, best)
+    costs = Costs.of(settings, config, target, best.tokens_per_second, plan.price_per_hour) if best else None
     for line in costs.lines(target) if costs else ():
         say(line)
-    if config.json:
-        text = json.dumps(as_json(job, target, options, best, costs), indent=1) + "\n"
-        write_atomically(config.json, text)
+    if plan.json:
+        text = json.dumps(as_json(config, target, options, best, costs), indent=1) + "\n"
+        write_atomically(plan.json, text)
     if best is None:
         least = min(options, key=lambda o: o.cost.peak_bytes)
-        setting = " ".join(least.overrides(job.execution.memory))
+        setting = " ".join(least.overrides(config.memory))
         needs, usable = least.cost.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
         raise UserError(
             f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried ({setting}) needs"
@@ -56,15 +56,14 @@ def main(settings: dict[str, Any]) -> None:
         )
 
 
-def describe(job: Job, target: Target) -> None:
-    """The job and the device, and what the numbers rest on."""
-    count, train, optimizer = count_parameters(job.model), job.train, job.execution.optim.name
+def describe(config: Config, target: Target) -> None:
+    """The configuration and the device, and what the numbers rest on."""
+    count, train, optimizer = count_parameters(config.model), config.train, config.optim.name
     say(
-        f"model: {count.total / 1e6:.1f}M parameters, vocabulary {job.model.vocab_size}; step: {train.batch_size}"
-        f" sequences of {train.sequence_length}, {job.targets_per_row} targets each; {optimizer}, {target.mode}"
+        f"model: {count.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size}; step: {train.batch_size}"
+        f" sequences of {train.sequence_length}, {config.targets_per_row} targets each; {optimizer}, {target.mode}"
     )
-    peak_learning_rate = job.execution.optim.peak_learning_rate(train.batch_size)
-    if warning := tiny_defaults(job.model, train.batch_size * train.sequence_length, peak_learning_rate):
+    if warning := tiny_defaults(config):
         say(warning)
     taken = "the CUDA context" if target.kind == "cuda" else "Python and torch"
     say(
@@ -78,7 +77,7 @@ def describe(job: Job, target: Target) -> None:
             " holds what is predicted"
         )
     say(f"rates: {target.rates.basis}")
-    if target.mode == "fp16" and job.execution.precision.mode == "auto":
+    if target.mode == "fp16" and config.precision.mode == "auto":
         say("precision: fp16, with the loss scaled, as this device has no bf16 units")
     if target.kind == "cuda" and not target.flash:
         say(
@@ -86,28 +85,26 @@ def describe(job: Job, target: Target) -> None:
             " packed documents computes all pairs of a row, with masks in memory"
         )
     for name in ("offload_activations", "offload_weights", "offload_optimizer"):
-        if target.kind == "cuda" and getattr(job.execution.memory, name):
+        if target.kind == "cuda" and getattr(config.memory, name):
             say(f"memory.{name}: the time of its copies, and of what the CPU computes, is counted as if on the device")
     if target.mode == "fp8":
         say("fp8: both memory and time are those of bf16; a compiled fp8 step is faster, and keeps copies in 8 bits")
-    if job.execution.runtime.compile != "off":
+    if config.runtime.compile != "off":
         say("compile: both memory and time are those of eager execution; compiled code needs less of each")
 
 
-def report(job: Job, target: Target, options: list[Option], best: Option | None) -> None:
+def report(config: Config, target: Target, options: list[Option], best: Option | None) -> None:
     """One row per option, then the proposal."""
     headers = ["micro-batch", *_differing(options), *CATEGORIES, "peak GiB", "fits", "tokens/s", "tokens", ""]
     rows = []
     for option in options:
         peak = [f"{option.cost.peak[name] / GIB:.2f}" for name in CATEGORIES]
         notes = (
-            ["configured"]
-            if option.memory == job.execution.memory and option.micro_batch == job.train.micro_batch
-            else []
+            ["configured"] if option.memory == config.memory and option.micro_batch == config.train.micro_batch else []
         )
         notes += ["fastest that fits"] if option is best else []
         settings = [str(getattr(option.memory, name)) for name in _differing(options)]
-        tokens = tokens_in_budget(job, option.tokens_per_second)
+        tokens = tokens_in_budget(config, option.tokens_per_second)
         rows.append(
             [
                 str(option.micro_batch), *settings, *peak, f"{option.cost.peak_bytes / GIB:.2f}",
@@ -122,7 +119,7 @@ def report(job: Job, target: Target, options: list[Option], best: Option | None)
     )
     if best:
         rate = format_count(best.tokens_per_second, "tokens")
-        say(f"proposed: {' '.join(best.overrides(job.execution.memory))}: about {rate}/s")
+        say(f"proposed: {' '.join(best.overrides(config.memory))}: about {rate}/s")
 
 
 def _differing(options: list[Option]) -> list[str]:
@@ -132,7 +129,7 @@ def _differing(options: list[Option]) -> list[str]:
 
 
 def as_json(
-    job: Job, target: Target, options: list[Option], best: Option | None, costs: Costs | None
+    config: Config, target: Target, options: list[Option], best: Option | None, costs: Costs | None
 ) -> dict[str, Any]:
     """The whole result, in bytes and seconds."""
 
@@ -140,17 +137,17 @@ def as_json(
         return {
             "micro_batch": option.micro_batch,
             "memory": asdict(option.memory),
-            "overrides": option.overrides(job.execution.memory),
+            "overrides": option.overrides(config.memory),
             "peak_bytes": option.cost.peak_bytes,
             "peak_by_component": option.cost.peak,
             "fits": option.fits,
             "tokens_per_second": option.tokens_per_second,
-            "tokens_in_budget": tokens_in_budget(job, option.tokens_per_second),
+            "tokens_in_budget": tokens_in_budget(config, option.tokens_per_second),
         }
 
     return {
-        "parameters": count_parameters(job.model).total,
-        "vocab_size": job.model.vocab_size,
+        "parameters": count_parameters(config.model).total,
+        "vocab_size": config.model.vocab_size,
         "precision": target.mode,
         "device": {
             "kind": target.kind,
@@ -160,7 +157,7 @@ def as_json(
         },
         "usable_bytes": target.usable_bytes,
         "rates": asdict(target.rates),
-        "budget": {"unit": job.budget.unit, "limit": job.budget.limit},
+        "budget": {"unit": config.budget.unit, "limit": config.budget.limit},
         "options": [one(option) for option in options],
         "proposed": one(best) if best else None,
         "costs": asdict(costs) if costs else None,

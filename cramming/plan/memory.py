@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from cramming.checks import Config
 from cramming.data.batches import Batch
-from cramming.execution import EngineConfig, build_model, equip
+from cramming.engine import build_model, equip
 from cramming.model.attention import Packing
-from cramming.model.config import ModelConfig
 from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
 from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
@@ -48,22 +48,18 @@ KEPT_HEAP = 2.5
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a step does. `mode` is resolved; `device_type` (cpu or cuda) is where it will run."""
+    """What a step does, and where: `mode` is resolved, `device_type` is cpu or cuda."""
 
-    model: ModelConfig
-    execution: EngineConfig
+    config: Config
     mode: Mode
     device_type: str
-    sequence_length: int
-    targets_per_row: int
-    packing: Literal["rows", "documents"]
     memory_bytes: float = 0.0  # of a GPU that is not here: a large one has more logits at a time
     flash: bool = True  # whether a GPU that is not here has FlashAttention
 
     @property
     def waste(self) -> float:
         """By how much more than its tensors a process may hold."""
-        return KEPT_HEAP if self.device_type == "cpu" and self.execution.runtime.keep_heap else 1.0
+        return KEPT_HEAP if self.device_type == "cpu" and self.config.runtime.keep_heap else 1.0
 
 
 class StepCost(NamedTuple):
@@ -99,14 +95,14 @@ class Simulation:
         self._fake = FakeTensorMode()
         precision = torch.get_float32_matmul_precision()
         with self._running("weights"):
-            execution = self._executed(stands_in)
+            config = self._executed(stands_in)
             self.tracker.truth = False  # no random number is outside its bounds
             with self.device:  # tensors without data cannot be moved
-                model = build_model(execution, recipe.model)
-            if execution.memory.offload_weights:
+                model = build_model(config)
+            if config.memory.offload_weights:
                 self._bring_home(model.encoder.blocks)
             self.tracker.truth = True  # gradients are finite
-            self.engine = equip(model, execution, Mesh.solo(self.device), self.device)
+            self.engine = equip(model, config, Mesh.solo(self.device), self.device)
             if recipe.device_type == "cuda":
                 all_at_once(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)
@@ -168,9 +164,9 @@ class Simulation:
             stack.enter_context(self.tracker)
             yield
 
-    def _executed(self, stands_in: bool) -> EngineConfig:
-        """The configured execution, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
-        execution, kernel = self.recipe.execution, self.recipe.execution.attention.kernel
+    def _executed(self, stands_in: bool) -> Config:
+        """The configuration, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
+        config, kernel = self.recipe.config, self.recipe.config.attention.kernel
         if stands_in and kernel == "auto":  # asked here, it would say what is best on a CPU
             kernel = "varlen" if _uses_flash(self.recipe) else "sdpa"
         if stands_in and kernel in ("varlen", "flex"):
@@ -178,12 +174,12 @@ class Simulation:
         elif kernel == "flex":  # it exists compiled only; what it saves is what the others do
             kernel = "varlen" if _uses_flash(self.recipe) else "sdpa"
         return replace(
-            execution,
-            attention=replace(execution.attention, kernel=kernel),
-            memory=replace(execution.memory, activation_budget=None),
-            runtime=replace(execution.runtime, compile="off", tune="off", cuda_graphs=False),
+            config,
+            attention=replace(config.attention, kernel=kernel),
+            memory=replace(config.memory, activation_budget=None),
+            runtime=replace(config.runtime, compile="off", tune="off", cuda_graphs=False),
             precision=replace(
-                execution.precision,
+                config.precision,
                 mode="bf16" if self.recipe.mode == "fp8" else self.recipe.mode,
                 emulate_fp8=False,
                 fp8_scaling="tensorwise",
@@ -216,11 +212,11 @@ class Simulation:
             self.tracker.reclassify(parameter.grad, "gradients")
 
     def _batch(self, rows: int) -> Batch:
-        recipe, length = self.recipe, self.recipe.sequence_length
-        tokens, targets = rows * length, rows * recipe.targets_per_row
-        whole_rows = recipe.packing == "rows"
+        recipe, config, length = self.recipe, self.recipe.config, self.recipe.config.train.sequence_length
+        tokens, targets = rows * length, rows * config.targets_per_row
+        whole_rows = config.train.packing == "rows"
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
-        windows = {recipe.model.half_window(layer) for layer in range(recipe.model.num_layers)}
+        windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}
         windowed = any(window is not None and window < length - 1 for window in windows)
         by_bounds = recipe.flash and (windowed or not whole_rows)
         self.sequences = sequences if by_bounds else 0  # else rows go to SDPA, without bounds
@@ -269,7 +265,7 @@ def micro_batch_sizes(batch_size: int) -> list[int]:
 
 
 def _uses_flash(recipe: Recipe) -> bool:
-    return recipe.flash and recipe.mode != "fp32" and recipe.model.attention_dropout == 0.0
+    return recipe.flash and recipe.mode != "fp32" and recipe.config.model.attention_dropout == 0.0
 
 
 def _tensors(node: Any) -> Iterator[Tensor]:

@@ -74,8 +74,8 @@ def find_micro_batch(engine: Engine, make_batch: Callable[[int, int], Batch], re
     rows = int(engine.mesh.min(float(largest or 0)))
     if rows == 0:
         raise UserError(
-            f"train.micro_batch=auto: not even one sequence of {recipe.sequence_length} fits in the memory of"
-            f" {engine.device}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)"
+            f"train.micro_batch=auto: not even one sequence of {recipe.config.train.sequence_length} fits in the memory"
+            f" of {engine.device}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)"
         )
     return Found(rows, f"auto, {how}")
 
@@ -94,7 +94,7 @@ def by_trying(engine: Engine, make_batch: Callable[[int, int], Batch], recipe: R
         return tried[rows]
 
     rows = largest_fitting(sizes, noted)
-    if recipe.execution.runtime.compile != "off":  # each try compiles anew: from what fits eagerly on, one by one
+    if recipe.config.runtime.compile != "off":  # each try compiles anew: from what fits eagerly on, one by one
         for larger in sizes[sizes.index(rows) + 1 if rows else 0 :]:
             if not noted(larger, compiled=True):
                 break

@@ -16,19 +16,16 @@ import torch
 
 from cramming import device as devices
 from cramming import energy
-from cramming.budget import BudgetConfig
-from cramming.checks import Sections, TrainConfig, refuse_unfit_ramp
+from cramming.checks import Config, Place, check
 from cramming.config import UserError
-from cramming.data.masking import ObjectiveConfig
-from cramming.execution import EngineConfig
-from cramming.model.attention_kernels import FLASH_CAPABILITY, has_flash
-from cramming.model.config import ModelConfig, flops_per_token
-from cramming.parallel.apply import MemoryConfig, refuse_contradictions, refuse_unfit
+from cramming.model.attention_kernels import FLASH_CAPABILITY
+from cramming.model.config import flops_per_token
+from cramming.parallel.apply import MemoryConfig
 from cramming.plan import roofline
 from cramming.plan.memory import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
 from cramming.plan.roofline import Rates
-from cramming.precision import Mode, refuse_missing_hardware, refuse_unfit_residual, resolve
-from cramming.schedule import ScheduleConfig, ramp_step, sequences_per_step
+from cramming.precision import Mode, resolve
+from cramming.schedule import ramp_step, sequences_per_step
 
 GIB = 2**30
 # Outside torch's tensors. A CUDA context with its loaded kernels, and what the caching allocator cannot reuse: by
@@ -74,9 +71,14 @@ class Target:
     mode: Mode
     rates: Rates
     keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
-    flash: bool  # FlashAttention runs there
+    capability: tuple[int, int]  # of a GPU
     watts: float | None = None  # what it may take; not known of a CPU
     watts_basis: str = ""
+
+    @property
+    def flash(self) -> bool:
+        """Whether FlashAttention runs there."""
+        return self.capability >= FLASH_CAPABILITY
 
     @property
     def usable_bytes(self) -> float:
@@ -102,133 +104,105 @@ class Option:
         return [f"train.micro_batch={self.micro_batch}", *changed]
 
 
-@dataclass(frozen=True)
-class Job:
-    """The sections of the configuration that a plan reads, checked."""
-
-    model: ModelConfig
-    train: TrainConfig
-    execution: EngineConfig
-    objective: ObjectiveConfig
-    budget: BudgetConfig
-    schedule: ScheduleConfig
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> "Job":
-        """As `pretrain` reads them; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
-        found = Sections.of(settings)
-        vocabulary = found.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
-        return cls(
-            model=replace(found.model, vocab_size=vocabulary),
-            train=found.train,
-            execution=found.execution,
-            objective=found.objective,
-            budget=found.budget,
-            schedule=found.schedule,
-        )
-
-    @property
-    def targets_per_row(self) -> int:
-        """Places per sequence that are predicted."""
-        return self.objective.targets_per_row(self.train.sequence_length)
-
-    def recipe(self, target: Target, memory: MemoryConfig) -> Recipe:
-        """What a simulation of this job on `target` needs."""
-        execution = replace(self.execution, memory=memory)
-        form = (self.train.sequence_length, self.targets_per_row, self.train.packing)
-        size, flash = target.memory_bytes, target.flash
-        return Recipe(self.model, execution, target.mode, target.kind, *form, memory_bytes=size, flash=flash)
+def planned_config(settings: dict[str, Any]) -> Config:
+    """As `pretrain` reads it; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
+    config = Config.of(settings)
+    vocabulary = config.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
+    return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
-def find_target(config: PlanConfig, device: str, job: Job) -> Target:
+def recipe_on(target: Target, config: Config) -> Recipe:
+    """What a simulation of this configuration on `target` needs."""
+    return Recipe(config, target.mode, target.kind, memory_bytes=target.memory_bytes, flash=target.flash)
+
+
+def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
-    mode, tf32 = job.execution.precision.mode, job.execution.precision.tf32
+    mode, tf32 = config.precision.mode, config.precision.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    if config.device in ("auto", "cpu", "cuda"):
-        here = devices.select(device if config.device == "auto" else config.device)
-        refuse_missing_hardware(job.execution.precision, here)
+    if plan.device in ("auto", "cpu", "cuda"):
+        here = devices.select(device if plan.device == "auto" else plan.device)
         described, resolved = devices.describe(here), resolve(mode, here)
         memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
-        rates = roofline.measured(here, resolved, job.model.hidden_size, job.model.intermediate_size)
+        rates = roofline.measured(here, resolved, config.model.hidden_size, config.model.intermediate_size)
         kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
-        flash, uuid = here.type == "cuda" and has_flash(here), devices.nvml_uuid(here)
+        uuid = devices.nvml_uuid(here)
+        capability = torch.cuda.get_device_capability(here) if here.type == "cuda" else (0, 0)
     else:
-        card = roofline.named(config.device, mode)
+        card = roofline.named(plan.device, mode)
         resolved = mode if mode != "auto" else "bf16" if card.has_bf16 else "fp16"
-        refuse_unfit_residual(job.execution.precision, resolved)
         rates = roofline.by_data_sheet(card, resolved, tf32)
-        kind, name, memory, flash = "cuda", card.name, card.memory_bytes, card.capability >= FLASH_CAPABILITY
-        uuid = None
-    if kind == "cuda" and not flash and job.execution.attention.kernel == "varlen":
+        kind, name, memory = "cuda", card.name, card.memory_bytes
+        uuid, capability = None, card.capability
+    if kind == "cuda" and capability < FLASH_CAPABILITY and config.attention.kernel == "varlen":
         raise UserError(
             f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), {name} is"
             " older; set it to auto, sdpa or padded"
         )
-    size = config.memory_gb * GIB if config.memory_gb else memory
-    keeps_heap = kind == "cpu" and job.execution.runtime.keep_heap
-    return Target(kind, name, size, resolved, rates, keeps_heap, flash, *energy.power_of(uuid, name))
+    size = plan.memory_gb * GIB if plan.memory_gb else memory
+    keeps_heap = kind == "cpu" and config.runtime.keep_heap
+    return Target(kind, name, size, resolved, rates, keeps_heap, capability, *energy.power_of(uuid, name))
 
 
-def explore(job: Job, target: Target) -> Iterator[Option]:
+def explore(config: Config, target: Target) -> Iterator[Option]:
     """The configured setting, then for each of `variants` the largest micro-batch that fits (the smallest, if none).
 
     UserError where `pretrain` would refuse the configured memory section.
     """
     seen: set[tuple[MemoryConfig, int]] = set()
-    configured, tried = job.execution.memory, variants(job, target)
-    sizes = micro_batch_sizes(ramp_step(job.schedule, job.train.batch_size))
+    configured, tried = config.memory, variants(config, target)
+    sizes = micro_batch_sizes(ramp_step(config.schedule, config.train.batch_size))
     for memory in tried:
-        simulation = Simulation(job.recipe(target, memory))
-        price = functools.cache(functools.partial(price_of, job, target, memory, simulation))
+        simulation = Simulation(recipe_on(target, replace(config, memory=memory)))
+        price = functools.cache(functools.partial(price_of, config, target, memory, simulation))
         fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        as_set = job.train.micro_batch if memory == configured else None
+        as_set = config.train.micro_batch if memory == configured else None
         for rows in (as_set, fitting or sizes[0]):
             if isinstance(rows, int) and (memory, rows) not in seen:
                 seen.add((memory, rows))
                 yield price(rows)
 
 
-def variants(job: Job, target: Target) -> list[MemoryConfig]:
+def variants(config: Config, target: Target) -> list[MemoryConfig]:
     """The configured memory section and, on top of it, each checkpointing that goes with it and the rest of the job."""
-    configured = job.execution.memory
-    refuse_unplanned(job, target, configured)
+    configured = config.memory
+    refuse_unplanned(config, target, configured)
     found = [configured]
     for changes in CHECKPOINTING:
         try:
             memory = replace(configured, **changes)
-            refuse_unplanned(job, target, memory)
+            refuse_unplanned(config, target, memory)
         except UserError:
             continue
         found.append(memory)
     return list(dict.fromkeys(found))
 
 
-def refuse_unplanned(job: Job, target: Target, memory: MemoryConfig) -> None:
-    """UserError where `pretrain` would refuse `memory` in one process on `target`, were each step one micro-batch."""
-    refuse_contradictions(memory, job.execution.runtime)
-    refuse_unfit(memory, mode=target.mode, processes=1)
-    refuse_unfit_ramp(job.train, job.schedule, world_size=1)
+def refuse_unplanned(config: Config, target: Target, memory: MemoryConfig) -> None:
+    """UserError where `pretrain` would refuse `memory` in one process on `target`."""
+    place = Place(target.kind, target.name, target.mode, target.capability)
+    check(replace(config, memory=memory), place)
 
 
-def price_of(job: Job, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
+def price_of(config: Config, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
     """What one micro-batch size costs under one memory setting."""
-    count = max(1, job.train.batch_size // rows)
+    count = max(1, config.train.batch_size // rows)
     cost, rates = simulation.step(rows, count), target.rates
     seconds = count * rates.seconds(cost.micro_batch) + rates.seconds(cost.update)
-    tokens = count * rows * job.train.sequence_length
+    tokens = count * rows * config.train.sequence_length
     return Option(memory, rows, cost, tokens / seconds, cost.peak_bytes <= target.usable_bytes)
 
 
-def tokens_in_budget(job: Job, tokens_per_second: float) -> float:
+def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     """Tokens that the budget allows at this rate; the ramp of the batch size counts where steps are the budget."""
-    budget, length = job.budget, job.train.sequence_length
+    budget, length = config.budget, config.train.sequence_length
     if budget.unit == "hours":
         return tokens_per_second * 3600 * budget.limit
     if budget.unit == "exaflops":
-        last_layer = job.execution.attention.last_layer
-        return budget.limit * 1e18 / flops_per_token(job.model, length, job.targets_per_row / length, last_layer)
+        last_layer = config.attention.last_layer
+        return budget.limit * 1e18 / flops_per_token(config.model, length, config.targets_per_row / length, last_layer)
     if budget.unit == "tokens":
         return budget.limit
     steps = min(int(budget.limit), 10_000)  # all of them, or evenly chosen ones
-    sequences = sum(sequences_per_step(job.schedule, step / steps, job.train.batch_size) for step in range(steps))
+    sequences = sum(sequences_per_step(config.schedule, step / steps, config.train.batch_size) for step in range(steps))
     return budget.limit * sequences / steps * length

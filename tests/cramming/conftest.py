@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cramming import pretrain
+from cramming.checks import Config
 from cramming.config import UserError
-from cramming.engine import Engine, StepStats
-from cramming.execution import EngineConfig, build_engine
+from cramming.engine import Engine, StepStats, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.record import load_metrics, load_record
@@ -31,7 +31,7 @@ def small_model() -> ModelConfig:
 @pytest.fixture
 def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig) -> Callable[..., Engine]:
     """`make_engine(model=..., mode=..., optim={...}, **memory)`: an engine with seeded weights."""
-    plain = EngineConfig.of(compose("precision=fp32", "optim=adamw-tiny"))
+    plain = Config.of(compose("precision=fp32", "optim=adamw-tiny", "train.sequence_length=16"))
 
     def make(
         seed: int = 0,
@@ -45,11 +45,12 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
         torch.manual_seed(seed)
         config = replace(
             plain,
+            model=model,
             memory=replace(plain.memory, **memory),
             optim=replace(plain.optim, **{"eps": 1e-8, **(optim or {})}),
             precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual),
         )
-        return build_engine(config, model, Mesh(ParallelConfig("auto"), device), device)
+        return build_engine(config, Mesh(ParallelConfig("auto"), device), device)
 
     return make
 

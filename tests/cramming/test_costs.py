@@ -9,10 +9,10 @@ import pytest
 from cramming.config import UserError, build
 from cramming.plan.costs import POWER_SHARE, Costs
 from cramming.plan.roofline import Rates
-from cramming.plan.search import Job, PlanConfig, Target
+from cramming.plan.search import PlanConfig, Target, planned_config
 
 Compose = Callable[..., dict[str, Any]]
-CARD = Target("cuda", "RTX 4090", 24 * 2**30, "bf16", Rates(1.0, 1.0, 1.0, ""), False, True, 450.0, "data sheet")
+CARD = Target("cuda", "RTX 4090", 24 * 2**30, "bf16", Rates(1.0, 1.0, 1.0, ""), False, (8, 9), 450.0, "data sheet")
 CPU = replace(CARD, kind="cpu", name="a CPU", watts=None)
 TOKENS = ["budget=tokens", "budget.tokens=3.6e9"]
 
@@ -20,7 +20,7 @@ TOKENS = ["budget=tokens", "budget.tokens=3.6e9"]
 def costs(compose: Compose, *overrides: str, target: Target = CARD, price: float | None = None) -> Costs:
     """At 100,000 tokens a second."""
     settings = compose(*overrides)
-    return Costs.of(settings, Job.of(settings), target, 1e5, price)
+    return Costs.of(settings, planned_config(settings), target, 1e5, price)
 
 
 def test_a_budget_of_hours_gives_tokens_and_one_of_tokens_hours(compose: Compose) -> None:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from cramming import device
-from cramming.checks import tiny_defaults
+from cramming.checks import Place, check, tiny_defaults
 from cramming.config import UserError, build, config_folder
 from cramming.model.config import flops_per_token
-from cramming.parallel.apply import refuse_contradictions
 from cramming.plan import main as plan
 from cramming.plan import roofline
 from cramming.plan import search as options
@@ -119,24 +118,29 @@ def test_mistakes_are_named(compose: Compose, tmp_path: Path, overrides: list[st
 def test_a_large_model_with_a_laptops_defaults_is_announced(
     compose: Compose, overrides: list[str], said: str | None
 ) -> None:
-    job = plan.Job.of(compose(*(["model=crammed-bert"] if "model=tiny" not in overrides else []), *overrides))
-    rate = job.execution.optim.peak_learning_rate(job.train.batch_size)
-    found = tiny_defaults(job.model, job.train.batch_size * job.train.sequence_length, rate)
+    model = [] if "model=tiny" in overrides else ["model=crammed-bert"]
+    found = tiny_defaults(plan.planned_config(compose(*model, *overrides)))
     assert (found or "").startswith(said or "") and (found is None) == (said is None)
 
 
-TINY = ["model.hidden_size=16", "model.num_layers=1", "model.intermediate_size=16", "train.batch_size=2"]
+TINY = [
+    "model.hidden_size=16",
+    "model.num_layers=1",
+    "model.intermediate_size=16",
+    "train.batch_size=2",
+    "train.micro_batch=2",
+]
 
 
 @pytest.mark.parametrize("memory", sorted(path.stem for path in (config_folder() / "memory").glob("*.yaml")))
 def test_every_memory_section_is_planned_with_what_goes_with_it(compose: Compose, memory: str) -> None:
     settings = compose(*SMALL, *TINY, "train.micro_batch=1", f"memory={memory}", "precision=bf16", "optim.clip=null")
-    job, config = options.Job.of(settings), build(options.PlanConfig, settings["plan"], "plan")
-    target = options.find_target(replace(config, device="A100"), "cpu", job)
-    found = list(options.explore(job, target))
-    assert found[0].memory == job.execution.memory
+    config, plan_config = options.planned_config(settings), build(options.PlanConfig, settings["plan"], "plan")
+    target = options.find_target(replace(plan_config, device="A100"), "cpu", config)
+    found = list(options.explore(config, target))
+    assert found[0].memory == config.memory
     for option in found:
-        refuse_contradictions(option.memory, job.execution.runtime)
+        options.refuse_unplanned(config, target, option.memory)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,9 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
     ],
 )
 def test_tokens_in_other_budgets(compose: Compose, budget: list[str], expected: float) -> None:
-    assert plan.tokens_in_budget(plan.Job.of(compose(*SMALL, *budget)), 1.0) == pytest.approx(expected, rel=0.01)
+    assert plan.tokens_in_budget(plan.planned_config(compose(*SMALL, *budget)), 1.0) == pytest.approx(
+        expected, rel=0.01
+    )
 
 
 def test_tokens_of_a_growing_batch_are_those_of_the_run(
@@ -203,14 +209,14 @@ def test_tokens_of_a_growing_batch_are_those_of_the_run(
     ramp = ["schedule.batch_start=0.25", "schedule.batch_ramp=0.9", "train.micro_batch=2"]
     tokens = load_record(start("name=a", *ramp))["pretrain"]["tokens"]
     assert tokens < 12 * 8 * 32
-    assert plan.tokens_in_budget(plan.Job.of(compose(*tiny_overrides, *ramp)), 1.0) == tokens
+    assert plan.tokens_in_budget(plan.planned_config(compose(*tiny_overrides, *ramp)), 1.0) == tokens
 
 
 def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compose: Compose, tmp_path: Path) -> None:
     ramp = ("schedule.batch_start=0.5", "schedule.batch_ramp=0.5")
     found = planned(compose, tmp_path, *ramp)
     assert found["proposed"]["micro_batch"] == 16  # of 32
-    with pytest.raises(UserError, match=r"set train\.micro_batch=16 or schedule"):
+    with pytest.raises(UserError, match="take a smaller micro-batch"):
         planned(compose, tmp_path, *ramp, "train.micro_batch=32")
 
 
@@ -224,12 +230,12 @@ def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compo
 )
 def test_what_pretrain_refuses_is_not_planned(compose: Compose, setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan.Job.of(compose(*SMALL, "model.token_types=0", setting))
+        check(plan.planned_config(compose(*SMALL, "model.token_types=0", setting)), Place("cpu", "a CPU", "fp32"))
 
 
 def test_without_checkpoints_nothing_is_selected(compose: Compose) -> None:
     """On top of `memory=selective` the plan still tries to keep everything."""
-    job = plan.Job.of(compose(*SMALL, "memory=selective"))
+    job = plan.planned_config(compose(*SMALL, "memory=selective"))
     found = options.variants(job, options.find_target(options.PlanConfig(1.0, "RTX 3090", None), "cpu", job))
     assert {(memory.checkpoint_every, memory.checkpoint) for memory in found} == {
         (0, "full"), (1, "selective"), (2, "full"), (1, "full"),
@@ -237,9 +243,9 @@ def test_without_checkpoints_nothing_is_selected(compose: Compose) -> None:
 
 
 def test_tokens_of_an_exaflop(compose: Compose) -> None:
-    job = plan.Job.of(compose(*SMALL, "budget=exaflops"))
+    job = plan.planned_config(compose(*SMALL, "budget=exaflops"))
     length = job.train.sequence_length
-    per_token = flops_per_token(job.model, length, job.targets_per_row / length, job.execution.attention.last_layer)
+    per_token = flops_per_token(job.model, length, job.targets_per_row / length, job.attention.last_layer)
     assert plan.tokens_in_budget(job, 1.0) == pytest.approx(job.budget.limit * 1e18 / per_token)
 
 
@@ -262,14 +268,14 @@ def test_products_are_those_of_the_number_format(card: str, mode: Any, tf32: boo
 def test_each_card_gets_a_number_format_and_kernels_that_it_has(compose: Compose, card: Card) -> None:
     """Turing has neither bf16 nor FlashAttention: `auto` becomes fp16 and SDPA, whose masks are in memory."""
     packed = ["precision=auto", "train.packing=documents"]
-    job = options.Job.of(compose(*SMALL, *TINY, *packed))
+    job = options.planned_config(compose(*SMALL, *TINY, *packed))
     target = options.find_target(options.PlanConfig(None, card.name, None), "cpu", job)
     old = card.capability < (8, 0)
     assert (target.mode, target.flash) == (("fp16", False) if old else ("bf16", True))
     assert 0.9 * card.memory < target.memory_bytes / 2**30 < card.memory
     assert 0 < target.rates.flops < card.tflops * 1e12
     if card.name in ("T4", "A100 40GB"):
-        found = Simulation(job.recipe(target, job.execution.memory))
+        found = Simulation(options.recipe_on(target, job))
         found.step(2)
         assert (found.sequences == 0) == old  # FlashAttention's scratch for every sequence
 

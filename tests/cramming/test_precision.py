@@ -1,22 +1,18 @@
 """Which number format is in force where."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
-from cramming import precision
+from cramming import checks
+from cramming.checks import Config, Place, check
 from cramming.config import UserError
-from cramming.precision import (
-    Precision,
-    PrecisionConfig,
-    refuse_missing_hardware,
-    refuse_unfit_residual,
-    resolve,
-)
+from cramming.precision import Precision, PrecisionConfig, resolve
 
+Compose = Callable[..., dict[str, Any]]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -55,31 +51,31 @@ def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype:
     assert precision.scaler.is_enabled() == (mode == "fp16")
 
 
-def test_fp8_on_a_cpu_names_what_it_needs() -> None:
-    if find_spec("torchao") is None:
-        with pytest.raises(UserError, match=r"cramming\[lowbit\]"):
-            Precision(PrecisionConfig("fp8", False, True), CPU)
-        return
-    with pytest.raises(UserError, match=r"Ada or Hopper.*this is a CPU") as caught:
-        Precision(PrecisionConfig("fp8", False), CPU)
-    assert "\n" not in str(caught.value)
-    assert Precision(PrecisionConfig("fp8", False, True), CPU).mode == "fp8"
-
-
-@pytest.mark.parametrize(("capability", "accepted"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
-def test_fp8_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], accepted: bool) -> None:
-    monkeypatch.setattr(precision, "find_spec", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
-    with nullcontext() if accepted else pytest.raises(UserError, match="this is NVIDIA A100"):
-        refuse_missing_hardware(PrecisionConfig("fp8", False), GPU)
+@pytest.mark.parametrize("lowbit", [False, True])
+@pytest.mark.parametrize(
+    ("name", "capability", "accepted"),
+    [("a CPU", (0, 0), False), ("A100", (8, 0), False), ("RTX 3060", (8, 6), False), ("RTX 4090", (8, 9), True)],
+)
+def test_fp8_names_what_it_needs(
+    compose: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    capability: tuple[int, int],
+    accepted: bool,
+    lowbit: bool,
+) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: lowbit or None)
+    place = Place("cuda", name, "fp8", capability, trains=True)
+    says = rf"Ada or Hopper.*this is {name}" if lowbit else r"cramming\[lowbit\]"
+    with nullcontext() if accepted and lowbit else pytest.raises(UserError, match=says):
+        check(Config.of(compose("precision=fp8")), place)
 
 
 @pytest.mark.parametrize(("mode", "accepted"), [("fp32", False), ("fp16", False), ("bf16", True), ("fp8", True)])
-def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(mode: Any, accepted: bool) -> None:
-    config = PrecisionConfig("auto", False, residual="bf16")
+def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(compose: Compose, mode: Any, accepted: bool) -> None:
+    config = Config.of(compose("precision=auto", "precision.residual=bf16"))
     with nullcontext() if accepted else pytest.raises(UserError, match=rf"residual=bf16.*they are in {mode}; set"):
-        refuse_unfit_residual(config, mode)
+        check(config, Place("cuda", "a GPU", mode, (9, 0)))
 
 
 @pytest.mark.parametrize(("tf32", "setting"), [(True, "high"), (False, "highest")])

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from cramming import device
+from cramming.checks import Config
 from cramming.config import UserError
-from cramming.engine import Engine
-from cramming.execution import EngineConfig, build_engine
+from cramming.engine import Engine, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
 from cramming.plan import micro_batch
@@ -31,15 +31,15 @@ def make_recipe(compose: Callable[..., dict[str, Any]]) -> Callable[..., Recipe]
     """The recipe of a model in the default configuration, rows of 16 with 4 targets."""
 
     def make(model: ModelConfig, mode: Mode = "fp32", device_type: str = "cpu") -> Recipe:
-        execution = EngineConfig.of(compose("optim=adamw", f"precision={mode}"))
-        return Recipe(model, execution, mode, device_type, 16, 4, "rows")
+        config = Config.of(compose("optim=adamw", f"precision={mode}", "train.sequence_length=16"))
+        return Recipe(replace(config, model=model), mode, device_type)
 
     return make
 
 
 def engine_of(recipe: Recipe, device: torch.device = CPU) -> Engine:
     torch.manual_seed(0)
-    return build_engine(recipe.execution, recipe.model, Mesh.solo(device), device)
+    return build_engine(recipe.config, Mesh.solo(device), device)
 
 
 def everything(engine: Engine) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     rows, how = micro_batch.by_trying(engine, tiny_source.batch, recipe, [1, 2, 4, 8])
     assert (rows, set(held)) == (4, {state + 30_000})
     assert how == "tried on cpu with 30.0 kB held back: 4 fits, 8 does not fit"
-    runtime = replace(recipe.execution.runtime, compile="model")
-    compiled = replace(recipe, execution=replace(recipe.execution, runtime=runtime))
+    runtime = replace(recipe.config.runtime, compile="model")
+    compiled = replace(recipe, config=replace(recipe.config, runtime=runtime))
     rows, how = micro_batch.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
     assert rows == 16 and how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
 

@@ -15,7 +15,7 @@ import torch
 from cramming import device as devices
 from cramming import train_state
 from cramming.bench import gate, tricks
-from cramming.checks import Sections, attention_kernels, refuse_unfit_ramp
+from cramming.checks import Config, Place, attention_kernels, check
 from cramming.config import UserError
 from cramming.model import attention
 from cramming.record import MetricsLog, load_record, write_record_section
@@ -196,10 +196,9 @@ def test_a_kernel_without_this_number_format_or_dropout_is_found_by_the_check(
 ) -> None:
     """On a GPU, which is only asked for its properties."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    sections = Sections.of(compose(*tiny_overrides, *overrides))
-    arguments = (sections.train, sections.execution, sections.model, torch.device("cuda"))
+    config = Config.of(compose(*tiny_overrides, *overrides))
     with pytest.raises(UserError, match=names) if names else nullcontext():
-        assert attention_kernels(*arguments) == [sections.execution.attention.kernel]
+        assert attention_kernels(config, torch.device("cuda")) == [config.attention.kernel]
 
 
 @pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])
@@ -207,8 +206,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
     monkeypatch.setattr(train_state, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
-    for module in ("cramming.optim.build", "cramming.precision"):
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    monkeypatch.setattr("cramming.checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):
         start("name=a", override)
     assert not (tmp_path / "runs" / "a").exists()
@@ -222,7 +220,6 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["budget.steps=2.5"], "budget.steps=2.5"),
         (["budget.hours=1"], "budget: exactly one limit counts, found hours=1 and steps=12"),
         (["train.batch_size=9"], "train.batch_size=9 is not a multiple of train.micro_batch=4"),
-        (["train.batch_size=9"], "; set train.micro_batch=3 or train.batch_size=12"),
         (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto"),
         (["train.micro_batch=0"], "train: micro_batch=0"),
         (["train.micro_batch=most"], "train.micro_batch='most': expected a whole number or one of auto"),
@@ -235,17 +232,15 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["optim.lr=0"], "optim: lr=0"),
         (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
         (["schedule.decay=2"], "schedule: decay=2"),
-        ([*RAMP, "schedule.batch_start=0.25"], "train.batch_size=8 grows by 2 sequence(s), not a multiple of"),
         (
             [*RAMP, "schedule.batch_start=0.25"],
-            "train.micro_batch=4 x 1 process(es); set train.micro_batch=2 or schedule.",
-        ),
-        (
-            [*RAMP, "schedule.batch_start=0.5", "train.micro_batch=8"],
-            "; set train.micro_batch=4 or schedule.batch_start=1",
+            "schedule.batch_start=0.25: the batch grows by a number of sequences that is not a multiple",
         ),
         ([*RAMP, "schedule.batch_start=0.1"], "schedule.batch_start=0.1 of 8 sequences is 0.8: no whole number"),
-        ([*RAMP, "schedule.batch_start=0.1", "train.micro_batch=auto"], "raise train.batch_size or set schedule."),
+        (
+            [*RAMP, "schedule.batch_start=0.1", "train.micro_batch=auto"],
+            "raise train.batch_size or train without a ramp",
+        ),
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
         (["memory.checkpoint_every=-1"], "memory: checkpoint_every=-1"),
@@ -280,27 +275,19 @@ def test_a_choice_by_its_name_alone_is_told_the_group(
 ) -> None:
     """Its other settings are then a default of the choice before; with the group they are its own."""
     with pytest.raises(UserError, match=f"by {group}, which has"):
-        Sections.of(compose(typed))
-    Sections.of(compose(group))
+        Config.of(compose(typed))
+    Config.of(compose(group))
 
 
-@pytest.mark.parametrize(
-    ("processes", "fits"),
-    [(1, "train.micro_batch=12 or "), (2, "train.micro_batch=6 or "), (3, "train.micro_batch=4 or "), (5, "")],
-)
-def test_a_batch_that_grows_is_cut_for_all_processes(
-    compose: Callable[..., dict[str, Any]], processes: int, fits: str
-) -> None:
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_a_batch_that_grows_is_cut_for_all_processes(compose: Callable[..., dict[str, Any]], processes: int) -> None:
     """Of 120 sequences it grows by 12 at a time."""
-    settings = compose(*RAMP, "schedule.batch_start=0.1", "train.batch_size=120", "train.micro_batch=20")
-    found = Sections.of(settings)
-    with pytest.raises(
-        UserError, match=rf"grows by 12 sequence\(s\), .*20 x {processes} process\(es\); set {fits}schedule"
-    ):
-        refuse_unfit_ramp(found.train, found.schedule, processes)
-    if fits:
-        fitting = replace(found.train, micro_batch=12 // processes)
-        refuse_unfit_ramp(fitting, found.schedule, processes)
+    config = Config.of(compose(*RAMP, "schedule.batch_start=0.1", "train.batch_size=120", "train.micro_batch=20"))
+    place = Place("cpu", "a CPU", "fp32", processes=processes)
+    with pytest.raises(UserError, match=rf"20 x {processes} process\(es\)"):
+        check(config, place)
+    if 12 % processes == 0:
+        check(replace(config, train=replace(config.train, micro_batch=12 // processes)), place)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

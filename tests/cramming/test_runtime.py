@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cramming import CACHE_VARIABLES, runtime, train_state
+from cramming.checks import Config, Place, check
 from cramming.config import UserError, build
 from cramming.journal import Journal
 from cramming.record import load_record, write_record_section
@@ -145,11 +146,13 @@ def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"tune": "coordinate-descent"}, {"cuda_graphs": True}])
-def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(changes: dict[str, Any]) -> None:
-    config = RuntimeConfig("model", False, 1, **changes)
+def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
+    compose: Callable[..., dict[str, Any]], changes: dict[str, Any]
+) -> None:
+    config = Config.of(compose("runtime=compile", *(f"runtime.{key}={value}" for key, value in changes.items())))
     with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
-        runtime.refuse_missing_gpu(config, torch.device("cpu"))
-    runtime.refuse_missing_gpu(config, torch.device("cuda"))
+        check(config, Place("cpu", "a CPU", "fp32"))
+    check(config, Place("cuda", "a GPU", "bf16"))
 
 
 def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:

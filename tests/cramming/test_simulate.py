@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.execution import EngineConfig
+from cramming.checks import Config
 from cramming.model import attention, heads
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan.memory import (
@@ -30,10 +30,19 @@ def make_recipe(compose: Callable[..., dict[str, Any]]) -> Callable[..., Recipe]
     """`make_recipe("memory=checkpoint", mode="bf16")`."""
 
     def make(*overrides: str, mode: Mode = "fp32", device_type: str = "cpu", packing: str = "rows") -> Recipe:
-        execution = EngineConfig.of(compose("optim=adamw", *overrides))
-        return Recipe(MODEL, execution, mode, device_type, LENGTH, TARGETS, packing)  # type: ignore[arg-type]
+        form = (f"train.sequence_length={LENGTH}", f"train.packing={packing}")
+        return Recipe(replace(Config.of(compose("optim=adamw", *form, *overrides)), model=MODEL), mode, device_type)
 
     return make
+
+
+def changed(recipe: Recipe, **sections: Any) -> Recipe:
+    """The recipe with other sections of its configuration."""
+    return replace(recipe, config=replace(recipe.config, **sections))
+
+
+def packed(recipe: Recipe, packing: Any) -> Recipe:
+    return changed(recipe, train=replace(recipe.config.train, packing=packing))
 
 
 @pytest.fixture
@@ -66,7 +75,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(
 @pytest.mark.parametrize("init", ["normal", "truncated", "depth_scaled", "small"])
 def test_every_initialisation_ends(recipe: Recipe, init: Any) -> None:
     """Some draw again what is out of bounds: here nothing ever is."""
-    assert Simulation(replace(recipe, model=replace(MODEL, init=init))).floor > 0
+    assert Simulation(changed(recipe, model=replace(MODEL, init=init))).floor > 0
 
 
 def test_nothing_is_left_behind_by_a_step(recipe: Recipe) -> None:
@@ -102,7 +111,7 @@ def test_what_is_offloaded_takes_no_memory_of_a_gpu(make_recipe: Callable[..., R
     deep = replace(MODEL, num_layers=6)
     settings = ("memory=plain", "memory=offload", "memory=offload-weights", "memory=offload-optimizer")
     recipes = [make_recipe(setting, mode="bf16", device_type="cuda") for setting in settings]
-    simulations = [Simulation(replace(recipe, model=deep)) for recipe in recipes]
+    simulations = [Simulation(changed(recipe, model=deep)) for recipe in recipes]
     plain, activations, weights, optimizer = (simulation.step(64, 2).peak for simulation in simulations)
     assert activations["activations"] < 0.6 * plain["activations"]
     assert activations["gradients"] == plain["gradients"]
@@ -163,15 +172,14 @@ def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
     """Documents need no mask there, the head's chunks are larger, and cuBLAS has its workspace."""
     tables = dict(attention.KERNELS), dict(heads.CHUNK_ELEMENTS)
     on_gpu = [
-        Simulation(replace(recipe, device_type="cuda", mode="bf16", packing=packing)).step(64).peak
+        Simulation(replace(packed(recipe, packing), device_type="cuda", mode="bf16")).step(64).peak
         for packing in ("rows", "documents")
     ]
     assert on_gpu[0]["activations"] == pytest.approx(on_gpu[1]["activations"], rel=0.01)
     assert on_gpu[0]["workspace"] >= CUBLAS_BYTES
-    fused = replace(recipe.execution, attention=replace(recipe.execution.attention, kernel="sdpa"))
+    fused = changed(recipe, attention=replace(recipe.config.attention, kernel="sdpa"))
     rows, documents = (
-        Simulation(replace(recipe, execution=fused, mode="bf16", packing=packing)).step(64).peak
-        for packing in ("rows", "documents")
+        Simulation(replace(packed(fused, packing), mode="bf16")).step(64).peak for packing in ("rows", "documents")
     )
     assert rows["activations"] == on_gpu[0]["activations"] < documents["activations"]
     assert tables == (attention.KERNELS, heads.CHUNK_ELEMENTS)
@@ -179,9 +187,9 @@ def test_a_gpu_is_planned_without_one(recipe: Recipe) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA tensors are used there")
 def test_a_large_card_and_who_sets_it_have_more_logits_at_a_time(recipe: Recipe) -> None:
-    wide = replace(recipe, model=replace(MODEL, vocab_size=2**17), device_type="cuda", mode="bf16")
-    memory = replace(wide.execution.memory, loss_chunk=heads.CHUNK_ELEMENTS["large cuda"])
-    as_set = replace(wide, execution=replace(wide.execution, memory=memory))
+    wide = replace(changed(recipe, model=replace(MODEL, vocab_size=2**17)), device_type="cuda", mode="bf16")
+    memory = replace(wide.config.memory, loss_chunk=heads.CHUNK_ELEMENTS["large cuda"])
+    as_set = changed(wide, memory=memory)
     small, large, small_as_set = (
         Simulation(replace(one, memory_bytes=size * 2**30)).step(256).peak["head"]
         for one, size in ((wide, 11), (wide, 80), (as_set, 11))
@@ -196,7 +204,8 @@ def test_flash_attention_has_scratch_for_every_sequence(recipe: Recipe) -> None:
     scratch = {}
     for packing, window in (("rows", None), ("rows", 8), ("documents", None)):
         model = replace(MODEL, local_window=window, global_every=2)
-        simulation = Simulation(replace(recipe, model=model, device_type="cuda", mode="bf16", packing=packing))  # type: ignore[arg-type]
+        made = changed(packed(recipe, packing), model=model)
+        simulation = Simulation(replace(made, device_type="cuda", mode="bf16"))
         noted, scratch_of = list[int](), simulation.tracker.scratch
         assert scratch_of
 

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from cramming.bench.workload import topic_batches
+from cramming.checks import Config
 from cramming.config import build
 from cramming.data.batches import Batch
 from cramming.data.masking import ObjectiveConfig
-from cramming.engine import Engine, StepStats
-from cramming.execution import EngineConfig, build_engine
-from cramming.model.config import ModelConfig
+from cramming.engine import Engine, StepStats, build_engine
 from cramming.parallel.mesh import Mesh
 
 FORCED = os.environ.get("CRAMMING_GPU_TESTS") == "cpu"
@@ -72,8 +71,7 @@ def make_engine(device: torch.device, mode: str, compose: Callable[..., dict[str
     def make(*overrides: str) -> Engine:
         found = compose(f"precision={mode}", *SMALL, *overrides)
         torch.manual_seed(0)
-        model = build(ModelConfig, found["model"], "model")
-        return build_engine(EngineConfig.of(found), model, Mesh.solo(device), device)
+        return build_engine(Config.of(found), Mesh.solo(device), device)
 
     return make
 

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.config import build
+from cramming.checks import Config
 from cramming.data.batches import Batch
 from cramming.device import cap_memory
 from cramming.engine import Engine, StepStats
-from cramming.execution import EngineConfig
 from cramming.model.attention import Packing
-from cramming.model.config import ModelConfig
 from cramming.plan.memory import Recipe
 from cramming.plan.micro_batch import find_micro_batch
 from cramming.runtime import compiled_graphs
@@ -144,8 +142,7 @@ def test_a_batch_too_large_is_survived(
         engine = make_engine("model=bert-base", "model.vocab_size=512")
         sections = compose("precision=bf16", "model=bert-base", "model.hidden_size=64", "model.num_layers=2",
                            "model.num_heads=2", "model.intermediate_size=128", "model.vocab_size=512")  # fmt: skip
-        model = build(ModelConfig, sections["model"], "model")
-        recipe = Recipe(model, EngineConfig.of(sections), "bf16", "cuda", 128, few.num_targets // 8, "rows")
+        recipe = Recipe(Config.of(sections), "bf16", "cuda")
         rows, how = find_micro_batch(engine, lambda first, count: repeated(few, count), recipe, 2**17)
         assert 8 <= rows < 2**17 and "does not fit" in how
         stats = engine.step([repeated(few, rows)], 1e-3)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cramming import precision
 from cramming.config import build
 from cramming.model import attention, flex, residual
 from cramming.model.attention import Packing
@@ -263,7 +262,6 @@ def test_products_in_8_bits_are_called_as_the_gpus_kernels_want_them(
     Of the products with scales by rows torchao leaves those of the backward pass to the kernel without, and scales
     what comes out.
     """
-    monkeypatch.setattr(precision, "refuse_missing_hardware", lambda *_: None)
     calls, multiply = list[tuple[Tensor, Tensor, dict[str, Any], Tensor]](), torch._scaled_mm
 
     def noted(a: Tensor, b: Tensor, **options: Any) -> Tensor:

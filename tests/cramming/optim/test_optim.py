@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from cramming.config import UserError
 from cramming.optim import OptimConfig, build_optimizer, parameter_groups
 from cramming.optim.build import OPTIMIZERS
 
@@ -99,10 +98,3 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient() -> None:
 def test_values_that_make_no_optimizer(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         dataclasses.replace(BASE, **changes)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="the package is there")
-@pytest.mark.parametrize("name", LOW_BIT)
-def test_a_missing_package_names_the_extra(name: str) -> None:
-    with pytest.raises(UserError, match=r"cramming\[lowbit\]"):
-        build_optimizer(nn.Linear(2, 2), dataclasses.replace(BASE, name=name))  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.config import UserError
 from cramming.parallel.apply import MemoryConfig, apply
 from cramming.runtime import RuntimeConfig
 
@@ -85,14 +84,6 @@ def test_a_negative_interval_is_refused() -> None:
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ValueError, match="activation_budget=2"):
         memory(budget=2.0)
-
-
-@pytest.mark.parametrize(("config", "how"), [(memory(budget=0.5), EAGER), (memory(offload=True), COMPILED)])
-def test_what_excludes_each_other_is_refused(
-    make_model: Callable[..., Any], config: MemoryConfig, how: RuntimeConfig
-) -> None:
-    with pytest.raises(UserError, match="compile"):
-        apply(make_model(), config, how)
 
 
 def test_selective_checkpointing_runs_no_matrix_product_again(make_model: Callable[..., Any], tiny_source: Any) -> None:
