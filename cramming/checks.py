@@ -145,10 +145,6 @@ CHECKS: tuple[tuple[Callable[[Config, Place], bool], str], ...] = (
         "train.sequence_length={c.train.sequence_length} is above model.max_length={c.model.max_length}",
     ),
     (
-        lambda c, p: c.objective.segments and c.model.token_types < 2,
-        "objective.segments=true needs model.token_types=2, not {c.model.token_types}",
-    ),
-    (
         lambda c, p: _cannot_be_cut(c, p, c.train.batch_size),
         "train.batch_size={c.train.batch_size} is not a multiple of train.micro_batch={c.train.micro_batch}"
         " x {p.processes} process(es); change one of them, or set train.micro_batch=auto",
@@ -261,7 +257,8 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
     dropout, model = config.model.attention_dropout, config.model
     if kernel != "auto":
-        attention.refuse_unfit(kernel, device, dtype, dropout)
+        if reason := attention.reason_against(kernel, device, dtype, dropout):
+            raise UserError(reason)
         return [kernel]
     length, rows = config.train.sequence_length, config.train.packing == "rows"
     bounds = torch.empty(0, dtype=torch.int32, device=device)

@@ -161,7 +161,6 @@ class Engine:
                 batch.packing,
                 batch.target_positions_M,
                 batch.target_ids_M,
-                batch.token_types_T,
             )
         return loss_sum, correct
 

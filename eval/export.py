@@ -1,7 +1,7 @@
 """`cramming export`: the finished model as a folder to use or to publish, with a model card.
 
 The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
-and, for an architecture that stock transformers lacks, the modelling file that `trust_remote_code=True` runs. It
+and, for an architecture that stock transformers lacks, the Python files that `trust_remote_code=True` runs. It
 appears whole or not at all, and takes the place of an earlier export.
 """
 
@@ -26,8 +26,8 @@ from eval.rules.record import read_record
 WEIGHTS = "model.safetensors"
 # Everything that an export may hold: a folder with anything else is somebody's, and stays.
 FILES = {
-    WEIGHTS, CODE.name, "README.md", "config.json", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json",
+    WEIGHTS, *CODE, "README.md", "config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
+    "modeling_cramming.py",  # of exports before the model's own files went along
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def main(config: dict[str, Any]) -> None:
 
     sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
-    how = "loads in transformers as it is" if family else f"loads in transformers with {CODE.name} beside it"
+    how = "loads in transformers as it is" if family else "loads in transformers with trust_remote_code=True"
     say(f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how")
 
 

@@ -130,10 +130,12 @@ def imports_of(module: str, *, at_import_time: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
+            # Relative imports: in cramming/model alone, whose files go into exported folders as they are.
+            assert node.level == 0 or module.startswith("cramming.model."), f"{module}: relative import"
+            source = ".".join(filter(None, ("cramming.model" if node.level else None, node.module)))
             for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield full if full in MODULES else str(node.module)
+                full = f"{source}.{alias.name}"
+                yield full if full in MODULES else source
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:

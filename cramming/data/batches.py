@@ -46,7 +46,6 @@ class Batch:
     target_positions_M: Tensor
     target_ids_M: Tensor
     num_targets: int
-    token_types_T: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`; from pinned memory the copy does not block."""
@@ -61,7 +60,6 @@ class Batch:
             change(self.target_positions_M),
             change(self.target_ids_M),
             self.num_targets,
-            None if self.token_types_T is None else change(self.token_types_T),
         )
 
 
@@ -166,16 +164,13 @@ class BatchSource:
             bounds_S[: len(segments)] = segments
             sizes = np.diff(np.append(segments, rows * length))
             positions_T = np.arange(rows * length) - np.repeat(segments, sizes)
-        types_NL = self.masker.token_types(samples_N, length)
-        rows_are_sequences = self.packing == "rows"
         return Batch(
             torch.from_numpy(masked.ids_NL.reshape(-1)),
             torch.from_numpy(positions_T),
-            Packing(torch.from_numpy(bounds_S), length if rows_are_sequences else None, length, length),
+            Packing(torch.from_numpy(bounds_S), length if self.packing == "rows" else None, length, length),
             torch.from_numpy(masked.target_positions_M),
             torch.from_numpy(masked.target_ids_M),
             int((masked.target_ids_M != IGNORE).sum()),
-            None if types_NL is None else torch.from_numpy(types_NL.reshape(-1)),
         )
 
     def _segment_starts(self, starts_N: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ The text is a part of the held-out split: stretches of `STRETCH` tokens, evenly 
 `train.validation_tokens` of them together. Of each `BLOCK` of its tokens 3 are targets, 15 %, special tokens excepted.
 Which ones, and behind what, is a hash of the token's place in that text. So runs with other sequence lengths, packing,
 micro-batches, seeds or objectives answer for the same tokens; what differs is the context that their windows give.
-Rows and batches that the text does not fill are filled from its beginning, without targets. There are no segments.
+Rows and batches that the text does not fill are filled from its beginning, without targets.
 
 Two forms: `pinned` hides 80 % of the targets behind [MASK] and 10 % behind a random token and shows the rest (Devlin et
 al. 2019, section 3.1); `all_mask` hides all of them behind [MASK], so that no target shows itself.

@@ -18,7 +18,7 @@ import numpy as np
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 
 # Streams of random numbers that must not be correlated with each other.
-_SELECT, _REPLACE, _TOKEN, _SEGMENT = 1, 2, 3, 4
+_SELECT, _REPLACE, _TOKEN = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,12 @@ class ObjectiveConfig:
 
     `rate` of the tokens of each row are targets; of these `mask_share` are shown as [MASK], `random_share` as a random
     token and the rest unchanged. BERT: 0.15 and 0.8/0.1 (Devlin et al. 2019, section 3.1). The paper: 0.25 and 0.8/0.1.
-    With `segments` each row is cut at a random place into a first and a second segment (token types 0 and 1), so that
-    fine-tuning on pairs of sentences finds both types trained; BERT's next-sentence task has no part in it.
     """
 
     name: Literal["mlm"]
     rate: float
     mask_share: float
     random_share: float
-    segments: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -82,13 +79,6 @@ class Masker:
         self.is_special_V = np.zeros(vocab_size, dtype=bool)
         self.is_special_V[list(special_ids)] = True
         self.regular_ids = np.flatnonzero(~self.is_special_V)
-
-    def token_types(self, samples_N: np.ndarray, length: int) -> np.ndarray | None:
-        """0 before a row's cut and 1 from there on, int64 [N, L]; both segments have tokens. None without segments."""
-        if not self.config.segments:
-            return None
-        cuts_N = 1 + hash64(self.seed, _SEGMENT, samples_N) % np.uint64(max(1, length - 1))
-        return (np.arange(length) >= cuts_N.astype(np.int64)[:, None]).astype(np.int64)
 
     def shown(self, targets_NC: np.ndarray, *keys: np.ndarray) -> np.ndarray:
         """What stands in the place of each target; `keys` of the hash broadcast to them."""

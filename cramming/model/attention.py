@@ -1,25 +1,13 @@
-"""Attention over packed tokens: with its kernels the one place that knows whether rows are equal or ragged.
+"""Attention over packed tokens; with its kernels the only code that knows whether rows are equal or ragged.
 
-Everything above works on `[T, D]`: the tokens of all sequences, end to end. Which token may see which is told by a
-`Packing`, and computed once per forward into one `Layout` per kind of layer (global, local), which all layers of that
-kind share (cramming/model/packing.py). A kernel (cramming/model/attention_kernels.py) is a pair of functions: `prepare`
-makes the layout, `attend` runs one layer.
+Everything above works on `[T, D]`: the tokens of all sequences, end to end. A `Packing` says which of them form a
+sequence. `prepare` turns it into one `Layout` per window size, once per forward pass, and `attend` runs a layer on it
+with one of the kernels of attention_kernels.py.
 
-Fewer tokens may ask than are seen: the last layer of a masked language model is needed at the targets only. Then
-queries are [M, H, K] beside keys and values of all T tokens, and the layout says which tokens they belong to.
+`restrict` limits the queries to a subset of the tokens: the last layer of a masked language model is needed at the
+targets only, and a classifier's at the first token of each sequence.
 
-    dense    the definition, with a [T, T] mask: for tests, never chosen by `auto`
-    sdpa     rows of equal length viewed as [B, L]; a mask only for windows shorter than the row and for rows that hold
-             several documents
-    padded   ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    products what `sdpa` and `padded` compute, written out as matrix products (cramming/model/products.py): for CPUs in
-             bf16, no dropout; memory grows with the square of the row
-    varlen   FlashAttention on bounds (`torch.nn.attention.varlen`): Ampere or newer, 16-bit, no dropout; windows save
-             work
-    flex     FlexAttention with a block mask of sequences and window: CUDA, any type, no dropout; for training it must
-             be compiled, so `auto` leaves it to whoever measures it to be faster
-
-Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, M tokens that ask.
+Shapes: T tokens, H heads, K head size, M queries.
 """
 
 from dataclasses import dataclass
@@ -27,14 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cramming.config import UserError
-from cramming.model.attention_kernels import FLASH_TYPES, KERNELS, PRODUCTS_LENGTH, has_flash, rows_restrict
-from cramming.model.config import LastLayer
-from cramming.model.packing import Layout, Packing, sequence_ids
+from .attention_kernels import KERNELS, restrict_rows
+from .config import LastLayer
+from .packing import Layout, Packing
 
 __all__ = [
-    "KERNELS", "AttentionConfig", "Layout", "Packing", "asked_by", "attend", "choose", "prepare", "refuse_unfit",
-    "sequence_ids",
+    "KERNELS", "AttentionConfig", "Layout", "Packing", "attend", "choose", "prepare", "reason_against", "restrict",
 ]  # fmt: skip
 
 
@@ -46,12 +32,19 @@ class AttentionConfig:
     last_layer: LastLayer
 
     def __post_init__(self) -> None:
-        if self.kernel != "auto" and self.kernel not in KERNELS:
-            raise ValueError(_unknown(self.kernel))
+        if self.kernel not in ("auto", *KERNELS):
+            raise ValueError(f"kernel={self.kernel}: choose one of auto, {', '.join(KERNELS)}")
 
 
-def _unknown(kernel: str) -> str:
-    return f"kernel={kernel}: choose one of auto, {', '.join(KERNELS)}"
+def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
+    """The kernel that `auto` stands for: the first in the table that suits."""
+    return next(name for name, kernel in KERNELS.items() if kernel.suits(packing, half_window, dtype, dropout))
+
+
+def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+    """Why a kernel cannot run so, with what to do; None if it can."""
+    reason = KERNELS[kernel].reason_against(device, dtype, dropout)
+    return f"attention.kernel={kernel}: {reason}" if reason else None
 
 
 def prepare(
@@ -60,44 +53,23 @@ def prepare(
     """The layout for all layers of one window. `dtype` is what queries will have, `dropout` the rate in force now."""
     if kernel == "auto":
         kernel = choose(packing, half_window, dtype, dropout)
-    refuse_unfit(kernel, packing.bounds_S.device, dtype, dropout)
+    elif reason := reason_against(kernel, packing.bounds_S.device, dtype, dropout):
+        raise ValueError(reason)
     return KERNELS[kernel].prepare(packing, num_tokens, half_window)
 
 
-def refuse_unfit(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> None:
-    """UserError where the kernel of this name does not exist or cannot run so."""
-    if kernel not in KERNELS:
-        raise UserError(f"attention.{_unknown(kernel)}")
-    if refuse := KERNELS[kernel].refuse:
-        refuse(device, dtype, dropout)
+def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+    """The layout for the query subset `queries_M`; None if no kernel can do that.
 
-
-def asked_by(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    """The layout when only the tokens `asking_M` ask; None if no kernel can do that.
-
-    They ascend, and each row of `packing.row_length` or `aligned_length` has as many of them: what `Masker` makes. So
-    where the layout's own kernel cannot (FlashAttention with a window), SDPA can, and a masked language model's last
-    layer computes what `model.config.flops_per_token` counts.
+    The subset ascends, and each row of `packing.whole_rows` has as many of it, as masked targets are. Where the
+    layout's own kernel cannot do it (FlashAttention with a window), SDPA can; so the last layer of a masked language
+    model computes what `flops_per_token` counts.
     """
-    restricted = KERNELS[layout.kernel].restrict(layout, asking_M, num_tokens)
-    restricted = restricted or rows_restrict(layout, asking_M, num_tokens)
-    return None if restricted is None else restricted._replace(asking_M=asking_M)
-
-
-def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
-    """The kernel that `auto` stands for."""
-    equal = packing.row_length is not None
-    windowed = half_window is not None and half_window < packing.max_length - 1
-    flash = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
-    if flash and (windowed or not equal) and has_flash(packing.bounds_S.device):
-        return "varlen"
-    longest = packing.row_length or packing.aligned_length or packing.max_length
-    on_cpu = packing.bounds_S.device.type == "cpu"
-    if on_cpu and dtype == torch.bfloat16 and dropout == 0.0 and longest <= PRODUCTS_LENGTH:
-        return "products"
-    return "sdpa" if equal or packing.aligned_length is not None else "padded"
+    restricted = KERNELS[layout.kernel].restrict(layout, queries_M, num_tokens)
+    restricted = restricted or restrict_rows(layout, queries_M, num_tokens)
+    return None if restricted is None else restricted._replace(queries_M=queries_M)
 
 
 def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
-    """Attention of every asking token to the tokens it may see, scaled by K^-0.5: [T or M, H, K]."""
+    """Attention of every query to the tokens that it sees, scaled by K^-0.5: [T or M, H, K]."""
     return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)

@@ -1,19 +1,22 @@
-"""Ways to compute attention; cramming/model/attention.py says what each is for, and chooses.
+"""The attention kernels, in one table at the end: a new kernel touches this file only.
 
-Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M tokens that ask.
+A kernel is a few functions (`Kernel`): `prepare` makes the layout of a batch, `attend` runs one layer on it, `restrict`
+makes the layout of a query subset, `suits` says when `auto` takes it, and `reason_against` why it cannot run.
+
+Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M queries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cramming.config import UserError
-from cramming.model import flex, products
-from cramming.model.packing import Layout, Packing, group_by_length, refuse_dropout, sequence_ids
+from . import flex
+from .packing import Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TYPES = (torch.bfloat16, torch.float16)
@@ -36,16 +39,19 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
 
+# dense ----------------------------------------------------------------------------------------------------------------
+
+
 def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     ids_T = sequence_ids(packing.bounds_S, num_tokens)
     mask = _both(ids_T[:, None] == ids_T[None, :], _band(num_tokens, half_window, ids_T.device))
     return Layout("dense", packing, half_window, masks=(mask,))
 
 
-def _dense_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout:
+def _dense_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout:
     (mask_TT,) = layout.masks
     assert mask_TT is not None
-    return layout._replace(masks=(mask_TT.index_select(0, asking_M),))
+    return layout._replace(masks=(mask_TT.index_select(0, queries_M),))
 
 
 def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
@@ -56,47 +62,73 @@ def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, d
     return torch.einsum("hmt,thk->mhk", F.dropout(weights_HMT, dropout).to(v_THK.dtype), v_THK)
 
 
-def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    length = packing.row_length or packing.aligned_length
+# sdpa: equal rows -----------------------------------------------------------------------------------------------------
+
+
+def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "sdpa") -> Layout:
+    length = packing.whole_rows
     if length is None:
-        raise UserError(
-            "attention.kernel=sdpa: needs rows of equal length; set it to auto, padded or varlen for ragged ones"
+        raise ValueError(
+            f"attention.kernel={kernel}: needs rows of equal length; set it to auto, padded or varlen for ragged ones"
         )
     assert num_tokens % length == 0, f"{num_tokens} tokens are not rows of {length}"
     mask = _band(length, half_window, packing.bounds_S.device)
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
         mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
-    groups = ((num_tokens // length, length),)
-    return Layout("sdpa", packing, half_window, groups, (mask,))
+    return Layout(kernel, packing, half_window, ((num_tokens // length, length),), (mask,))
 
 
-def rows_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     """For SDPA on equal rows, whatever kernel `layout` is of; None for ragged ones."""
-    packing, reach = layout.packing, layout.half_window
-    length = packing.row_length or packing.aligned_length
+    packing, length = layout.packing, layout.packing.whole_rows
     if length is None:
         return None
     rows = num_tokens // length
-    assert asking_M.shape[0] % rows == 0, f"{asking_M.shape[0]} asking tokens are not as many in each of {rows} rows"
-    place_M, mask = asking_M % length, _band(length, reach, asking_M.device)
+    assert queries_M.shape[0] % rows == 0, f"{queries_M.shape[0]} queries are not as many in each of {rows} rows"
+    place_M, mask = queries_M % length, _band(length, layout.half_window, queries_M.device)
     if mask is not None:
         mask = mask.index_select(0, place_M).view(rows, -1, length)
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(rows, length)
         mask = _both(ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask)
-    return Layout("sdpa", packing, reach, ((rows, length),), (None if mask is None else mask[:, None],))
+    masks = (None if mask is None else mask[:, None],)
+    return Layout("sdpa", packing, layout.half_window, ((rows, length),), masks)
+
+
+# padded: ragged sequences in groups of similar length -----------------------------------------------------------------
+
+
+@torch.compiler.disable  # numbers of one batch: not for a graph
+def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]:
+    """Non-empty sequences, by index, in the groups of similar length that cost least.
+
+    A group costs what its pairs of tokens do, rows times the square of the longest, and `group_pairs` as many again.
+    """
+    lengths_S = np.asarray(lengths)
+    sizes, counts = np.unique(lengths_S[lengths_S > 0], return_counts=True)
+    ends = np.concatenate([[0], counts.cumsum()])
+    least, begins = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
+    for last in range(1, len(sizes) + 1):  # the best grouping of all up to here, by where its last group begins
+        costs = least[:last] + (ends[last] - ends[:last]) * sizes[last - 1] ** 2 + group_pairs
+        begins[last] = costs.argmin()
+        least[last] = costs[begins[last]]
+    groups, last = [], len(sizes)
+    while last:
+        inside = (lengths_S >= sizes[begins[last]]) & (lengths_S <= sizes[last - 1])
+        groups.append(inside.nonzero()[0].tolist())
+        last = begins[last]
+    return groups[::-1]
 
 
 def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "padded") -> Layout:
     device = packing.bounds_S.device
     starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
+    group_pairs = GROUP_PAIRS.get((kernel, device.type), GROUP_PAIRS["padded", "cpu"])
     groups, masks, gather = [], [], []
     scatter_T = torch.empty(num_tokens, dtype=torch.long, device=device)
     first = 0
-    for members in group_by_length(
-        lengths.tolist(), GROUP_PAIRS.get((kernel, device.type), GROUP_PAIRS["padded", "cpu"])
-    ):
+    for members in group_by_length(lengths.tolist(), group_pairs):
         chosen = torch.tensor(members, device=device)
         longest = int(lengths[chosen].max())
         place = torch.arange(longest, device=device)
@@ -108,43 +140,24 @@ def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, 
         masks.append(_both(keys, _band(longest, half_window, device)))
         groups.append((len(members), longest))
         first += len(members) * longest
-    gather_P = torch.cat(gather)
-    return Layout(kernel, packing, half_window, tuple(groups), tuple(masks), gather_P, scatter_T)
+    return Layout(kernel, packing, half_window, tuple(groups), tuple(masks), torch.cat(gather), scatter_T)
 
 
-def _padded_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    """Where every sequence asks by one token, as a classifier does, and no window hides keys from it."""
+def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+    """Where every sequence has one query, as in a classifier, and no window hides keys from it."""
     if any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
         return None
     assert layout.gather_P is not None
-    rows = torch.tensor([rows for rows, _ in layout.groups], device=asking_M.device)
-    lengths = torch.tensor([length for _, length in layout.groups], device=asking_M.device)
+    rows = torch.tensor([rows for rows, _ in layout.groups], device=queries_M.device)
+    lengths = torch.tensor([length for _, length in layout.groups], device=queries_M.device)
     steps_R = lengths.repeat_interleave(rows, output_size=sum(rows for rows, _ in layout.groups))  # else the host waits
     begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
     bounds_S = layout.packing.bounds_S.long()
-    sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, asking_M))
-    asking_R = torch.searchsorted(sequence_M, sequence_R)
+    sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, queries_M))
+    query_R = torch.searchsorted(sequence_M, sequence_R)
     if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
         return None
-    return layout._replace(asking_gather_M=asking_R, scatter_T=asking_R.argsort())
-
-
-def _products_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
-    if device.type != "cpu":
-        raise UserError("attention.kernel=products: is for CPUs only; set it to auto, varlen or sdpa")
-    refuse_dropout("products", dropout)
-
-
-def _products_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    if packing.row_length is None and packing.aligned_length is None:
-        return _padded_prepare(packing, num_tokens, half_window, "products")
-    return _sdpa_prepare(packing, num_tokens, half_window)._replace(kernel="products")
-
-
-def _products_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    restrict = rows_restrict if layout.gather_P is None else _padded_restrict
-    restricted = restrict(layout, asking_M, num_tokens)
-    return None if restricted is None else restricted._replace(kernel="products")
+    return layout._replace(query_gather_M=query_R, scatter_T=query_R.argsort())
 
 
 def _grouped_attend(
@@ -156,17 +169,17 @@ def _grouped_attend(
     function: Callable[..., Tensor] = F.scaled_dot_product_attention,
 ) -> Tensor:
     heads, size = q_THK.shape[1:]
-    once = layout.asking_gather_M is not None
+    one_each = layout.query_gather_M is not None
     if layout.gather_P is not None:
-        q_THK = q_THK.index_select(0, layout.gather_P if layout.asking_gather_M is None else layout.asking_gather_M)
+        q_THK = q_THK.index_select(0, layout.gather_P if layout.query_gather_M is None else layout.query_gather_M)
         k_THK, v_THK = (x.index_select(0, layout.gather_P) for x in (k_THK, v_THK))
     outputs, first, first_row = [], 0, 0
     for (rows, length), mask in zip(layout.groups, layout.masks):
         last = first + rows * length
         # Queries may be fewer than keys: one a row, or where there is one group, which is then everything.
-        asking = q_THK[first_row : first_row + rows] if once else q_THK[first:last]
+        queries = q_THK[first_row : first_row + rows] if one_each else q_THK[first:last]
         q, k, v = (
-            x.view(rows, -1, heads, size).transpose(1, 2) for x in (asking, k_THK[first:last], v_THK[first:last])
+            x.view(rows, -1, heads, size).transpose(1, 2) for x in (queries, k_THK[first:last], v_THK[first:last])
         )
         out = function(q, k, v, attn_mask=mask, dropout_p=dropout)
         outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
@@ -175,72 +188,163 @@ def _grouped_attend(
     return out_PHK if layout.scatter_T is None else out_PHK.index_select(0, layout.scatter_T)
 
 
+# products: for CPUs that multiply in bf16 -----------------------------------------------------------------------------
+
+
+class _Products(torch.autograd.Function):
+    """Attention as two matrix products and a softmax: inputs [B, H, L, K], fewer queries than keys allowed.
+
+    torch's fused attention gains nothing from bf16 instructions, and on short rows its backward pass takes several
+    times as long in bf16 as in fp32 (docs/log.md). Scores are formed and normalised in fp32, as a fused kernel does it;
+    the weights are kept for the backward pass: memory grows with the square of the row.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(-1, -2))
+        if mask is not None:  # not minus infinity: a padding token may see nothing at all, and must not become NaN
+            scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).to(v.dtype)
+        ctx.save_for_backward(q, k, v, weights)
+        return torch.matmul(weights, v)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, weights = ctx.saved_tensors
+        d_v = torch.matmul(weights.transpose(-1, -2), d_out)
+        d_weights = torch.matmul(d_out, v.transpose(-1, -2))
+        d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype) * q.shape[-1] ** -0.5
+        return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, None
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout_p: float) -> Tensor:
+    """What `F.scaled_dot_product_attention` computes without dropout."""
+    assert dropout_p == 0.0
+    mixed: Tensor = _Products.apply(q, k, v, attn_mask)
+    return mixed
+
+
+def _products_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    prepare = _padded_prepare if packing.whole_rows is None else _sdpa_prepare
+    return prepare(packing, num_tokens, half_window, "products")
+
+
+def _products_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+    restrict = restrict_rows if layout.gather_P is None else _padded_restrict
+    restricted = restrict(layout, queries_M, num_tokens)
+    return None if restricted is None else restricted._replace(kernel="products")
+
+
+def _products_suits(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> bool:
+    on_cpu = packing.bounds_S.device.type == "cpu"
+    short = (packing.whole_rows or packing.max_length) <= PRODUCTS_LENGTH
+    return on_cpu and dtype == torch.bfloat16 and dropout == 0.0 and short
+
+
+# varlen: FlashAttention on bounds -------------------------------------------------------------------------------------
+
+
 @torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
 def has_flash(device: torch.device) -> bool:
     """Whether FlashAttention runs on this GPU."""
     return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
-def _varlen_refuse(device: torch.device, dtype: torch.dtype, dropout: float) -> None:
+def _varlen_reason_against(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
     if device.type != "cuda":
-        raise UserError("attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded")
+        return "runs on CUDA only; set it to auto, sdpa or padded"
     if not has_flash(device):
-        raise UserError(
-            "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
+        return (
+            "FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
             f" {torch.cuda.get_device_name(device)}; set it to auto, sdpa or padded"
         )
     if dtype not in FLASH_TYPES:
-        raise UserError(
-            f"attention.kernel=varlen: FlashAttention computes in 16 bits, not in {str(dtype).removeprefix('torch.')};"
-            " set it to auto, sdpa or padded, or take precision=bf16"
+        name = str(dtype).removeprefix("torch.")
+        return (
+            f"FlashAttention computes in 16 bits, not in {name}; set it to auto, sdpa or padded, or take precision=bf16"
         )
-    refuse_dropout("varlen", dropout)
+    return _no_dropout(dropout)
 
 
-def _varlen_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    return Layout("varlen", packing, half_window)
+def _varlen_suits(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> bool:
+    """Where it saves something over SDPA: ragged sequences, or windows."""
+    device = packing.bounds_S.device
+    able = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
+    return able and (packing.row_length is None or packing.is_cut_by(half_window)) and has_flash(device)
 
 
-def _varlen_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
-    if layout.is_windowed():
+def _varlen_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+    if layout.packing.is_cut_by(layout.half_window):
         return None  # FlashAttention counts a window from the place among the queries, not among the keys
-    return layout._replace(asking_bounds_S=torch.searchsorted(asking_M, layout.packing.bounds_S.long()).int())
+    return layout._replace(query_bounds_S=torch.searchsorted(queries_M, layout.packing.bounds_S.long()).int())
 
 
 def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
 
-    assert dropout == 0.0, "refused before, and `auto` does not choose it when there is any"
-    side = -1 if layout.half_window is None or not layout.is_windowed() else layout.half_window
-    bounds, longest = layout.packing.bounds_S, layout.packing.max_length
-    asking = bounds if layout.asking_bounds_S is None else layout.asking_bounds_S
+    assert dropout == 0.0
+    packing, window = layout.packing, layout.half_window
+    side = window if window is not None and packing.is_cut_by(window) else -1
+    bounds, longest = packing.bounds_S, packing.max_length
+    query_bounds = bounds if layout.query_bounds_S is None else layout.query_bounds_S
     size = q_THK.shape[-1]
     if missing := -size % FLASH_MULTIPLE:
         q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
-    out = varlen_attn(q_THK, k_THK, v_THK, asking, bounds, longest, longest, scale=size**-0.5, window_size=(side, side))
+    out = varlen_attn(
+        q_THK, k_THK, v_THK, query_bounds, bounds, longest, longest, scale=size**-0.5, window_size=(side, side)
+    )
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out[..., :size]
 
 
-class Kernel(NamedTuple):
-    """One way to compute attention: the layout of a batch, one layer on it, and the layout when fewer tokens ask.
+# The table ------------------------------------------------------------------------------------------------------------
 
-    `refuse(device, dtype, dropout)`: UserError where it cannot run, if there are such cases.
-    """
+
+def _no_dropout(dropout: float) -> str | None:
+    if not dropout:
+        return None
+    return (
+        f"has no dropout, and model.attention_dropout={dropout:g}; set it to auto, sdpa or padded, or"
+        " model.attention_dropout=0"
+    )
+
+
+def _products_reason_against(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+    return _no_dropout(dropout) if device.type == "cpu" else "is for CPUs only; set it to auto, varlen or sdpa"
+
+
+class Kernel(NamedTuple):
+    """One way to compute attention. `auto` takes the first kernel of the table whose `suits` is true."""
 
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
     restrict: Callable[[Layout, Tensor, int], Layout | None]
-    refuse: Callable[[torch.device, torch.dtype, float], None] | None = None
+    suits: Callable[[Packing, int | None, torch.dtype, float], bool] = lambda *_: False
+    reason_against: Callable[[torch.device, torch.dtype, float], str | None] = lambda *_: None
 
 
 KERNELS: dict[str, Kernel] = {
-    "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
-    "sdpa": Kernel(_sdpa_prepare, _grouped_attend, rows_restrict),
-    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict),
-    "products": Kernel(
-        _products_prepare, partial(_grouped_attend, function=products.attend), _products_restrict, _products_refuse
+    # FlashAttention on bounds: Ampere or newer, 16 bits, no dropout; windows save work
+    "varlen": Kernel(
+        lambda packing, num_tokens, half_window: Layout("varlen", packing, half_window),
+        _varlen_attend, _varlen_restrict, _varlen_suits, _varlen_reason_against,
     ),
-    "varlen": Kernel(_varlen_prepare, _varlen_attend, _varlen_restrict, _varlen_refuse),
-    "flex": Kernel(flex.prepare, flex.attend, flex.restrict, flex.refuse),
-}
+    # what `sdpa` and `padded` compute, as matrix products: for CPUs in bf16, no dropout
+    "products": Kernel(
+        _products_prepare, partial(_grouped_attend, function=products), _products_restrict, _products_suits,
+        _products_reason_against,
+    ),
+    # rows as [B, L]; a mask only for windows shorter than the row and for rows that hold several documents
+    "sdpa": Kernel(
+        _sdpa_prepare, _grouped_attend, restrict_rows, lambda packing, *_: packing.whole_rows is not None
+    ),
+    # ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
+    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True),
+    # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
+    "flex": Kernel(
+        flex.prepare, flex.attend, flex.restrict,
+        reason_against=lambda device, dtype, dropout: flex.reason_against(device) or _no_dropout(dropout),
+    ),
+    # the definition, with a [T, T] mask: for tests
+    "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
+}  # fmt: skip

@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its last block
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
-AttentionInit = Literal["random", "matching"]
-MATCHING_HEAD_SIZE = 8  # the smallest that has dimensions for both, where rotary positions leave few at rest
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class ModelConfig:
     attention_dropout: float = 0.0  # of attention probabilities
     init: Init = "normal"
     init_std: float = 0.02
-    attention_init: AttentionInit = "random"  # matching: every token attends to its like at first (matching.py)
+    attention_init: Literal["random", "mimetic"] = "random"  # mimetic: see init.py
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):
@@ -71,11 +69,6 @@ class ModelConfig:
         _require(
             self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
             f"positions={self.positions} needs an even head size, not {self.head_size} (hidden_size / num_heads)",
-        )
-        _require(
-            self.attention_init != "matching" or self.token_types < 2 or self.head_size >= MATCHING_HEAD_SIZE,
-            f"attention_init=matching with token_types={self.token_types} needs a head size of {MATCHING_HEAD_SIZE} or"
-            f" more, not {self.head_size} (hidden_size / num_heads): a head compares tokens and tells segments apart",
         )
         _require(
             self.local_window is None or self.local_window >= 2, f"local_window={self.local_window} must be 2 or more"

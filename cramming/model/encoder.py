@@ -11,20 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.model import attention
-from cramming.model.attention import Layout, Packing
-from cramming.model.config import ModelConfig
-from cramming.model.layers import (
-    MLP,
-    LearnedPositions,
-    Rope,
-    ScaledSinusoid,
-    apply_rope,
-    initialize,
-    make_norm,
-    rope_tables,
-)
-from cramming.model.matching import match_anywhere, match_between_segments
+from . import attention
+from .attention import Layout, Packing
+from .config import ModelConfig
+from .init import initialize
+from .layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 
 class Embeddings(nn.Module):
@@ -45,7 +36,8 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
-        hidden_TD = self.tokens(ids_T)
+        """`ids_T`, or the tokens' own vectors [T, D] in their place."""
+        hidden_TD = ids_T if ids_T.is_floating_point() else self.tokens(ids_T)
         if self.token_types is not None:
             alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
             none = alone or token_types_T is None
@@ -68,24 +60,24 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
-        """[T, D], or [M, D] where the layout lets fewer tokens ask."""
+        """[T, D], or [M, D] of the layout's query subset."""
         q, k, v = self._project(x_TD, layout)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
-            asking = (layout.at_asking(rope[0]), layout.at_asking(rope[1]))
-            q, k = apply_rope(q, asking), apply_rope(k, rope)
+            cos, sin = rope
+            q, k = apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin))), apply_rope(k, rope)
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         return self.out(mixed_THK.flatten(1))
 
     def _project(self, x_TD: Tensor, layout: Layout) -> tuple[Tensor, ...]:
-        """Queries of the tokens that ask, keys and values of all."""
-        if layout.asking_M is None:
+        """Queries of the query subset, keys and values of all tokens."""
+        if layout.queries_M is None:
             return self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
         width = x_TD.shape[1]
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
-        q_MD = F.linear(layout.at_asking(x_TD), weight_q, bias_q)
+        q_MD = F.linear(layout.at_queries(x_TD), weight_q, bias_q)
         k, v = F.linear(x_TD, weight_kv, bias_kv).view(-1, 2, self.heads, self.head_size).unbind(1)
         return q_MD.view(-1, self.heads, self.head_size), k, v
 
@@ -103,8 +95,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
-        """[T, D], or [M, D] where the layout lets fewer tokens ask: the others then have no output at all."""
-        kept = layout.at_asking(hidden_TD)
+        """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all."""
+        kept = layout.at_queries(hidden_TD)
         if self.pre:
             kept = kept + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout))
             return kept + self.dropout(self.mlp(self.mlp_norm(kept)))
@@ -115,16 +107,16 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto"."""
 
+    block = Block
+
     def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
         super().__init__()
         self.config = config
         self.kernel = kernel
         self.embeddings = Embeddings(config)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
         initialize(self, config)
-        if config.attention_init == "matching":
-            self._start_matching()
 
     def forward(
         self,
@@ -132,11 +124,11 @@ class Encoder(nn.Module):
         positions_T: Tensor,
         packing: Packing,
         token_types_T: Tensor | None = None,
-        wanted_M: Tensor | None = None,
+        queries_M: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
 
-        With `wanted_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the last block computes no
+        With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the last block computes no
         others: of its 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
         """
         hidden = self.embeddings(ids_T, positions_T, token_types_T)
@@ -144,20 +136,12 @@ class Encoder(nn.Module):
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             rope, layout = shared[self.config.half_window(layer)]
-            if layer == last and wanted_M is not None:
-                layout = attention.asked_by(layout, wanted_M, ids_T.shape[0]) or layout
+            if layer == last and queries_M is not None:
+                layout = attention.restrict(layout, queries_M, ids_T.shape[0]) or layout
             hidden = block(hidden, rope, layout)
-        if wanted_M is not None and layout.asking_M is None:
-            hidden = hidden.index_select(0, wanted_M)
+        if queries_M is not None and layout.queries_M is None:
+            hidden = hidden.index_select(0, queries_M)
         return self.final_norm(hidden)
-
-    def _start_matching(self) -> None:
-        attentions = [part for part in self.modules() if isinstance(part, Attention)]
-        for part in attentions:
-            match_anywhere(part.qkv, part.out, part.head_size)
-        tokens, types = self.embeddings.tokens, self.embeddings.token_types
-        if types is not None and types.num_embeddings > 1:
-            match_between_segments(attentions[0].qkv, tokens.weight, types.weight, self.config)
 
     def _windows(self) -> list[int | None]:
         return list(dict.fromkeys(self.config.half_window(layer) for layer in range(self.config.num_layers)))

@@ -3,9 +3,9 @@
 A folder holds `config.json`, `model.safetensors` and the tokenizer's files. Where the architecture is one that
 `transformers` has, the folder is what that library would have written and loads there without any code of ours (one
 more key in `config.json`, `START`, is kept and ignored there); any other combination of choices gets `model_type:
-"cramming"` and a copy of `modeling_cramming.py`, with which it loads there too (`trust_remote_code=True`). Which it is
-follows from the configuration's fields alone (`stock.stock_family`), never from a name. Reading accepts both, and stock
-checkpoints of these families from elsewhere.
+"cramming"` and a copy of the files of this package that compute it (`trust_remote_code=True`). Which it is follows from
+the configuration's fields alone (`stock.stock_family`), never from a name. Reading accepts both, and stock checkpoints
+of these families from elsewhere.
 """
 
 import dataclasses
@@ -40,9 +40,12 @@ SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are 
 }
 OWN_FORMAT = 2
 READABLE_FORMATS = (1, OWN_FORMAT)  # 1 had other names for the decoder's parameters, and no code beside the weights
-OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> modelling file's
-CODE = Path(__file__).with_name("modeling_cramming.py")
-AUTO_CLASSES = {  # class of transformers -> class of the modelling file
+OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> the adapter's
+CODE = (  # files of this folder that `trust_remote_code` needs; config.json names the first
+    "hf_adapter.py", "attention.py", "attention_kernels.py", "config.py", "encoder.py", "flex.py", "heads.py",
+    "init.py", "layers.py", "packing.py",
+)  # fmt: skip
+AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
     "AutoConfig": "CrammingConfig",
     "AutoModel": "CrammingModel",
     "AutoModelForMaskedLM": "CrammingForMaskedLM",
@@ -77,8 +80,8 @@ def save_pretrained(
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
         _write_json(temporary / "special_tokens_map.json", dict(special_tokens))
         _write_json(temporary / "tokenizer_config.json", _tokenizer_node(model.config) | dict(special_tokens))
-        if stock_family(model.config) is None:
-            shutil.copyfile(CODE, temporary / CODE.name)
+        for name in CODE if stock_family(model.config) is None else ():
+            shutil.copyfile(Path(__file__).with_name(name), temporary / name)
 
     overwrite_atomically(folder, write)
 
@@ -99,7 +102,7 @@ def _config_node(config: ModelConfig) -> dict[str, Any]:
     name = stock_family(config)
     if name is None:
         own = {"model_type": "cramming", "architectures": [AUTO_CLASSES["AutoModelForMaskedLM"]], "format": OWN_FORMAT}
-        auto_map = {auto: f"{CODE.stem}.{name}" for auto, name in AUTO_CLASSES.items()}
+        auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items()}
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
     return {

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.model.attention import Packing, sequence_ids
-from cramming.model.config import LastLayer, ModelConfig
-from cramming.model.encoder import Encoder, compute_dtype
-from cramming.model.layers import ACTIVATIONS, initialize, make_norm
+from .attention import Packing
+from .config import LastLayer, ModelConfig
+from .encoder import Encoder, compute_dtype
+from .init import initialize
+from .layers import ACTIVATIONS, make_norm
+from .packing import sequence_ids
 
 # Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
 # CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md). Compiled, each chunk is a
@@ -214,15 +216,16 @@ class MaskedLM(nn.Module):
         packing: Packing,
         target_positions_M: Tensor,
         target_ids_M: Tensor,
-        token_types_T: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
 
         Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
         """
-        wanted_M = target_positions_M if self.last_layer == "targets" else None
-        hidden = self.encoder(ids_T, positions_T, packing, token_types_T, wanted_M)
-        hidden_MD = self.transform(hidden if wanted_M is not None else hidden.index_select(0, target_positions_M))
+        if self.last_layer == "targets":
+            hidden_MD = self.encoder(ids_T, positions_T, packing, queries_M=target_positions_M)
+        else:
+            hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
+        hidden_MD = self.transform(hidden_MD)
         weight = self._decoder()
         dtype = compute_dtype(weight)
         return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk)

@@ -1,12 +1,11 @@
-"""The small parts: norms, activations, the MLP, position encodings, and the initialisation of every parameter.
+"""Norms, activations, the MLP and position encodings.
 
-Parts hold parameters and arithmetic only. Position encodings are computed from the token positions in each forward
-(microseconds beside the rest), not kept in buffers: there is nothing to move, resize, or lose on the meta device.
+Position encodings are computed from the token positions in each forward pass (microseconds), not kept in buffers: there
+is nothing to move, resize, or lose on the meta device.
 
 Shapes: T tokens, D hidden size, H heads, K head size.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.model.config import ModelConfig
+from .config import ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -71,7 +70,7 @@ class ScaledSinusoid(nn.Module):
         places = torch.arange(self.max_length, device=positions_T.device, dtype=torch.float32)
         angles = places[:, None] * rotary_frequencies(self.width, 10_000.0, places.device)
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-        return (self.scale * table).index_select(0, positions_T)
+        return (self.scale * table).to(self.scale.dtype).index_select(0, positions_T)
 
 
 def rotary_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
@@ -99,9 +98,7 @@ def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Eager execution's rotation: two passes over memory each way, where separate operations take four (16 bits: and
-    one to fp32 and one back, where they take one for each operation).
-    """
+    """Eager execution's rotation: two passes over memory each way, where separate operations take four."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -120,69 +117,3 @@ def _rotated(x_THK: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=direction)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
     return out.to(x_THK.dtype)
-
-
-# Initialisation -------------------------------------------------------------------------------------------------------
-
-ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
-    "norm.weight": "one",
-    "bias": "zero",
-    "positions.scale": "scale",
-    "tokens.weight": "embedding",
-    "positions.weight": "embedding",
-    "token_types.weight": "embedding",
-    "qkv.weight": "inner",
-    "up.weight": "inner",
-    "out.weight": "residual",
-    "down.weight": "residual",
-    "dense.weight": "residual",
-    "decoder_weight": "residual",
-    "pooler.weight": "inner",
-    "classifier.weight": "classifier",
-}
-
-
-def _depth_scaled(config: ModelConfig, role: str) -> float:
-    """ModernBERT's "full megatron": what is added to the residual stream shrinks with depth (its appendix A)."""
-    scale = {"residual": (2 * config.num_layers) ** -0.5, "classifier": config.hidden_size**-0.5 / config.init_std}
-    return config.init_std * scale.get(role, 1.0)
-
-
-# scheme -> (standard deviation of a matrix by role, cut at this many deviations or None)
-INITS: dict[str, tuple[Callable[[ModelConfig, str], float], float | None]] = {
-    "normal": (lambda config, role: config.init_std, None),
-    "truncated": (lambda config, role: config.init_std, 2.0),
-    "depth_scaled": (_depth_scaled, 2.0),
-    "small": (lambda config, role: math.sqrt(2 / (5 * config.hidden_size)), None),  # Nguyen & Salazar 2019, section 2
-}
-
-
-def _role(name: str) -> str:
-    for ending, role in ROLES.items():
-        if name.endswith(ending):
-            return role
-    raise AssertionError(f"no initialisation is defined for parameter {name}")
-
-
-@torch.no_grad()
-def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = None) -> None:
-    """Set every parameter of `module` by its role, from torch's global generator; an unknown name is an error.
-
-    `done` is a part that has been initialised already and stays as it is.
-    """
-    deviation, cut = INITS[config.init]
-    finished = set() if done is None else set(done.parameters())
-    for name, parameter in module.named_parameters():
-        if parameter in finished:
-            continue
-        role = _role(name)
-        if role in ("one", "zero"):
-            parameter.fill_(1.0 if role == "one" else 0.0)
-        elif role == "scale":
-            parameter.fill_(config.hidden_size**-0.5)
-        else:
-            std = deviation(config, role)
-            if cut is None:
-                nn.init.normal_(parameter, std=std)
-            else:
-                nn.init.trunc_normal_(parameter, std=std, a=-cut * std, b=cut * std)

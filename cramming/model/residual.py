@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.model.encoder import Block, Encoder
+from .encoder import Block, Encoder
 
 Normalize = Callable[..., Tensor]
 

@@ -25,9 +25,9 @@ def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None
     return Layout(STAND_IN, packing, half_window, groups, (None,))
 
 
-def _stand_in_restrict(layout: Layout, asking_M: Tensor, num_tokens: int) -> Layout | None:
+def _stand_in_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     """As the flash kernel does: not with a window."""
-    return None if layout.is_windowed() else layout
+    return None if layout.packing.is_cut_by(layout.half_window) else layout
 
 
 @contextmanager

@@ -4,7 +4,7 @@ A folder whose architecture this suite has (its own, stock BERT and ModernBERT) 
 which works on packed sequences. Every other Hugging Face encoder is wrapped by `StockEncoder`, which pads inside and
 has the same interface. Random initialisation means the same architecture with fresh weights from the fine-tuning seed,
 of the scale that the folder's own run drew (`init`). Where that run's weights had a design before they had seen any
-text (`attention_init: matching`), `designed` is its start, and says what of the score is the design's.
+text (`attention_init: mimetic`), `designed` is its start, and says what of the score is the design's.
 """
 
 import json

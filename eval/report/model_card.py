@@ -28,7 +28,7 @@ RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "atte
 MOST_SOURCES = 20
 STOCK_NOTE = "transformers has this architecture: nothing but torch and transformers is needed."
 CODE_NOTE = (
-    "transformers lacks this architecture: `modeling_cramming.py` in this folder computes it, and needs nothing but\n"
+    "transformers lacks this architecture: the Python files in this folder compute it, and need nothing but\n"
     "torch and transformers. Read it before you allow it to run with `trust_remote_code=True`."
 )
 

@@ -224,7 +224,6 @@ def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compo
     ("setting", "message"),
     [
         ("train.sequence_length=4096", "above model.max_length"),
-        ("objective.segments=true", "needs model.token_types=2"),
         ("start.window=5", "start: window=5 does nothing"),
     ],
 )

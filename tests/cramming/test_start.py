@@ -1,4 +1,4 @@
-"""Starts that do not come from chance alone: word vectors from counts, attention that finds its like."""
+"""A start from word vectors that are counted from the text."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +11,8 @@ import torch
 
 from cramming.data.cooccurrence import count_pairs, word_vectors
 from cramming.data.stream import TokenStream
-from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
-from cramming.model.layers import apply_rope
-from cramming.model.matching import _slow_dimensions
 from cramming.start import StartConfig, start_from_text
 
 VOCAB, SPECIAL = 40, (0, 1, 2)
@@ -101,99 +97,6 @@ def test_an_empty_text_leaves_random_vectors() -> None:
     model = MaskedLM(MODEL)
     start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, seed=0)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("positions", ["rope", "learned"])
-def test_matching_attention_finds_the_same_token(positions: str) -> None:
-    """The only repeated token draws the attention of its other occurrence, so its output moves with that one."""
-    torch.manual_seed(0)
-    config = replace(
-        MODEL, num_layers=1, hidden_size=64, positions=positions, norm_order="pre", init_std=0.02, token_types=0
-    )
-    ids = torch.tensor([5, 6, 7, 8, 5, 9, 10, 11])
-    bounds = torch.tensor([0, 8], dtype=torch.int32)
-
-    def weights(encoder: Encoder) -> torch.Tensor:
-        hidden = encoder.embeddings(ids, torch.zeros(8, dtype=torch.int64), None)
-        attention = encoder.blocks[0].attn
-        q, k, _ = attention.qkv(encoder.blocks[0].attn_norm(hidden)).view(8, 3, 2, 32).unbind(1)
-        return (torch.einsum("qhk,thk->hqt", q, k) / 32**0.5).softmax(-1).mean(0)
-
-    matched, plain = (weights(Encoder(replace(config, attention_init=init))) for init in ("matching", "random"))
-    assert matched[0, 4] > 0.3 and matched[4, 0] > 0.3 and plain[0, 4] < 0.2
-    encoder = Encoder(replace(config, attention_init="matching"))
-    assert encoder(ids, torch.arange(8), Packing(bounds, 8, 8)).isfinite().all()
-
-
-@pytest.mark.parametrize("positions", ["rope", "none"])
-@pytest.mark.parametrize("distance", [10, 60])
-def test_the_first_layer_finds_a_token_in_the_other_segment(positions: str, distance: int) -> None:
-    """Even heads look into the second segment, odd ones into the first, each with more weight than on all others."""
-    torch.manual_seed(0)
-    config = replace(
-        MODEL, vocab_size=512, num_layers=1, hidden_size=256, num_heads=4, positions=positions, norm_order="pre",
-        max_length=2 * distance, token_types=2, attention_init="matching",
-    )  # fmt: skip
-    encoder = Encoder(config)
-    attention, layer_input = encoder.blocks[0].attn, []
-    attention.register_forward_hook(lambda _, inputs, __: layer_input.append(inputs))
-    ids = torch.randperm(500)[: 2 * distance] + 5
-    ids[distance + 3] = ids[3]
-    types = (torch.arange(2 * distance) >= distance).long()
-    bounds = torch.tensor([0, 2 * distance], dtype=torch.int32)
-    encoder(ids, torch.arange(2 * distance), Packing(bounds, 2 * distance, 2 * distance), types)
-    hidden, rope, layout = layer_input[0]
-    q, k, _ = attention._project(hidden, layout)
-    if rope is not None:
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
-    weights = (torch.einsum("qhk,thk->hqt", q, k) / 64**0.5).softmax(-1)
-    here, there = 3, distance + 3
-    assert (weights[0::2, here, there] > 0.5).all() and (weights[1::2, there, here] > 0.5).all()
-    assert (weights[0::2, there, there] > 0.5).all() and (weights[1::2, here, here] > 0.5).all()
-    alone = [i for i in range(2 * distance) if i not in (here, there)]
-    assert weights.diagonal(dim1=1, dim2=2)[:, alone].median() > 0.5
-
-
-@pytest.mark.parametrize("theta", [2.0, 1e4, 1e6])
-@pytest.mark.parametrize("positions", ["rope", "learned"])
-def test_in_the_smallest_heads_the_segment_has_a_dimension_of_its_own(positions: str, theta: float) -> None:
-    config = replace(MODEL, attention_init="matching", positions=positions, rope_theta_global=theta)
-    compared, place = _slow_dimensions(config)
-    assert compared and place not in compared and len(set(compared)) == len(compared)
-    assert all(parameter.isfinite().all() for parameter in Encoder(config).parameters())
-
-
-def test_the_first_layer_tells_how_much_the_segments_share() -> None:
-    """A linear direction of the mean output over tokens tells how many of one segment's tokens stand in the other."""
-    torch.manual_seed(0)
-    config = replace(
-        MODEL, vocab_size=512, num_layers=1, hidden_size=256, num_heads=4, positions="rope", token_types=2,
-        attention_init="matching", norm_order="pre", max_length=40,
-    )  # fmt: skip
-    encoder = Encoder(config)
-    types, bounds = (torch.arange(40) >= 20).long(), torch.tensor([0, 40], dtype=torch.int32)
-    means: list[torch.Tensor] = []
-    encoder.blocks[0].attn.register_forward_hook(lambda _, __, output: means.append(output.mean(0)))
-
-    def mean(shared: int) -> torch.Tensor:
-        ids = torch.randperm(500)[:40] + 5
-        ids[20 : 20 + shared] = ids[:shared]
-        with torch.no_grad():
-            encoder(ids, torch.arange(40), Packing(bounds, 40, 40), types)
-        return means.pop()
-
-    direction = torch.stack([mean(20) - mean(0) for _ in range(20)]).mean(0)
-    shared = list(range(0, 21, 2))
-    read = [(mean(count) @ direction).item() for count in shared]
-    assert np.corrcoef(shared, read)[0, 1] > 0.9
-
-
-def test_values_and_output_undo_each_other() -> None:
-    encoder = Encoder(replace(MODEL, attention_init="matching"))
-    attention = encoder.blocks[1].attn
-    value = attention.qkv.weight[32:]
-    product = attention.out.weight @ value
-    torch.testing.assert_close(product, product[0, 0] * torch.eye(16), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("field", ["window", "max_tokens", "embedding_std", "decoder_std"])

@@ -33,7 +33,7 @@ def main() -> None:
         assert importlib.util.find_spec(package) is None, f"{package} can be imported: this place proves nothing"
     for folder in map(Path, sys.argv[1:]):
         torch.manual_seed(0)
-        told = {"trust_remote_code": True} if (folder / "modeling_cramming.py").exists() else {}
+        told = {"trust_remote_code": True} if (folder / "hf_adapter.py").exists() else {}
         found = {"folder": folder.name, "transformers": transformers.__version__, "torch": torch.__version__}
         found["largest_difference"] = masked_lm(folder, told)
         found["fill_mask"] = fill_mask(folder, told)

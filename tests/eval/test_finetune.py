@@ -262,17 +262,17 @@ def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp
 
 def test_random_weights_have_no_design_and_a_designed_start_is_the_runs_own(bert: Path, tmp_path: Path) -> None:
     plain = ModelConfig(45, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_length=32)
-    for attention_init in ("matching", "random"):
+    for attention_init in ("mimetic", "random"):
         model, folder = MaskedLM(replace(plain, attention_init=attention_init)), tmp_path / attention_init
         save_pretrained(model, folder, bert / "tokenizer.json")
     states = {}
-    for attention_init, init in (("matching", "designed"), ("matching", "random"), ("random", "random")):
+    for attention_init, init in (("mimetic", "designed"), ("mimetic", "random"), ("random", "random")):
         torch.manual_seed(5)
         classifier = build_classifier(open_model(tmp_path / attention_init), init, 2, 0.1, 0.0, "mean", False)
         states[attention_init, init] = classifier.encoder.state_dict()
         queries, keys, _ = classifier.encoder.blocks[1].attn.qkv.weight.chunk(3)
         assert torch.equal(queries, keys) == (init == "designed")
-    drawn, plainly = states["matching", "random"], states["random", "random"]
+    drawn, plainly = states["mimetic", "random"], states["random", "random"]
     assert all(torch.equal(drawn[name], plainly[name]) for name in plainly)
 
 

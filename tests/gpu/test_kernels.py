@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cramming.config import UserError
 from cramming.model import attention
 from cramming.model.attention import Packing
 from cramming.model.heads import linear_cross_entropy
@@ -39,9 +38,8 @@ def test_attention_is_its_definition(device: torch.device, kernel: str, name: st
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     packing = packing_of(name, device)
     try:
-        attention.refuse_unfit(kernel, device, dtype, 0.0)
         layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
-    except UserError as error:
+    except ValueError as error:
         pytest.skip(str(error))
     torch.manual_seed(0)
     given = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
@@ -71,18 +69,16 @@ def dense(qkv: Tensor, mask: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["rows", "documents"])
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa"])
-def test_few_asking_tokens_get_what_they_got_among_all(device: torch.device, kernel: str, name: str) -> None:
+def test_a_query_subset_gets_what_it_got_among_all(device: torch.device, kernel: str, name: str) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    packing, asking = packing_of(name, device), torch.arange(3, TOKENS, 8, device=device)
-    try:
-        attention.refuse_unfit(kernel, device, dtype, 0.0)
-    except UserError as error:
-        pytest.skip(str(error))
+    packing, queries = packing_of(name, device), torch.arange(3, TOKENS, 8, device=device)
+    if reason := attention.reason_against(kernel, device, dtype, 0.0):
+        pytest.skip(reason)
     q, k, v = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
     layout = attention.prepare(kernel, packing, TOKENS, None, dtype, 0.0)
-    fewer = attention.asked_by(layout, asking, TOKENS)
+    fewer = attention.restrict(layout, queries, TOKENS)
     assert fewer is not None
-    found, among_all = attention.attend(fewer.at_asking(q), k, v, fewer), attention.attend(q, k, v, layout)[asking]
+    found, among_all = attention.attend(fewer.at_queries(q), k, v, fewer), attention.attend(q, k, v, layout)[queries]
     assert distance(found, among_all.double()) < TOLERANCE[dtype]
 
 

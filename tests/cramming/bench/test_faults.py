@@ -18,7 +18,7 @@ from torch import Tensor
 from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
 from cramming.bench.workload import Candidate
 from cramming.engine import Engine
-from cramming.model import attention, heads, layers, products, residual
+from cramming.model import attention, attention_kernels, heads, layers, residual
 from cramming.optim.host import HostOptimizer
 from cramming.parallel import apply
 from cramming.parallel.activations import _BlockPass
@@ -29,7 +29,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def _no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that forgets who asks: every token gets its own value."""
-    broken = attention.KERNELS["sdpa"]._replace(attend=lambda q, k, v, layout, dropout: layout.at_asking(v))
+    broken = attention.KERNELS["sdpa"]._replace(attend=lambda q, k, v, layout, dropout: layout.at_queries(v))
     monkeypatch.setitem(attention.KERNELS, "sdpa", broken)
 
 
@@ -40,14 +40,14 @@ def _values_gradient_turned(monkeypatch: pytest.MonkeyPatch) -> None:
         d_q, d_k, d_v, none = backward(ctx, d_out)
         return d_q, d_k, -d_v, none
 
-    backward = products._Attention.backward
-    monkeypatch.setattr(products._Attention, "backward", staticmethod(broken))
+    backward = attention_kernels._Products.backward
+    monkeypatch.setattr(attention_kernels._Products, "backward", staticmethod(broken))
 
 
 def _wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer's queries belong to the neighbours of the targets."""
-    whole = attention.asked_by
-    monkeypatch.setattr(attention, "asked_by", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n))
+    whole = attention.restrict
+    monkeypatch.setattr(attention, "restrict", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n))
 
 
 def _lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,14 +139,3 @@ def test_neighbouring_keys_and_the_order_of_keys_matter() -> None:
 def test_values_that_make_no_objective(changes: dict[str, float], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         masker(**changes)
-
-
-def test_segments_cut_every_row_in_two() -> None:
-    samples, length = np.arange(300), 16
-    types = masker(segments=True).token_types(samples, length)
-    assert types is not None and types.shape == (300, length)
-    assert (types[:, 0] == 0).all() and (types[:, -1] == 1).all() and (np.diff(types, axis=1) >= 0).all()
-    assert set(types.sum(axis=1)) == set(range(1, length))  # every place is cut somewhere
-    again = masker(segments=True).token_types(samples[7:9], length)
-    np.testing.assert_array_equal(types[7:9], again)
-    assert masker().token_types(samples, length) is None

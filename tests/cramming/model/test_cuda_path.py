@@ -28,7 +28,7 @@ PACKINGS = {
     "ragged": Packing(torch.tensor([0, 1, 30, 30, 37, 90, 96, 96, 96], dtype=torch.int32), None, 53),
     "in rows": Packing(torch.tensor([0, 5, 24, 48, 60, 72, 73, 96, 96], dtype=torch.int32), None, 24, 24),
 }
-ASKING = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
+QUERIES = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
 
 
 def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
@@ -90,7 +90,9 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator, kernel in operators.items():
         if "cpu" not in operator._backend_fns:
             operator.register_kernel("cpu")(kernel)
-    monkeypatch.setitem(attention.KERNELS, "varlen", attention.KERNELS["varlen"]._replace(refuse=None))
+    monkeypatch.setitem(
+        attention.KERNELS, "varlen", attention.KERNELS["varlen"]._replace(reason_against=lambda *_: None)
+    )
 
 
 @pytest.fixture
@@ -98,19 +100,19 @@ def trains_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention without its own check that training is on a GPU; uncompiled it is right on a CPU."""
     module = __import__("torch.nn.attention.flex_attention", fromlist=["_validate_device"])
     monkeypatch.setattr(module, "_validate_device", lambda *_: None)
-    monkeypatch.setitem(attention.KERNELS, "flex", attention.KERNELS["flex"]._replace(refuse=None))
+    monkeypatch.setitem(attention.KERNELS, "flex", attention.KERNELS["flex"]._replace(reason_against=lambda *_: None))
 
 
 def compare(kernel: str, packing: Packing, window: int | None, size: int = SIZE) -> None:
     """Of all tokens, and of fewer that ask: output and gradients of a weighted sum, in fp64."""
     qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
     layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0)
-    asked = attention.KERNELS[kernel].restrict(layout, ASKING, TOKENS)
+    restricted = attention.KERNELS[kernel].restrict(layout, QUERIES, TOKENS)
     truth = alone(qkv, packing, window)
     found = [(attention.attend(*qkv.unbind(1), layout), truth)]
-    if asked is not None:
+    if restricted is not None:
         q, k, v = qkv.unbind(1)
-        found.append((attention.attend(q[ASKING], k, v, asked._replace(asking_M=ASKING)), truth[ASKING]))
+        found.append((attention.attend(q[QUERIES], k, v, restricted._replace(queries_M=QUERIES)), truth[QUERIES]))
     for out, expected in found:
         d_out = torch.randn_like(expected)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-10)
@@ -144,8 +146,8 @@ def test_compiled_flex_attention_takes_the_blocks_that_are_meant(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
     """Uncompiled it asks the mask for each pair; compiled it goes by blocks. Forward only: all that a CPU has."""
-    attend = torch.compile(flex._uncompiled(), dynamic=False)
-    monkeypatch.setattr(flex, "_uncompiled", lambda: attend)
+    compiled = flex.flex_attention(compiled=True)
+    monkeypatch.setattr(flex, "flex_attention", lambda _: compiled)
     bounds = torch.tensor([0, 5, 250, 260, 500, 511, 700, 1000, 1000], dtype=torch.int32)
     packing, qkv = Packing(bounds, None, 300), torch.randn(1000, 3, HEADS, 16)
     with torch.no_grad():
@@ -174,7 +176,7 @@ def small_model(compose: Callable[..., dict[str, Any]], name: str, kernel: str) 
 def batch_of(packing: Packing) -> list[Any]:
     lengths = packing.bounds_S.diff().tolist()
     ids = torch.randint(0, 64, (TOKENS,))
-    return [ids, torch.cat([torch.arange(n) for n in lengths]), packing, ASKING, ids[ASKING]]
+    return [ids, torch.cat([torch.arange(n) for n in lengths]), packing, QUERIES, ids[QUERIES]]
 
 
 def gradients_of(model: MaskedLM, call: Callable[..., Any], batch: list[Any]) -> list[Tensor]:

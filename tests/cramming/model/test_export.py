@@ -50,7 +50,7 @@ CRAMMED = replace(
     dropout=0.1,
 )
 UNTIED = replace(MODERN, tie_embeddings=False, decoder_bias=False)
-MATCHING = replace(BERT, init="depth_scaled", attention_init="matching")
+MIMETIC = replace(BERT, init="depth_scaled", attention_init="mimetic")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, save: Save) -> Path:
     return tmp_path / "final"
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, UNTIED, MATCHING])
+@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, UNTIED, MIMETIC])
 def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     model = MaskedLM(config)
     save(model, tmp_path / "final")
@@ -73,7 +73,7 @@ def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) ->
     assert all(torch.equal(tensor, encoder[name]) for name, tensor in model.encoder.state_dict().items())
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, UNTIED, MATCHING])
+@pytest.mark.parametrize("config", [BERT, MODERN, UNTIED, MIMETIC])
 def test_stock_transformers_loads_every_weight(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     save(MaskedLM(config), tmp_path / "final")
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "final", output_loading_info=True)

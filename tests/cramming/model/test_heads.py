@@ -13,7 +13,7 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM, SequenceClassifier, linear_cross_entropy
-from cramming.model.layers import INITS, initialize
+from cramming.model.init import INITS, initialize
 
 CONFIG = ModelConfig(vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48)
 RAGGED = Packing(torch.tensor([0, 7, 7, 20, 48, 48], dtype=torch.int32), None, 28)
@@ -260,6 +260,22 @@ def test_depth_scaled_shrinks_what_enters_the_residual_stream() -> None:
     block = MaskedLM(config).encoder.blocks[0]
     ratio = block.attn.out.weight.std() / block.attn.qkv.weight.std()
     assert float(ratio) == pytest.approx(16**-0.5, rel=0.05)
+
+
+def test_mimetic_attention_attends_to_its_like_and_takes_it_off() -> None:
+    """As far as the rank of a head allows: identity and noise of the shares that the paper has."""
+    config = replace(CONFIG, hidden_size=64, num_heads=2, attention_init="mimetic")
+    model = MaskedLM(config)
+    for block in model.encoder.blocks:
+        q, k, v = block.attn.qkv.weight.view(3, 64, 64)
+        head = q[:32].T @ k[:32]
+        assert torch.linalg.matrix_rank(head) == 32 and 0.35 < head.diagonal().mean() < 0.7
+        assert (head - head.diagonal().diag()).std() < 0.2
+        product = block.attn.out.weight @ v
+        assert product.diagonal().mean().item() == pytest.approx(-0.4, abs=0.03)
+        assert (product - product.diagonal().diag()).std().item() == pytest.approx(0.4 / 8, rel=0.1)
+    with torch.device("meta"):
+        MaskedLM(config)  # a plan has no numbers
 
 
 def test_unknown_parameters_are_not_left_uninitialised() -> None:

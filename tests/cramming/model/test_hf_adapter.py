@@ -1,9 +1,11 @@
-"""The modelling file that goes with a model folder computes, in transformers, what our own model computes.
+"""Our model in transformers computes, on padded batches, what it computes on packed tokens.
 
-Each case is a combination of choices that stock transformers lacks. The file is imported here as the module it is; that
-it loads from a folder without this package is shown in tests/end_to_end/test_export_process.py.
+Each case is a combination of choices that stock transformers lacks. The adapter is imported here as a module of the
+package; that it loads from a folder without this package is shown in tests/end_to_end/test_export_process.py.
 """
 
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,13 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from cramming.config import UserError
+from cramming.model import hf_adapter
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.model.export import AUTO_CLASSES, load_encoder, load_masked_lm
+from cramming.model.export import AUTO_CLASSES, CODE, load_encoder, load_masked_lm
 from cramming.model.heads import MaskedLM
-from cramming.model.modeling_cramming import (
+from cramming.model.hf_adapter import (
     CrammingForMaskedLM,
     CrammingForQuestionAnswering,
     CrammingForSequenceClassification,
@@ -109,13 +113,13 @@ def test_saved_by_transformers_and_read_again_is_the_same_model(case: str, tmp_p
     again = load_masked_lm(tmp_path / "again")
     assert again.config == own.config
     assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in again.state_dict().items())
-    model.encoder.save_pretrained(tmp_path / "bare")  # names without the prefix of the encoder
+    CrammingModel.from_pretrained(tmp_path / "final").save_pretrained(tmp_path / "bare")  # no head
     bare = load_encoder(tmp_path / "bare").state_dict()
     assert all(torch.equal(tensor, bare[name]) for name, tensor in own.encoder.state_dict().items())
 
 
 def test_every_choice_of_an_architecture_has_a_case() -> None:
-    """A field of ModelConfig that no case changes would be one that the modelling file may ignore."""
+    """A field of ModelConfig that no case changes would be one that the folder's code may ignore."""
     trained_only = {"dropout", "attention_dropout", "init", "init_std", "attention_init"}
     sizes = {"vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length"}
     sizes |= {"rope_theta_global"}
@@ -125,10 +129,10 @@ def test_every_choice_of_an_architecture_has_a_case() -> None:
 
 
 HEADS = {
-    CrammingForMaskedLM: lambda n: {"labels": torch.randint(5, 128, (4, 40))},
-    CrammingForSequenceClassification: lambda n: {"labels": torch.randint(0, n, (4,))},
-    CrammingForTokenClassification: lambda n: {"labels": torch.randint(0, n, (4, 40))},
-    CrammingForQuestionAnswering: lambda n: {
+    CrammingForMaskedLM: lambda tokens: {"labels": torch.randint(5, 128, (4, 40)).where(tokens, -100)},
+    CrammingForSequenceClassification: lambda tokens: {"labels": torch.randint(0, 5, (4,))},
+    CrammingForTokenClassification: lambda tokens: {"labels": torch.randint(0, 5, (4, 40)).where(tokens, -100)},
+    CrammingForQuestionAnswering: lambda tokens: {
         "start_positions": torch.tensor([3, 0, 9, 0]),
         "end_positions": torch.tensor([8, 1, 9, 0]),
     },
@@ -143,7 +147,8 @@ def test_heads_learn_and_honour_the_number_of_labels(head: type, tmp_path: Path,
     assert all(name.startswith(("pooler", "classifier", "qa_outputs")) for name in info["missing_keys"])
     expected = load_encoder(tmp_path / "final").state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.encoder.state_dict().items())
-    inputs = padded(documents(), "right") | HEADS[head](5)
+    inputs = padded(documents(), "right")
+    inputs |= HEADS[head](inputs["attention_mask"] == 1)
     output = model(**inputs)
     if "logits" in output and head is not CrammingForMaskedLM:
         assert output.logits.shape[-1] == 5
@@ -197,7 +202,7 @@ def test_the_plain_encoder(tmp_path: Path, save: Save) -> None:
     expected = own.encoder(text, torch.arange(40), packing)
     output = model(input_ids=text[None], output_hidden_states=True)
     torch.testing.assert_close(output.last_hidden_state[0], expected, atol=1e-5, rtol=0)
-    assert len(output.hidden_states) == 4 and output.hidden_states[-1] is output.last_hidden_state
+    assert len(output.hidden_states) == 4 and torch.equal(output.hidden_states[-1], output.last_hidden_state)
     embedded = model(inputs_embeds=model.get_input_embeddings()(text[None]), return_dict=False)
     assert torch.equal(embedded[0], output.last_hidden_state)
     assert model.to(torch.bfloat16)(input_ids=text[None, :4]).last_hidden_state.dtype == torch.bfloat16
@@ -220,12 +225,16 @@ def test_what_users_of_transformers_do_to_a_model(tmp_path: Path, save: Save) ->
         model(input_ids=torch.ones(1, 49, dtype=torch.long))
 
 
-def test_the_folder_names_every_class_of_its_file(tmp_path: Path, save: Save) -> None:
-    from cramming.model import modeling_cramming
-
-    save(perturbed(CRAMMED), tmp_path / "final")
-    assert (tmp_path / "final" / "modeling_cramming.py").read_bytes() == Path(modeling_cramming.__file__).read_bytes()
-    assert all(hasattr(modeling_cramming, name) for name in AUTO_CLASSES.values())
+def test_the_folder_has_all_files_and_classes_that_it_names() -> None:
+    """transformers 4 copies only what the first file imports itself."""
+    folder, (adapter, *others) = Path(hf_adapter.__file__).parent, CODE
+    text = (folder / adapter).read_text()
+    direct = set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE))
+    needed = {Path(file).name for file in get_relative_import_files(folder / adapter)}
+    assert needed == {f"{name}.py" for name in direct} == set(others)
+    assert all(hasattr(hf_adapter, name) for name in AUTO_CLASSES.values())
+    packages = {package for name in CODE for package in get_imports(folder / name)}
+    assert packages - sys.stdlib_module_names == {"torch", "transformers", "numpy"}  # which transformers needs itself
 
 
 def test_folders_of_the_first_format_are_read(tmp_path: Path, save: Save) -> None:

@@ -1,0 +1,256 @@
+"""This suite's model in Hugging Face transformers: what `from_pretrained(folder, trust_remote_code=True)` runs.
+
+The files beside this one are the suite's own; torch and transformers are all that they need. The padded batch [B, L] of
+transformers becomes packed tokens [T] without padding, which the suite's encoder takes. Hidden states of padding are 0.
+Attention is the suite's too, whatever `attn_implementation` says.
+
+Shapes: B rows, L places in a row, T tokens, D hidden size.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    ModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+# transformers finds needed files by such lines, and transformers 4 by those of this file alone: hence the unused ones.
+from .attention import attend  # noqa: F401
+from .attention_kernels import KERNELS  # noqa: F401
+from .config import ModelConfig
+from .encoder import Block, Encoder
+from .flex import prepare  # noqa: F401
+from .heads import POOLINGS, HeadTransform
+from .init import initialize  # noqa: F401
+from .layers import ScaledSinusoid
+from .packing import Packing
+
+
+def _choice(name: str) -> Any:
+    """An attribute of the configuration that is kept in its `model`, under our name."""
+    return property(lambda self: self.model.get(name), lambda self, value: self.model.update({name: value}))
+
+
+class CrammingConfig(PretrainedConfig):
+    """`model` holds the fields of `ModelConfig`; the usual names read and write there too."""
+
+    model_type = "cramming"
+    vocab_size = _choice("vocab_size")
+    hidden_size = _choice("hidden_size")
+    num_hidden_layers = _choice("num_layers")
+    num_attention_heads = _choice("num_heads")
+    intermediate_size = _choice("intermediate_size")
+    max_position_embeddings = _choice("max_length")
+    type_vocab_size = _choice("token_types")
+    initializer_range = _choice("init_std")
+    hidden_dropout_prob = _choice("dropout")
+    attention_probs_dropout_prob = _choice("attention_dropout")
+
+    def __init__(
+        self,
+        model: dict[str, Any] | None = None,
+        classifier_pooling: str = "mean",  # mean, or cls: the first token
+        classifier_dropout: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        self.model = dict(model or {})
+        self.classifier_pooling = classifier_pooling
+        self.classifier_dropout = classifier_dropout
+        super().__init__(**{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs})
+
+
+class CheckpointedBlock(GradientCheckpointingLayer, Block):
+    """A block that `gradient_checkpointing_enable` reaches."""
+
+
+class CheckpointedEncoder(Encoder):
+    """The encoder, of such blocks."""
+
+    block = CheckpointedBlock
+
+
+class CrammingPreTrainedModel(PreTrainedModel):
+    """The encoder, and what all heads share. A head is `_head`: from hidden states and labels to the output."""
+
+    config_class = CrammingConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _no_split_modules: ClassVar[list[str]] = ["CheckpointedBlock"]
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        self.choices = ModelConfig(**config.model)
+        self.encoder = CheckpointedEncoder(self.choices)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """For what the weights' file does not hold: new heads, or a model made from its configuration alone."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, ScaledSinusoid):
+            nn.init.constant_(module.scale, module.width**-0.5)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            nn.init.zeros_(bias)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embeddings.tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.encoder.embeddings.tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> ModelOutput | tuple[Any, ...]:
+        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None, "give input_ids or inputs_embeds"
+        shape = given.shape[:2]
+        if self.encoder.embeddings.positions is not None and shape[1] > self.choices.max_length:
+            limit = self.choices.max_length
+            raise ValueError(f"{shape[1]} tokens in a row, but this model has {limit} positions; truncate the input")
+        mask_BL = given.new_ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if position_ids is None:  # counted from each row's first token
+            places_L = torch.arange(shape[1], device=given.device)
+            position_ids = (places_L - mask_BL.int().argmax(dim=1, keepdim=True)).clamp(min=0)
+        types_T = None if token_type_ids is None else token_type_ids.expand(shape)[mask_BL]
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recorded: list[Tensor] = []
+        parts = (self.encoder.embeddings, *self.encoder.blocks) if states else ()
+        hooks = [part.register_forward_hook(lambda module, given, state: recorded.append(state)) for part in parts]
+        hidden_TD = self.encoder(given[mask_BL], position_ids.expand(shape)[mask_BL], _packing(mask_BL), types_T)
+        for hook in hooks:
+            hook.remove()
+        targets = labels if start_positions is None or end_positions is None else (start_positions, end_positions)
+        output = self._head(hidden_TD, mask_BL, targets)
+        if states:
+            output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*recorded[:-1], hidden_TD))
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        raise NotImplementedError
+
+
+def _bounds(mask_BL: Tensor) -> Tensor:
+    return nn.functional.pad(mask_BL.sum(dim=1).cumsum(0), (1, 0)).int()
+
+
+def _packing(mask_BL: Tensor) -> Packing:
+    """Rows without padding are rows; others are ragged."""
+    length = mask_BL.shape[1]
+    if mask_BL.all():
+        return Packing(_bounds(mask_BL), length, length)
+    return Packing(_bounds(mask_BL), None, int(mask_BL.sum(dim=1).max()))
+
+
+def _padded(x_TX: Tensor, mask_BL: Tensor) -> Tensor:
+    out_BLX = x_TX.new_zeros((*mask_BL.shape, x_TX.shape[1]))
+    out_BLX[mask_BL] = x_TX
+    return out_BLX
+
+
+class CrammingModel(CrammingPreTrainedModel):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))
+
+
+class CrammingForMaskedLM(CrammingPreTrainedModel):
+    """Encoder and scores over the vocabulary; `labels` are -100 where there is no target."""
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"decoder.weight": "encoder.embeddings.tokens.weight"}
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        self.transform = HeadTransform(self.choices) if self.choices.head_transform else nn.Identity()
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=self.choices.decoder_bias)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        logits = _padded(self.decoder(self.transform(hidden_TD)), mask_BL)
+        loss = None if targets is None else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+class CrammingForSequenceClassification(CrammingPreTrainedModel):
+    """One vector per row (mean of its tokens, or its first), dense and tanh, dropout, `num_labels` scores.
+
+    `labels` are class numbers, real numbers for one label (regression), or a row of 0.0 and 1.0 for several at once.
+    """
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        if config.classifier_pooling not in POOLINGS:
+            raise ValueError(f"classifier_pooling={config.classifier_pooling!r}: choose {' or '.join(POOLINGS)}")
+        self.pooling = POOLINGS[config.classifier_pooling]
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        pooled_BD = self.pooler(self.pooling(hidden_TD, _bounds(mask_BL))).tanh()
+        logits = self.classifier(self.dropout(pooled_BD))
+        loss = None if targets is None else self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+class CrammingForTokenClassification(CrammingPreTrainedModel):
+    """`num_labels` scores for every token; `labels` are -100 where a token has none."""
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        logits = _padded(self.classifier(self.dropout(hidden_TD)), mask_BL)
+        loss = None if targets is None else self.loss_function(logits, targets, self.config)
+        return TokenClassifierOutput(loss=loss, logits=logits)
+
+
+class CrammingForQuestionAnswering(CrammingPreTrainedModel):
+    """Scores of every token as the answer's first and as its last."""
+
+    def __init__(self, config: CrammingConfig) -> None:
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+        scores_BL2 = _padded(self.qa_outputs(hidden_TD), mask_BL)
+        starts, ends = scores_BL2.unbind(-1)
+        loss = None if targets is None else self.loss_function(starts, ends, *targets)
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=starts, end_logits=ends)

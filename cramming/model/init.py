@@ -1,0 +1,103 @@
+"""How every parameter is initialised, from torch's global generator.
+
+Shapes: D hidden size, H heads, K head size.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .config import ModelConfig
+
+ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
+    "norm.weight": "one",
+    "bias": "zero",
+    "positions.scale": "scale",
+    "tokens.weight": "embedding",
+    "positions.weight": "embedding",
+    "token_types.weight": "embedding",
+    "qkv.weight": "inner",
+    "up.weight": "inner",
+    "out.weight": "residual",
+    "down.weight": "residual",
+    "dense.weight": "residual",
+    "decoder_weight": "residual",
+    "pooler.weight": "inner",
+    "classifier.weight": "classifier",
+}
+
+
+def _depth_scaled(config: ModelConfig, role: str) -> float:
+    """ModernBERT's "full megatron": what is added to the residual stream shrinks with depth (its appendix A)."""
+    scale = {"residual": (2 * config.num_layers) ** -0.5, "classifier": config.hidden_size**-0.5 / config.init_std}
+    return config.init_std * scale.get(role, 1.0)
+
+
+# scheme -> (standard deviation of a matrix by role, cut at this many deviations or None)
+INITS: dict[str, tuple[Callable[[ModelConfig, str], float], float | None]] = {
+    "normal": (lambda config, role: config.init_std, None),
+    "truncated": (lambda config, role: config.init_std, 2.0),
+    "depth_scaled": (_depth_scaled, 2.0),
+    "small": (lambda config, role: math.sqrt(2 / (5 * config.hidden_size)), None),  # Nguyen & Salazar 2019, section 2
+}
+
+
+def _role(name: str) -> str:
+    role = next((role for ending, role in ROLES.items() if name.endswith(ending)), None)
+    assert role is not None, f"no initialisation is defined for parameter {name}"
+    return role
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = None) -> None:
+    """Set every parameter of `module` by its role; a name without a role is an error.
+
+    `done` is a submodule that has been initialised already and stays as it is.
+    """
+    finished = set() if done is None else set(done.parameters())
+    for name, parameter in module.named_parameters():
+        if parameter not in finished:
+            _fill(parameter, _role(name), config)
+    if config.attention_init == "mimetic":
+        for part in module.modules():
+            qkv, out = getattr(part, "qkv", None), getattr(part, "out", None)
+            if isinstance(qkv, nn.Linear) and isinstance(out, nn.Linear) and qkv.weight not in finished:
+                _set_mimetic(qkv.weight, out.weight, config.num_heads)
+
+
+def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
+    constants = {"one": 1.0, "zero": 0.0, "scale": config.hidden_size**-0.5}
+    if role in constants:
+        parameter.fill_(constants[role])
+        return
+    deviation, cut = INITS[config.init]
+    std = deviation(config, role)
+    if cut is None:
+        nn.init.normal_(parameter, std=std)
+    else:
+        nn.init.trunc_normal_(parameter, std=std, a=-cut * std, b=cut * std)
+
+
+# Shares of noise and identity in the products of two matrices (Trockman & Kolter 2023, "Mimetic Initialization of
+# Self-Attention Layers", section 4): of a head's queries and keys, and of values and output.
+QUERY_KEY, VALUE_OUT = (0.7, 0.7), (0.4, -0.4)
+
+
+def _set_mimetic(qkv: Tensor, out: Tensor, heads: int) -> None:
+    """A token attends to its like, and attention takes off a share of what it finds, as in trained models."""
+    width = out.shape[0]
+    pairs = [_factors(out, width // heads, *QUERY_KEY) for _ in range(heads)]
+    out_DD, values_DD = _factors(out, width, *VALUE_OUT)
+    qkv.copy_(torch.cat([*(query.t() for query, _ in pairs), *(key.t() for _, key in pairs), values_DD.t()]))
+    out.copy_(out_DD)
+
+
+def _factors(like_DD: Tensor, rank: int, noise: float, identity: float) -> tuple[Tensor, Tensor]:
+    """A, B [D, rank]: A B^T is the best approximation of noise * Z + identity * I; Z is normal of variance 1 / D."""
+    width = like_DD.shape[0]
+    noise_DD = torch.empty_like(like_DD).normal_(std=noise * width**-0.5)
+    left, values, right_t = torch.linalg.svd(noise_DD + identity * torch.eye(width).to(like_DD))
+    root = values[:rank].sqrt()
+    return left[:, :rank] * root, right_t[:rank].t() * root
