@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from cramming import pretrain
 from cramming.config import UserError
-from cramming.model.export import file_hashes
+from cramming.model.export import CODE, file_hashes
 from cramming.record import load_record, write_record_section
 from eval import export
 from eval.rules.record import read_record
@@ -61,7 +61,7 @@ def card(folder: Path) -> tuple[dict[str, Any], str]:
 
 def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(runs: Path, run_export: Export) -> None:
     common = {"README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"}
-    for name, more in (("stock", set()), ("own", {"modeling_cramming.py"})):
+    for name, more in (("stock", set()), ("own", set(CODE))):
         folder = run_export(f"name={name}")
         assert {path.name for path in folder.iterdir()} == common | {"tokenizer_config.json"} | more
         for file in ("model.safetensors", "tokenizer.json"):
@@ -143,9 +143,9 @@ def occupy(runs: Path) -> None:
 def test_an_export_takes_the_place_of_an_earlier_one(runs: Path, run_export: Export, tmp_path: Path) -> None:
     """Whole: of the earlier one's files none is left, though another model made it."""
     first = run_export("name=own", f"export.out={tmp_path / 'out'}")
-    assert (first / "modeling_cramming.py").is_file()
+    assert (first / "hf_adapter.py").is_file()
     again = run_export("name=stock", f"export.out={tmp_path / 'out'}")
-    assert not (again / "modeling_cramming.py").exists() and card(again) == card(run_export("name=stock"))
+    assert not (again / "hf_adapter.py").exists() and card(again) == card(run_export("name=stock"))
     (again / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="neither empty nor an export"):
         run_export("name=stock", f"export.out={tmp_path / 'out'}")
@@ -228,7 +228,7 @@ def test_the_record_knows_every_file_of_the_model(runs: Path, run_export: Export
         record = load_record(runs / name)
         assert record["pretrain"]["final_files"] == file_hashes(runs / name / "final")
         assert record["pretrain"]["final_files"]["tokenizer.json"] == record["corpus"]["tokenizer"]["sha256"]
-    assert "modeling_cramming.py" in record["pretrain"]["final_files"]
+    assert "hf_adapter.py" in record["pretrain"]["final_files"]
     (runs / "stock" / "final" / "vocab.txt").write_text("a")
     _, body = card(run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}"))
     assert "No record of its training lies beside it" in body
