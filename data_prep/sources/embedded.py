@@ -33,7 +33,8 @@ class EmbeddedSource(Source):
         self.config = config
 
     def inventory(self) -> list[dict[str, Any]]:
-        code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(GENERATOR.glob("*.py"))))
+        files = sorted(path for path in GENERATOR.iterdir() if path.suffix in (".py", ".txt"))
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in files))
         entry = {"name": "embedded", "kind": "embedded", "license": self.config.license}
         return [{**entry, "sha256": code.hexdigest()}]
 

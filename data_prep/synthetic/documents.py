@@ -6,25 +6,23 @@ robin), as questions with answers, and as claims that somebody finds right, wron
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import get_args
 
 from data_prep.sources.source import Document
 from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, TOWNS
 from data_prep.synthetic.speaker import (
     QUESTIONS,
     SLOTS,
+    VERDICTS,
     Fact,
     NothingToSayError,
     Speaker,
-    Verdict,
     article,
     plural,
     sentence,
 )  # fmt: skip
 
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-GUESSES = {"right": "and {he} was right.", "wrong": "but {he} was wrong.", "open": "but nobody knew."}
-ENDINGS = {"right": "They agreed.", "wrong": "They disagreed.", "open": "They spoke of different things."}
+GUESSES = dict(zip(VERDICTS, ("and {he} was right.", "but nobody knew.", "but {he} was wrong.")))
+ENDINGS = dict(zip(VERDICTS, ("They agreed.", "They spoke of different things.", "They disagreed.")))
 
 
 def about(s: Speaker, fact: Fact) -> list[str]:
@@ -45,13 +43,19 @@ def about(s: Speaker, fact: Fact) -> list[str]:
 def story(s: Speaker) -> list[str]:
     """Three deeds."""
     start = f"{s.person().word} {s.pick(('lived in', 'was in', 'came to'))} {s.word(TOWNS)}."
-    return [start, *(text for _ in range(3) for text in about(s, s.deed(circumstances=0.15)))]
+    return [start, *(text for _ in range(3) for text in about(s, with_circumstances(s, 0.15)))]
+
+
+def with_circumstances(s: Speaker, share: float) -> Fact:
+    """A deed, in this share of the cases with a place, with a time, and with a partner."""
+    return s.somewhere(s.deed(), *(slot for slot in QUESTIONS if s.chance(share)))
 
 
 def portrait(s: Speaker) -> list[str]:
     """How a person or a thing is."""
     first = s.state()
-    facts = [replace(first, meaning=meaning) for meaning in s.shuffled(first.possible)[:3]]
+    one_of_two = {frozenset((meaning.words[0], meaning.opposite)): meaning for meaning in s.shuffled(first.possible)}
+    facts = [replace(first, meaning=meaning) for meaning in list(one_of_two.values())[:3]]
     return [text for fact in facts for text in about(s, fact)]
 
 
@@ -82,7 +86,7 @@ def scenes(s: Speaker) -> list[str]:
 def interview(s: Speaker) -> list[str]:
     """Questions and answers about two deeds."""
     sentences = []
-    for deed in (s.deed(circumstances=0.4), s.deed(circumstances=0.4)):
+    for deed in (with_circumstances(s, 0.4), with_circumstances(s, 0.4)):
         assert deed.agent is not None
         answers = {"agent": deed.agent.word, "patient": deed.patient.phrase("a"), **deed.circumstances}
         sentences.append(sentence(s.tell(deed)))
@@ -96,15 +100,14 @@ def debate(s: Speaker) -> list[str]:
     first = s.person()
     second, sentences = s.person(first), list[str]()
     for _ in range(3):
-        fact, verdict = s.deed(), s.pick(VERDICTS)
-        slot = s.pick(SLOTS)
+        fact, verdict, slot = s.deed(), s.pick(VERDICTS), s.pick(SLOTS)
         if s.chance(0.7):
-            fact = s.fact()
+            fact = s.pick((s.deed, s.state))()
             said = [s.tell(fact) + ".", s.claim(fact, verdict) + "."]
-        elif verdict == "wrong":
-            said = [s.ask(fact, slot) + "?", s.ask(replace(fact, meaning=fact.opposite), slot) + "?"]
         else:
-            said = [s.ask(fact, slot) + "?", s.ask(fact, slot if verdict == "right" else s.pick(SLOTS, slot)) + "?"]
+            other = replace(fact, meaning=fact.opposite) if verdict == "contradiction" else fact
+            again = s.pick(SLOTS, slot) if verdict == "neutral" else slot
+            said = [s.ask(fact, slot) + "?", s.ask(other, again) + "?"]
         sentences += [f"{first.word}: {said[0]}", f"{second.word}: {said[1]}", ENDINGS[verdict]]
     return sentences
 

@@ -12,22 +12,33 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, TypeVar
 
-from data_prep.synthetic import lexicon
-from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, MOVES, VERBS, Meaning
+from data_prep.synthetic.lexicon import (
+    ADJECTIVES,
+    DAYS,
+    JOBS,
+    KINDS,
+    MEN,
+    MONTHS,
+    MOVES,
+    TOWNS,
+    VERBS,
+    WOMEN,
+    Meaning,
+    Words,
+)  # fmt: skip
 
 T = TypeVar("T")
 RESERVED_SHARE = 5  # every fifth sentence, by hash, is for the tasks, the others are for the corpus
 TRIES = 8
 COMPANY = 0.7  # share of the corpus's clauses in which a word has the company of its meaning
 THINGS = tuple(name for name in KINDS if name != "work")
-SINGULAR, PLURAL = ("this", "that", "every", "one"), ("these", "those", "many", "several")
 QUESTIONS = {
     "place": ("where", "in which town"),
     "time": ("when", "at what time"),
     "partner": ("with whom", "together with whom"),
 }
 SLOTS = ("agent", "patient", *QUESTIONS)
-Verdict = Literal["right", "wrong", "open"]  # on a claim: it follows from a fact, contradicts it, or neither
+VERDICTS = ("entailment", "neutral", "contradiction")  # what a claim is, given a fact
 
 
 class NothingToSayError(Exception):
@@ -37,11 +48,6 @@ class NothingToSayError(Exception):
 def normalise(sentence: str) -> str:
     """Lower case, words only: two sentences with the same normal form count as the same."""
     return " ".join(re.findall(r"[a-z0-9]+", sentence.lower()))
-
-
-def is_reserved(sentence: str) -> bool:
-    """Whether only the tasks may use a sentence: a pure function of its words, on any platform."""
-    return zlib.crc32(normalise(sentence).encode()) % RESERVED_SHARE == 0
 
 
 def sentence(clause: str, end: str = ".") -> str:
@@ -76,12 +82,12 @@ class Entity:
 
     @property
     def group(self) -> str:
-        """Of whom or what meanings are said."""
+        """That a meaning can be said of."""
         return KINDS[self.kind].group if self.kind in KINDS else "person"
 
-    def phrase(self, determiner: str = "the", company: str = "") -> str:
+    def phrase(self, determiner: str = "the", trait: str = "") -> str:
         """`Anna`, `the robin`, `a feathered robin`."""
-        noun = f"{company} {self.word}".strip()
+        noun = f"{trait} {self.word}".strip()
         return self.word if self.kind == "person" else article(noun) if determiner == "a" else f"the {noun}"
 
 
@@ -102,7 +108,7 @@ class Fact:
 
     @property
     def opposite(self) -> Meaning:
-        """Of its meaning."""
+        """The opposite of its meaning."""
         return (VERBS if self.agent else ADJECTIVES)[self.meaning.opposite]
 
     def general(self) -> "Fact":
@@ -114,8 +120,8 @@ class Fact:
 class Speaker:
     """Draws facts and puts them into words of one `half` of each list.
 
-    `train` and `eval` make plain sentences for tasks, which are reserved; `all` makes those of the corpus, where words
-    have company, and which are not reserved.
+    `train` and `eval` make plain sentences for tasks, of the reserved share; `all` makes those of the corpus, where
+    words have company, and which are not reserved.
     """
 
     def __init__(self, seed: str, half: Literal["all", "train", "eval"]) -> None:
@@ -136,7 +142,7 @@ class Speaker:
         """In another order."""
         return sorted(items, key=lambda _: self._rng.random())
 
-    def word(self, words: tuple[str, ...]) -> str:
+    def word(self, words: Words) -> str:
         """One of the words of this speaker's half."""
         middle = (len(words) + 1) // 2
         half = {"all": words, "train": words[:middle], "eval": words[middle:]}[self._half]
@@ -149,97 +155,87 @@ class Speaker:
         for _ in range(TRIES):
             self.chosen = set()
             clause = make()
-            if is_reserved(clause) == (self._half != "all"):
+            is_reserved = zlib.crc32(normalise(clause).encode()) % RESERVED_SHARE == 0
+            if is_reserved == (self._half != "all"):
                 return clause
         raise NothingToSayError
 
     def person(self, *others: Entity | None) -> Entity:
         """Somebody else."""
-        while True:
-            names, pronouns = self.pick(((lexicon.WOMEN, ("she", "her")), (lexicon.MEN, ("he", "him"))))
-            found = Entity(self.word(names), "person", pronouns)
-            if found not in others:
-                return found
+        names, pronouns = self.pick(((WOMEN, ("she", "her")), (MEN, ("he", "him"))))
+        found = Entity(self.word(names), "person", pronouns)
+        return self.person(*others) if found in others else found
 
     def thing(self, kind: str, *others: Entity) -> Entity:
         """Another thing of this kind."""
-        while True:
-            found = Entity(self.word(KINDS[kind].members), kind)
-            if found not in others:
-                return found
+        found = Entity(self.word(KINDS[kind].members), kind)
+        return self.thing(kind, *others) if found in others else found
 
-    def circumstance(self, slot: str, fact: Fact) -> str:
-        """A place, a time or a partner."""
-        if slot == "place":
-            return f"in {self.word(lexicon.TOWNS)}"
-        if slot == "partner":
-            return f"with {self.person(fact.agent, fact.patient).word}"
-        return self.pick((f"on {self.word(lexicon.DAYS)}", f"in {self.word(lexicon.MONTHS)}"))
-
-    def deed(self, kinds: Sequence[str] = THINGS, people: float = 0.3, circumstances: float = 0.0) -> Fact:
+    def deed(self, kinds: Sequence[str] = THINGS, people: float = 0.3) -> Fact:
         """Somebody does something to a person (in a share `people` of the cases) or to a thing of one of `kinds`."""
         agent = self.person()
-        patient = self.person(agent) if self.chance(people) else self.thing(self.pick(kinds))
-        fact = Fact(agent, VERBS["like"], patient)
-        fact = replace(fact, meaning=self.pick(fact.possible))
-        slots = [slot for slot in QUESTIONS if self.chance(circumstances)]
-        return replace(fact, circumstances={slot: self.circumstance(slot, fact) for slot in slots})
-
-    def state(self, kinds: Sequence[str] = THINGS, people: float = 0.4) -> Fact:
-        """A person or a thing is somehow."""
-        fact = Fact(None, ADJECTIVES["big"], self.person() if self.chance(people) else self.thing(self.pick(kinds)))
+        fact = Fact(agent, VERBS["like"], self.person(agent) if self.chance(people) else self.thing(self.pick(kinds)))
         return replace(fact, meaning=self.pick(fact.possible))
 
-    def fact(self, kinds: Sequence[str] = THINGS) -> Fact:
-        """Either."""
-        return self.state(kinds) if self.chance(0.5) else self.deed(kinds)
+    def state(self, kinds: Sequence[str] = THINGS) -> Fact:
+        """A person or a thing is somehow."""
+        fact = Fact(None, ADJECTIVES["big"], self.person() if self.chance(0.4) else self.thing(self.pick(kinds)))
+        return replace(fact, meaning=self.pick(fact.possible))
+
+    def somewhere(self, fact: Fact, *slots: str) -> Fact:
+        """The fact with circumstances: a place, a time, a partner."""
+        found = {
+            "place": f"in {self.word(TOWNS)}",
+            "time": self.pick((f"on {self.word(DAYS)}", f"in {self.word(MONTHS)}")),
+            "partner": f"with {self.person(fact.agent, fact.patient).word}",
+        }
+        return replace(fact, circumstances={slot: found[slot] for slot in QUESTIONS if slot in slots})
 
     def tell(self, fact: Fact, determiner: str = "the") -> str:
         """A clause that says the fact."""
-        return self.clause(lambda: (self._deed if fact.agent else self._state)(fact, determiner))
+        return self.clause(lambda: self._deed(fact, fact.agent, determiner) if fact.agent else self._state(fact))
 
-    def _state(self, fact: Fact, determiner: str) -> str:
-        word, draw = self.word(fact.meaning.words), self._rng.random()
-        if self._half == "all" and draw < COMPANY:
+    def _state(self, fact: Fact) -> str:
+        word = self.word(fact.meaning.words)
+        if self._half == "all" and self.chance(COMPANY):
             words = self.pick(fact.meaning.company).format(w=word)
-        elif draw < 0.85:
+        elif self.chance(0.7):
             words = self.pick(("", "", "very ", "really ", "quite ")) + word
         else:
             words = f"{self.pick(('not', 'anything but', 'far from'))} {self.word(fact.opposite.words)}"
         return " ".join([fact.patient.phrase(), "was", words, *fact.circumstances.values()])
 
-    def _deed(self, fact: Fact, determiner: str) -> str:
-        assert fact.agent is not None
-        verb, agent, company, trait = past(self.word(fact.meaning.words)), fact.agent.word, "", ""
+    def _deed(self, fact: Fact, agent: Entity, determiner: str) -> str:
+        verb, company, trait = past(self.word(fact.meaning.words)), "", ""
         if self._half == "all" and self.chance(COMPANY):
             company = self.pick(fact.meaning.company).removeprefix("{w}")
             if fact.patient.kind in KINDS and self.chance(0.4):
                 trait = self.pick(KINDS[fact.patient.kind].company)
         patient = fact.patient.phrase(determiner, trait)
-        says = self.pick((f"{agent} {verb} {patient}", f"{agent} {verb} {patient}", f"{patient} was {verb} by {agent}"))
-        return " ".join([says, *fact.circumstances.values()]) + company
+        active, passive = f"{agent.word} {verb} {patient}", f"{patient} was {verb} by {agent.word}"
+        return " ".join([self.pick((active, active, passive)), *fact.circumstances.values()]) + company
 
     def ask(self, fact: Fact, slot: str) -> str:
         """A question about one of `SLOTS` of a deed, without question mark."""
-        return self.clause(lambda: self._question(fact, slot))
+        return self.clause(lambda: self.pick(self._questions(fact, slot)))
 
-    def _question(self, fact: Fact, slot: str) -> str:
+    def _questions(self, fact: Fact, slot: str) -> tuple[str, str]:
         assert fact.agent is not None
         verb, agent, patient = self.word(fact.meaning.words), fact.agent.word, fact.patient.phrase()
         if slot == "agent":
-            return self.pick((f"who {past(verb)} {patient}", f"by whom was {patient} {past(verb)}"))
+            return f"who {past(verb)} {patient}", f"by whom was {patient} {past(verb)}"
         if slot == "patient":
             who = "who" if fact.patient.kind == "person" else "what"
-            return self.pick((f"{who} did {agent} {verb}", f"{who} was {past(verb)} by {agent}"))
+            return f"{who} did {agent} {verb}", f"{who} was {past(verb)} by {agent}"
         when = self.pick(QUESTIONS[slot])
-        return self.pick((f"{when} did {agent} {verb} {patient}", f"{when} was {patient} {past(verb)} by {agent}"))
+        return f"{when} did {agent} {verb} {patient}", f"{when} was {patient} {past(verb)} by {agent}"
 
-    def claim(self, fact: Fact, verdict: Verdict) -> str:
-        """A clause that is right, wrong or open given the fact."""
+    def claim(self, fact: Fact, verdict: str) -> str:
+        """A clause that is one of `VERDICTS` given the fact."""
         claimed = replace(fact.general() if self.chance(0.3) else fact, circumstances={})
-        if verdict == "wrong":
+        if verdict == "contradiction":
             claimed = replace(claimed, meaning=fact.opposite)
-        elif verdict == "open":
+        elif verdict == "neutral":
             claimed = replace(claimed, meaning=self.pick(fact.possible, fact.meaning, fact.opposite))
         return self.tell(claimed)
 
@@ -249,31 +245,23 @@ class Speaker:
         return fact.meaning.hint.format(S=subject.capitalize(), o=object_, it=it, It=sentence(it, ""))
 
     def scene(self, mistake: str = "") -> str:
-        """Who does what now; `mistake` (agreement, determiner, order) makes it ungrammatical."""
+        """Who does what now; `mistake` (agreement, order) makes it ungrammatical."""
         return self.clause(lambda: " ".join(self._scene(mistake)))
 
     def _scene(self, mistake: str) -> list[str]:
         many = self.chance(0.5)
-        noun = self.word(self.pick((lexicon.JOBS, lexicon.JOBS, KINDS["bird"].members, KINDS["insect"].members)))
-        determiner = self.pick(PLURAL if many != (mistake == "determiner") else SINGULAR)
-        if mistake == "agreement" or (mistake != "determiner" and self.chance(0.6)):
-            determiner = "the"  # so that only noun and verb can tell
-        words = [determiner, plural(noun) if many else noun]
-        if self.chance(0.4):  # a noun that the verb does not agree with
-            near = self.word(KINDS[self.pick(("tree", "vehicle"))].members)
-            words += [self.pick(("near", "behind")), "the", plural(near) if self.chance(0.5) else near]
-        words += self._predicate(many != (mistake == "agreement"))
+        noun = self.word(self.pick((JOBS, JOBS, KINDS["bird"].members, KINDS["insect"].members)))
+        near = self.word(KINDS[self.pick(("tree", "vehicle"))].members)  # the verb does not agree with this one
+        near = f"{self.pick(('near', 'behind'))} the {self.pick((near, plural(near)))}"
+        words = ["the", plural(noun) if many else noun, *[near] * self.chance(0.4)]
+        verbs, company = self.pick(MOVES)
+        verb, many = self.word(verbs), many != (mistake == "agreement")
+        negated, going = ["does", "do"][many] + f" not {verb}", ["is", "are"][many] + f" {verb.removesuffix('e')}ing"
+        words += [self.pick((verb if many else plural(verb), negated, going)), f"in {self.word(TOWNS)}"]
+        if self.chance(0.7):
+            words[-1] = self.pick(company)
         if mistake == "order":
+            words = " ".join(words).split()
             at = int(self._rng.random() * (len(words) - 1))
             words[at], words[at + 1] = words[at + 1], words[at]
         return words
-
-    def _predicate(self, many: bool) -> list[str]:
-        move = self.pick(tuple(MOVES.values()))
-        verb, company = self.word(move.words), self.pick(move.company)
-        rest = self.pick(((), (f"in {self.word(lexicon.TOWNS)}",), (company,)))
-        if self.chance(0.4):
-            return [verb if many else plural(verb), *rest]
-        if self.chance(0.5):
-            return [("is", "are")[many], *["not"] * self.chance(0.3), verb.removesuffix("e") + "ing", *rest]
-        return [("does", "do")[many], "not", verb, *rest]
