@@ -1,9 +1,8 @@
 """A pool of worker processes that leaves nothing behind and never hangs.
 
-Each worker has a pipe of its own, whose other end nobody else holds. So the end of a worker, at whatever moment, is the
-end of its pipe, and found at once; a shared queue (`concurrent.futures`, `multiprocessing.Pool`) waits for ever when
-one is killed while it writes. Workers are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so
-that none outlives it, not even after a `kill -9`.
+Each worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
+queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers are
+spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
 """
 
 import multiprocessing
@@ -33,22 +32,18 @@ class WorkerDiedError(UserError):
     """A worker process is gone: what was finished before is kept, and the same command may go on."""
 
 
-def _nothing() -> None:
-    """What a worker does first, unless it is told."""
-
-
 @contextmanager
 def process_pool(
     workers: int,
     died: str,
-    begin: Callable[..., object] = _nothing,
+    begin: Callable[..., object] = tuple,  # does nothing
     sent: Sequence[Any] = (),
     inherited: Sequence[Any] = (),
 ) -> Iterator[Submit]:
     """A pool for the length of the block: `submit(function, *arguments)` gives the future of a result.
 
-    Each worker first calls `begin(*inherited, *sent)`; what is inherited must be small, but may be a lock or a shared
-    counter. All are killed when the block ends by an error. What is given to a worker that died ends in
+    Each worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
+    counter. All are killed when the block ends by an error. A call given to a worker that died ends in
     `WorkerDiedError(died)`.
     """
     calls: Calls = SimpleQueue()
@@ -61,9 +56,16 @@ def process_pool(
 
     try:
         for _ in range(workers):
-            process, pipe = _started(partial(begin, *inherited))
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_work, args=(theirs, partial(begin, *inherited)), daemon=True)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a worker never sees Ctrl-C
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
             processes.append(process)
-            threads.append(threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True))
+            threads.append(threading.Thread(target=_serve, args=(ours, sent, calls, died), daemon=True))
             threads[-1].start()
         yield submit
     except BaseException:
@@ -79,25 +81,6 @@ def process_pool(
             process.join()
 
 
-def _started(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
-    ours, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_work, args=(theirs, begin), daemon=True)
-    with _ctrl_c_held_back():
-        process.start()
-    theirs.close()
-    return process, ours
-
-
-@contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """For us a moment, for the process that starts in it always: it is ended by us, without a word, from the first."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _serve(pipe: Connection, sent: Sequence[Any], calls: Calls, died: str) -> None:
     """In the parent, a thread for each worker: hands it one call after the other."""
     begun = False
@@ -107,14 +90,14 @@ def _serve(pipe: Connection, sent: Sequence[Any], calls: Calls, died: str) -> No
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                if not begun:  # not with the start of the process, which cannot be told that it has died meanwhile
+                if not begun:  # by the pipe, as the start of a process does not notice its crash
                     pipe.send(sent)
                     begun = True
                 pipe.send(call)
                 good, value = pipe.recv()
             except (EOFError, OSError):
                 future.set_exception(WorkerDiedError(died))
-            except Exception as error:  # what cannot be sent
+            except Exception as error:  # an argument that cannot be pickled
                 future.set_exception(error)
             else:
                 (future.set_result if good else future.set_exception)(value)
@@ -135,16 +118,14 @@ def _work(pipe: Connection, begin: Callable[..., object]) -> None:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """The error with the worker's traceback as a note; in words alone where it cannot travel."""
+    """The error with the worker's traceback as a note; the traceback alone where it cannot be pickled."""
     trace = "".join(traceback.format_exception(error))
-    try:
+    with suppress(Exception):
         again = pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(trace)
-    if not isinstance(again, Exception):
-        return RuntimeError(trace)
-    again.add_note(trace)
-    return again
+        if isinstance(again, Exception):
+            again.add_note(trace)
+            return again
+    return RuntimeError(trace)
 
 
 def _die_with_parent() -> None:

@@ -1,8 +1,7 @@
-"""Loading and describing the tokenizer: always one `tokenizer.json` with a BERT-style template.
+"""Loading and describing the tokenizer: always one `tokenizer.json` with BERT's template.
 
-Whatever its origin (data_prep/tokenizer/train.py trains one), it ends up with five special tokens, `[CLS] a [SEP]` and
-`[CLS] a [SEP] b [SEP]` templates, and without truncation or padding, so that pretraining, fine-tuning and stock
-`transformers` all read text the same way.
+Whatever its origin, it has five special tokens, the templates `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`, and neither
+truncation nor padding, so that pretraining, fine-tuning and stock `transformers` all read text the same way.
 """
 
 import json
@@ -39,10 +38,9 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.sample_mb <= 0 or self.min_frequency < 1:
             raise ValueError("sample_mb must be above 0 and min_frequency at least 1")
-        if self.vocab_size > LARGEST_VOCABULARY:
-            raise ValueError(f"vocab_size={self.vocab_size} is above {LARGEST_VOCABULARY}")
-        if self.vocab_size <= len(SPECIAL_TOKENS):
-            raise ValueError(f"vocab_size={self.vocab_size} has no room beside {len(SPECIAL_TOKENS)} special tokens")
+        if not len(SPECIAL_TOKENS) < self.vocab_size <= LARGEST_VOCABULARY:
+            least = len(SPECIAL_TOKENS) + 1
+            raise ValueError(f"vocab_size={self.vocab_size} is not between {least} and {LARGEST_VOCABULARY}")
 
 
 def load(path: Path) -> Tokenizer:
@@ -50,14 +48,11 @@ def load(path: Path) -> Tokenizer:
 
     UserError: no such file, not a `tokenizers` file, or one without the five special tokens.
     """
-    if not path.is_file():
-        raise UserError(f"tokenizer.path: no file {path}; give a tokenizer.json as `tokenizers` writes it")
     try:
-        path.open("rb").close()
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
     except OSError as error:
-        raise UserError(f"tokenizer.path: {path}: cannot be read: {error.strerror}") from None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
+        what = f"{path}: {error.strerror}; give a tokenizer.json as `tokenizers` writes it"
+        raise UserError(f"tokenizer.path: {what}") from None
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json: {str(error).splitlines()[0]}") from None
     special = special_tokens(tokenizer, path)
@@ -69,12 +64,10 @@ def load(path: Path) -> Tokenizer:
 
 def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[str, str]:
     """The spelling of pad, unk, cls, sep and mask in this tokenizer."""
-    missing: list[str] = []
     for spelling in SPELLINGS:
-        absent = [token for token in spelling.values() if tokenizer.token_to_id(token) is None]
-        if not absent:
+        if all(tokenizer.token_to_id(token) is not None for token in spelling.values()):
             return spelling
-        missing = missing or absent
+    missing = [token for token in SPECIAL_TOKENS.values() if tokenizer.token_to_id(token) is None]
     raise UserError(f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them")
 
 

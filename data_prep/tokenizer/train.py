@@ -1,15 +1,16 @@
 """Training a tokenizer on a sample of the text.
 
-Training is deterministic. The trainer of `tokenizers` is not when it makes WordPiece (it numbers the inner `##x` forms,
-and drops rare characters of equal count, in the order of a randomly seeded hash map), so both are fixed beforehand: we
-choose the alphabet, and hand the inner forms over in sorted order. Its Unigram trainer sums in the order of such a map
-too, which cannot be mended from outside, so Unigram models are trained by `sentencepiece` in one thread.
+Training is deterministic. The WordPiece trainer of `tokenizers` is not: it numbers the inner `##x` forms, and drops
+rare characters of equal count, in the order of a randomly seeded hash map. So both are fixed beforehand: we choose the
+alphabet, and pass the inner forms in sorted order. Its Unigram trainer sums in the order of such a map, which cannot be
+fixed from outside, so Unigram models are trained by `sentencepiece` in one thread.
 """
 
 import heapq
 import importlib.util
 import io
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from data_prep.sources.source import Document
 from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, add_template
 
+SPECIAL = list(SPECIAL_TOKENS.values())
 LARGEST_ALPHABET = 1000
 SMALLEST_ALPHABET = 64
 SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this length
@@ -30,8 +32,7 @@ LEAST_SAMPLE_CHARACTERS = 1000
 def sample_text(documents: Iterable[Document], clean: Callable[[str], str], megabytes: float, seed: int) -> list[str]:
     """An even random sample of the documents' text, at most `megabytes` of UTF-8, in the order of the text.
 
-    A bottom-k sample: every part of a document draws a number, and those with the smallest numbers stay. Memory is the
-    sample itself. Only parts that stay are cleaned.
+    A bottom-k sample: every part of a document draws a number; those with the smallest numbers stay and are cleaned.
     """
     draw, limit, size = random.Random(seed), int(megabytes * 1e6), 0
     kept: list[tuple[float, int, bytes]] = []  # a heap with the largest number on top (negated)
@@ -76,56 +77,32 @@ def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:
 
 def _train_wordpiece(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     """WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
-    normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
-    limit = min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
-    alphabet = most_frequent_characters(sample, normalizer, limit)
-    inner = [f"##{character}" for character in alphabet]
-    special = list(SPECIAL_TOKENS.values())
-    _require_vocabulary(config, len(special) + 2 * len(alphabet), "each character of the text at two places")
-    tokenizer = _wordpiece(None, normalizer)
+    normalizer, unk = normalizers.BertNormalizer(lowercase=config.lowercase), SPECIAL_TOKENS["unk"]
+    alphabet = most_frequent_characters(sample, normalizer, _largest_alphabet(config))
+    _require_vocabulary(config, 2 * len(alphabet), "each character of the text at two places")
+    draft = Tokenizer(models.WordPiece(unk_token=unk))
+    draft.normalizer, draft.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=special + inner,
+        special_tokens=SPECIAL + [f"##{character}" for character in alphabet],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample, trainer)
+    draft.train_from_iterator(sample, trainer)
     # Rebuilt from the vocabulary alone: the trainer has registered the inner forms as special tokens.
-    return _wordpiece(tokenizer.get_vocab(with_added_tokens=True), normalizer)
-
-
-def _wordpiece(vocab: dict[str, int] | None, normalizer: Any) -> Tokenizer:
-    unk = SPECIAL_TOKENS["unk"]
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=unk) if vocab else models.WordPiece(unk_token=unk))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(models.WordPiece(draft.get_vocab(with_added_tokens=True), unk_token=unk))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    if vocab:
-        tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
-
-
-def most_frequent_characters(sample: list[str], normalizer: Any, limit: int) -> list[str]:
-    """The `limit` most frequent characters of the normalised sample, ties by code point, in order of code points."""
-    counts = np.zeros(0x110000, dtype=np.int64)
-    for text in sample:
-        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
-        counts[: len(found)] += found
-    normalised: dict[str, int] = {}
-    for code in np.flatnonzero(counts).tolist():
-        for character in normalizer.normalize_str(chr(code)):
-            if not character.isspace():
-                normalised[character] = normalised.get(character, 0) + int(counts[code])
-    return sorted(sorted(normalised, key=lambda character: (-normalised[character], character))[:limit])
 
 
 def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
-    special = list(SPECIAL_TOKENS.values())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _require_vocabulary(config, len(special) + len(alphabet), "each of the 256 bytes")
+    _require_vocabulary(config, len(alphabet), "each of the 256 bytes")
     tokenizer = Tokenizer(models.BPE())
     if config.lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
@@ -134,7 +111,7 @@ def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=special,
+        special_tokens=SPECIAL,
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -144,20 +121,17 @@ def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
 
 def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     """Unigram language model (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
-    special = list(SPECIAL_TOKENS.values())
     normalizer = normalizers.Sequence([normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase])
-    limit = min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
-    alphabet = most_frequent_characters(sample, normalizer, limit)
-    _require_vocabulary(config, len(special) + 1 + len(alphabet), "each character of the text")
+    alphabet = most_frequent_characters(sample, normalizer, _largest_alphabet(config))
+    _require_vocabulary(config, 1 + len(alphabet), "each character of the text")
     lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
-    pieces = _unigram_pieces(lines, config.vocab_size - len(special))
-    unk = special.index(SPECIAL_TOKENS["unk"])
-    tokenizer = Tokenizer(models.Unigram([(token, 0.0) for token in special] + pieces, unk_id=unk))
+    vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(lines, config.vocab_size - len(SPECIAL))
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index(SPECIAL_TOKENS["unk"])))
     tokenizer.normalizer = normalizer
     # Words first: a line break separates them as a space does.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
 
 
@@ -197,8 +171,27 @@ TRAINERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
 }
 
 
-def _require_vocabulary(config: TokenizerConfig, needed: int, what: str) -> None:
+def _largest_alphabet(config: TokenizerConfig) -> int:
+    return min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
+
+
+def _require_vocabulary(config: TokenizerConfig, entries: int, what: str) -> None:
+    needed = len(SPECIAL) + entries
     if config.vocab_size < needed:
         raise UserError(
             f"tokenizer.vocab_size={config.vocab_size} is too small: the special tokens and {what} alone need {needed}"
         )
+
+
+def most_frequent_characters(sample: list[str], normalizer: Any, limit: int) -> list[str]:
+    """The `limit` most frequent characters of the normalised sample, ties by code point, in order of code points."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in sample:
+        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
+        counts[: len(found)] += found
+    normalised = Counter[str]()
+    for code in np.flatnonzero(counts).tolist():
+        for character in normalizer.normalize_str(chr(code)):
+            if not character.isspace():
+                normalised[character] += int(counts[code])
+    return sorted(sorted(normalised, key=lambda character: (-normalised[character], character))[:limit])
