@@ -1,8 +1,8 @@
 """A pool of worker processes that leaves nothing behind and never hangs.
 
 Each worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
-queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers are
-spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
+queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers
+are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
 """
 
 import multiprocessing
