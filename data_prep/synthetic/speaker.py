@@ -145,8 +145,10 @@ class Speaker:
     def word(self, words: Words) -> str:
         """One of the words of this speaker's half."""
         middle = (len(words) + 1) // 2
-        half = {"all": words, "train": words[:middle], "eval": words[middle:]}[self._half]
-        choice = self.pick([word for word in half if word not in self.avoided] or half)
+        half = words if self._half == "all" else words[:middle] if self._half == "train" else words[middle:]
+        if self.avoided:
+            half = tuple(word for word in half if word not in self.avoided) or half
+        choice = self.pick(half)
         self.chosen.add(choice)
         return choice
 
@@ -155,7 +157,7 @@ class Speaker:
         for _ in range(TRIES):
             self.chosen = set()
             clause = make()
-            is_reserved = zlib.crc32(normalise(clause).encode()) % RESERVED_SHARE == 0
+            is_reserved = zlib.crc32(clause.encode()) % RESERVED_SHARE == 0  # the same on any platform
             if is_reserved == (self._half != "all"):
                 return clause
         raise NothingToSayError

@@ -28,14 +28,13 @@ from eval.tasks.locate import read_task, tasks_in_folder
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
 Contents = Callable[[Path], dict[str, bytes]]
+MadeUp = Callable[..., list[str]]
+Decode = Callable[[Corpus], list[str]]
+Captured = pytest.CaptureFixture[str]
 
 
 def test_every_document_comes_out_once(
-    tmp_path: Path,
-    text_config: Config,
-    made_up: Callable[..., list[str]],
-    decode: Callable[[Corpus], list[str]],
-    run: Run,
+    tmp_path: Path, text_config: Config, made_up: MadeUp, decode: Decode, run: Run
 ) -> None:
     texts = made_up(120)
     (tmp_path / "a.txt").write_text("\n\n".join(texts[:60]), encoding="utf-8")
@@ -50,7 +49,7 @@ def test_every_document_comes_out_once(
 
 
 def test_what_is_broken_before_normalisation_goes_and_is_shown(
-    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run
 ) -> None:
     broken = [text.replace(" ", "\x1b ", 3).replace("a ", "\x93a ") for text in made_up(5, seed=1, words=90)]
     documents = ["so\xadft " + text for text in made_up(40)] + broken
@@ -85,12 +84,7 @@ def test_result_does_not_depend_on_workers_or_batches(
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_long_documents_are_tokenized_as_if_in_one_piece(
-    tmp_path: Path,
-    kind: str,
-    made_up: Callable[..., list[str]],
-    text_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
+    tmp_path: Path, kind: str, made_up: MadeUp, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
     texts = ["\n".join(made_up(200, seed)) for seed in range(4)]
@@ -109,7 +103,7 @@ def test_long_documents_are_tokenized_as_if_in_one_piece(
 
 
 def test_documents_of_too_many_words_are_cut_not_dropped(
-    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], decode: Any, run: Run
+    tmp_path: Path, text_config: Config, made_up: MadeUp, decode: Decode, run: Run
 ) -> None:
     """As novels read by file are: all their text stays, and the card says how many there were."""
     texts = ["\n\n".join(made_up(40, seed)) for seed in range(3)]
@@ -127,9 +121,7 @@ def test_documents_of_too_many_words_are_cut_not_dropped(
     assert f"long_documents_cut 3; their_parts {len(documents)}" in (corpus.folder / "corpus_card.md").read_text()
 
 
-def test_a_long_document_is_counted_once(
-    tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]], run: Run
-) -> None:
+def test_a_long_document_is_counted_once(tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run) -> None:
     """It is read in parts, so that memory stays bounded."""
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("\n".join("\n".join(made_up(20, number)).split(". ")))
@@ -146,11 +138,7 @@ def test_a_long_document_is_counted_once(
 
 
 def test_no_advice_on_plain_text_where_there_is_none(
-    tmp_path: Path,
-    text_config: Config,
-    made_up: Callable[..., list[str]],
-    run: Run,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
 ) -> None:
     row = "1," + " ".join(made_up(40)).replace(",", "") + "\n"
     (tmp_path / "a.csv").write_text("id,text\n" + row * 3)
@@ -179,12 +167,7 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", ADVICE)
 def test_what_may_not_be_meant_is_said_at_the_end(
-    tmp_path: Path,
-    text_config: Config,
-    made_up: Callable[..., list[str]],
-    run: Run,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured, name: str
 ) -> None:
     settings, said = ADVICE[name]
     for number in range(8):
@@ -197,7 +180,7 @@ def test_what_may_not_be_meant_is_said_at_the_end(
 
 
 def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
-    tmp_path: Path, text_config: Config, made_up: Any, run: Run, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
 ) -> None:
     """WordPiece makes one unknown token of a run of over 100 characters without a space."""
     thai = ["".join(chr(0x0E01 + (7 * line + i * i) % 46) for i in range(150)) for line in range(60)]
@@ -248,9 +231,7 @@ def test_the_loop_that_the_readme_shows_reads_a_corpus(text_file: Path, text_con
     assert names["ids"].shape == (32, 128) and names["first"] > 0
 
 
-def test_second_prepare_changes_nothing(
-    text_file: Path, text_config: Config, capsys: pytest.CaptureFixture[str], run: Run
-) -> None:
+def test_second_prepare_changes_nothing(text_file: Path, text_config: Config, capsys: Captured, run: Run) -> None:
     config = text_config(text_file)
     folder = run(config).folder
     before = {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]}
@@ -262,11 +243,7 @@ def test_second_prepare_changes_nothing(
 
 
 def test_validation_documents_do_not_depend_on_the_order_of_files(
-    tmp_path: Path,
-    text_config: Config,
-    made_up: Callable[..., list[str]],
-    decode: Callable[[Corpus], list[str]],
-    run: Run,
+    tmp_path: Path, text_config: Config, made_up: MadeUp, decode: Decode, run: Run
 ) -> None:
     texts = made_up(100)
     for name, part in (("a", texts[:50]), ("b", texts[50:])):
@@ -330,7 +307,7 @@ def test_tokenizer_of_another_language_is_refused(
 
 
 def test_held_out_documents_that_a_later_filter_took_are_named_as_the_reason(
-    tmp_path: Path, text_config: Config, made_up: Any
+    tmp_path: Path, text_config: Config, made_up: MadeUp
 ) -> None:
     """About half of the documents are all single letters, and one is held out: with some seed, one of those."""
     letters = [" ".join(f"qzxwvk{number:05}") for number in range(20)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from data_prep.corpus_card import bars
 from data_prep.resume_state import PASSED, Decisions
-from data_prep.stage_stats import EXAMPLES, EXCERPT_CHARACTERS, Stage, StageStats, text_bytes
+from data_prep.stage_stats import EXAMPLES, EXCERPT_CHARACTERS, Stage
 
 
 def test_examples_and_counts_do_not_depend_on_the_order_of_counting() -> None:
@@ -30,14 +30,6 @@ def test_an_excerpt_is_one_short_printable_line() -> None:
     (example,) = stage.line().dropped["not_utf8"].examples
     assert example.isprintable() and len(example) < EXCERPT_CHARACTERS + 10
     example.encode()
-
-
-def test_removed_adds_up_over_the_stages() -> None:
-    stats = StageStats(0)
-    stats["filters"].drop("same", 1, "a", "text")
-    stats["tokens"].drop("same", 1, "b", "text")
-    assert stats.removed() == {"same": 2}
-    assert text_bytes("aé") == 3 and text_bytes("a\udcff") == 4
 
 
 def test_a_verdict_holds_for_its_stage_and_those_before(tmp_path: Path) -> None:

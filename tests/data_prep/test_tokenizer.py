@@ -1,6 +1,5 @@
 """Trained tokenizers are deterministic, load in stock transformers, and encode as BERT's do."""
 
-import importlib.util
 import json
 import os
 import random
@@ -14,13 +13,15 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
-from cramming.data.corpus import Corpus
 from data_prep import prepare
 from data_prep.prepare_config import parse
 from data_prep.sources.source import Document
+from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
-from data_prep.tokenizer.train import TRAINERS, most_frequent_characters, sample_text, train
+from data_prep.tokenizer.train import TRAINERS, sample_text, train
 
+Config = Callable[..., dict[str, Any]]
+MadeUp = Callable[..., list[str]]
 PRINT_VOCABULARY = """
 import json, sys
 from data_prep.tokenizer.load import TokenizerConfig
@@ -37,7 +38,7 @@ def require(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_training_is_the_same_in_every_process(kind: str, made_up: Callable[..., list[str]]) -> None:
+def test_training_is_the_same_in_every_process(kind: str, made_up: MadeUp) -> None:
     require(kind)
     sample = made_up(200) + ["日本語 éàü ß Ωμέγα"] * 3
     outputs = {
@@ -55,9 +56,7 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: Callable[...,
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_loads_in_stock_transformers_and_encodes_pairs(
-    tmp_path: Path, kind: Any, made_up: Callable[..., list[str]]
-) -> None:
+def test_loads_in_stock_transformers_and_encodes_pairs(tmp_path: Path, kind: Any, made_up: MadeUp) -> None:
     from transformers import PreTrainedTokenizerFast
 
     require(kind)
@@ -76,7 +75,7 @@ def test_loads_in_stock_transformers_and_encodes_pairs(
     assert fast.decode(first).strip() == "kalo mi"
 
 
-def test_cased_tokenizer_keeps_case_and_accents(made_up: Callable[..., list[str]]) -> None:
+def test_cased_tokenizer_keeps_case_and_accents(made_up: MadeUp) -> None:
     sample = made_up(100) + ["Éa éa"] * 5
     cased = train(sample, TokenizerConfig(lowercase=False, vocab_size=400))
     assert cased.encode("Éa").ids != cased.encode("ea").ids
@@ -92,29 +91,18 @@ def test_a_small_text_gives_fewer_entries_and_says_nothing_wrong(tmp_path: Path)
     assert (info.kind, info.lowercase, info.special) == ("wordpiece", True, SPECIAL_TOKENS)
 
 
-def test_alphabet_is_the_most_frequent_normalised_characters() -> None:
-    from tokenizers import normalizers
-
-    normalizer = normalizers.BertNormalizer(lowercase=True)
-    assert most_frequent_characters(["AaÁb b cC  d"], normalizer, 3) == ["a", "b", "c"]
-    assert most_frequent_characters(["ba"], normalizer, 1) == ["a"]  # a tie
-
-
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_too_small_a_vocabulary_names_what_is_needed(kind: Any, made_up: Callable[..., list[str]]) -> None:
+def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
     require(kind)
     with pytest.raises(UserError, match=r"tokenizer.vocab_size=12 is too small: .* alone need \d+"):
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
-
-
-def test_too_little_text() -> None:
     with pytest.raises(UserError, match="too little text"):
-        train(["a few words"], TokenizerConfig())
+        train(["a few words"], TokenizerConfig(kind=kind))
+    with pytest.raises(ValueError, match="vocab_size=1000000000 is not between 6 and 1048576"):
+        TokenizerConfig(kind=kind, vocab_size=10**9)
 
 
-def test_load_removes_truncation_and_padding_and_sets_the_template(
-    tmp_path: Path, made_up: Callable[..., list[str]]
-) -> None:
+def test_load_removes_truncation_and_padding_and_sets_the_template(tmp_path: Path, made_up: MadeUp) -> None:
     tokenizer = train(made_up(100), TokenizerConfig(vocab_size=400))
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=16)
@@ -152,38 +140,22 @@ def test_sample_is_bounded_even_and_in_order() -> None:
     assert sample_text(iter(documents[:10]), str.upper, 0.1, seed=0) == [d.text.upper() for d in documents[:10]]
 
 
-def test_unigram_names_the_missing_package(monkeypatch: pytest.MonkeyPatch, made_up: Callable[..., list[str]]) -> None:
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(UserError, match=r"tokenizer.kind=unigram needs .*'cramming\[unigram\]'"):
-        train(made_up(100), TokenizerConfig(kind="unigram", vocab_size=400))
-
-
 def test_the_package_is_asked_for_before_any_text_is_read(
-    text_file: Path, text_config: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     config = text_config(text_file, tokenizer={"kind": "unigram"})
-    with pytest.raises(UserError, match="needs the package sentencepiece"):
+    with pytest.raises(UserError, match=r"tokenizer.kind=unigram needs the package .*'cramming\[unigram\]'"):
         parse(config)
 
 
 def test_a_process_of_its_own_trains_the_same_tokenizer(
-    text_file: Path,
-    text_config: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run: Callable[[dict[str, Any]], Corpus],
-    contents: Callable[[Path], dict[str, bytes]],
+    text_file: Path, text_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, contents: Any
 ) -> None:
     run(text_config(text_file, corpus=str(tmp_path / "here")))
     monkeypatch.setattr(prepare, "TRAINED_HERE", 0)
     run(text_config(text_file, corpus=str(tmp_path / "there")))
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
-
-
-def test_a_vocabulary_that_no_text_has_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocab_size=1000000000 is not between 6 and 1048576"):
-        TokenizerConfig(vocab_size=10**9)
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
@@ -197,15 +169,11 @@ def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> 
     assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(range(tokenizer.get_vocab_size()))
 
 
-def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(made_up: Callable[..., list[str]]) -> None:
-    """What packing relies on, for every kind."""
-    from data_prep.tokenizer.encode import split_at_whitespace
-
-    for kind in TRAINERS:
-        if kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:
-            continue
-        sample = made_up(100)
-        tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
-        whole = "\n".join(sample[:20])
-        parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in split_at_whitespace(whole, 50)]
-        assert [number for part in parts for number in part] == tokenizer.encode(whole, add_special_tokens=False).ids
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(kind: Any, made_up: MadeUp) -> None:
+    require(kind)
+    sample = made_up(100)
+    tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
+    whole = "\n".join(sample[:20])
+    parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in split_at_whitespace(whole, 50)]
+    assert [number for part in parts for number in part] == tokenizer.encode(whole, add_special_tokens=False).ids

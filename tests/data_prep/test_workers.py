@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import Corpus
 from cramming.process_pool import WorkerDiedError
 from data_prep import prepare, shard_writer, workers
 from data_prep.prepare import UNFINISHED, main
@@ -63,8 +62,7 @@ def test_two_processes_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tm
     assert len(found) == 2
 
 
-def test_groups_of_no_texts_are_given_out_at_once_and_count_for_nothing() -> None:
-    """A stage that is off holds nothing back."""
+def test_a_stage_that_is_off_holds_nothing_back_and_a_small_text_starts_no_process() -> None:
     read = []
 
     def empty() -> Iterator[tuple[int, list[str]]]:
@@ -78,39 +76,24 @@ def test_groups_of_no_texts_are_given_out_at_once_and_count_for_nothing() -> Non
         assert {process for _, (process, _) in pool.map("lengths", groups(workers.HERE_FIRST))} == {os.getpid()}
 
 
-def test_a_small_text_starts_no_process() -> None:
-    with Workers(4, {"lengths": lengths}) as pool:
-        found = list(pool.map("lengths", groups(workers.HERE_FIRST)))
-    assert {process for _, (process, _) in found} == {os.getpid()}
+FAILURES: dict[str, tuple[Callable[[list[str]], None], int, type[Exception], str]] = {
+    "error here": (refuse, 5, UserError, "cannot read xxx"),
+    "error in a process": (refuse, 0, UserError, "cannot read xxx"),
+    "crash": (die, 0, WorkerDiedError, r"out of memory\?.*data\.workers"),
+}
 
 
-def test_no_texts_need_no_function() -> None:
-    with Workers(1, {}) as pool:
-        assert list(pool.map("absent", [(1, []), (2, [])])) == [(1, []), (2, [])]
-
-
-@pytest.mark.parametrize("here_first", [0, 5])
-def test_an_error_in_a_function_is_the_callers(monkeypatch: pytest.MonkeyPatch, here_first: int) -> None:
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_or_a_crash_in_a_worker_is_the_callers_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    function, here_first, error, message = FAILURES[name]
     monkeypatch.setattr(workers, "HERE_FIRST", here_first)
-    with pytest.raises(UserError, match="cannot read xxx"), Workers(2, {"refuse": refuse}) as pool:
-        list(pool.map("refuse", groups(1)))
-    assert not multiprocessing.active_children()
-
-
-def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "HERE_FIRST", 0)
-    with pytest.raises(WorkerDiedError, match=r"out of memory\?.*data\.workers"), Workers(2, {"die": die}) as pool:
-        list(pool.map("die", groups(5)))
+    with pytest.raises(error, match=message), Workers(2, {"f": function}) as pool:
+        list(pool.map("f", groups(5)))
     assert not multiprocessing.active_children()
 
 
 def test_the_work_before_a_death_is_kept(
-    text_file: Path,
-    tmp_path: Path,
-    text_config: Callable[..., dict[str, Any]],
-    run: Callable[[dict[str, Any]], Corpus],
-    contents: Callable[[Path], dict[str, bytes]],
-    monkeypatch: pytest.MonkeyPatch,
+    text_file: Path, tmp_path: Path, text_config: Any, run: Any, contents: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
