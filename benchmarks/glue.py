@@ -43,7 +43,7 @@ def read(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def hyperparameters(arguments: argparse.Namespace) -> Any:
-    from eval.finetune.loop import Hyperparameters
+    from eval.finetune.config import Hyperparameters
 
     return Hyperparameters(
         epochs=arguments.epochs, batch_size=16, learning_rate=arguments.rate, schedule="cosine", warmup=0.1,
@@ -54,19 +54,19 @@ def hyperparameters(arguments: argparse.Namespace) -> Any:
 
 def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from eval.finetune.encode import encode_task, load_encoder
-    from eval.finetune.jobs import Job, run_jobs
+    from eval.finetune.loop import TaskRun
     from eval.finetune.models import open_model
+    from eval.finetune.workers import run_all
 
     source, hyper, data = open_model(arguments.model), hyperparameters(arguments), read(arguments)
     encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
-    runs = [(name, seed) for name in data for seed in arguments.seeds]
-    runs.sort(key=lambda run: -len(encoded[run[0]].train.ids_T))
-    how = (arguments.precision, arguments.device, 1, "last")
-    jobs = [Job(n, s, "pretrained", encoded[n], source, hyper, *how) for n, s in runs]
+    how = (source, hyper, arguments.precision, arguments.device)
+    runs = [TaskRun(n, seed, "pretrained", encoded[n], *how) for n in data for seed in arguments.seeds]
+    runs.sort(key=lambda run: -len(run.data.train.ids_T))
     workers = len(arguments.seeds) if arguments.device == "cuda" else arguments.cores
-    found = run_jobs(jobs, min(workers, len(jobs)), lambda count: None)
-    return [result(data[j.task], j.seed, p.scored[data[j.task].scored[0].source.entry], p.seconds) for j, p in found]
+    found = run_all(runs, min(workers, len(runs)), lambda count: None)
+    return [result(data[r.task], r.seed, p.scored[data[r.task].scored[0].source.entry], p.seconds) for r, p in found]
 
 
 def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -31,6 +31,13 @@ def require(holds: object, problem: str) -> None:
         raise UserError(problem)
 
 
+def check_rules(*rules: tuple[object, str]) -> None:
+    """For `__post_init__`: ValueError with the message of the first (rule, message) that does not hold."""
+    for holds, problem in rules:
+        if not holds:
+            raise ValueError(problem)
+
+
 @dataclasses.dataclass(frozen=True)
 class RootConfig:
     """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""

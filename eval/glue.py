@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cramming.config import UserError, build, expand_home
+from cramming.config import UserError, build, expand_home, require
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.model.config import ModelConfig
@@ -28,11 +28,12 @@ from cramming.record import (
 from eval.extras import sweep
 from eval.extras.minimal_pairs import read_pairs, score_pairs
 from eval.finetune import history
+from eval.finetune.baselines import score_baseline
+from eval.finetune.config import EvalConfig
 from eval.finetune.encode import EncodedTask
-from eval.finetune.floor import score_floor
-from eval.finetune.models import Init, ModelSource, altered, open_model, position_limit
-from eval.finetune.results import Pieces, write_json
-from eval.finetune.scoring import EvalConfig, score_model, show_averages, with_seconds
+from eval.finetune.models import ModelSource, altered, open_model, position_limit
+from eval.finetune.scoring import score_model, show_averages, with_seconds
+from eval.finetune.store import RunStore, write_json
 from eval.rules.record import WITHOUT_ENCODER, read_record
 from eval.tasks.datasets import TaskData, in_one_order
 from eval.tasks.locate import FoundSuite, find_suite, find_tasks
@@ -44,43 +45,36 @@ def main(config: dict[str, Any]) -> None:
     device = select(config["device"])
     folder = run_folder(config)
     source = find_model(config, folder)
-    refuse_length(settings.hyperparameters.max_length, source.label, source.max_length)
-    refuse_design(settings.init, source.label, source.designed)
+    refuse_length(settings, source.label, source.max_length)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     data = read_tasks(suite)
     if not settings.predict_test:
         data = [replace(task_data, blind=()) for task_data in data]
-    if settings.minimal_pairs:
-        read_pairs(settings.minimal_pairs)  # what is wrong with them is known before anything is written
+    pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
-        kind = suite.section
         if (folder / "record.json").exists():
             history.refuse_altered(folder)
-            trained_on = read_record(load_record(folder)).corpus.manifest_sha256
-            if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
-                say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
+            warn_of_other_corpus(folder, suite)
         # Written with the first model's scores: until then those of another suite stay in the record.
-        beside = score_without_encoder(folder / kind, suite, data) if settings.floor else {}
-        if settings.minimal_pairs:
-            length = settings.hyperparameters.max_length
-            pairs = score_pairs(source, settings.minimal_pairs, device, length)
-            write_record_section(folder, minimal_pairs=pairs)
-            say(f"minimal pairs: {pairs['accuracy']:.1f} over {len(pairs['paradigms'])} paradigms")
+        baselines = score_baselines(folder / suite.section, suite, data) if settings.baselines else {}
+        if pairs:
+            found = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
+            write_record_section(folder, minimal_pairs=found)
+            say(f"minimal pairs: {found['accuracy']:.1f} over {len(pairs)} paradigms")
         encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
         for init in settings.init:
-            place = folder / kind / init
+            place = folder / suite.section / init
             point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
             section = score_model(point, folder, source, init, suite, data, settings, device, encoded)
             show_averages(section)
             if settings.sweep:
                 write_json(point / "section.json", section)
             else:
-                write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | {init: section}})
+                write_scores(folder, suite, baselines, {init: section})
         if settings.sweep:
-            chosen = sweep.choose(folder / kind, settings.init)
-            write_scores(folder, suite, beside | {kind: beside.get(kind, {}) | chosen})
+            write_scores(folder, suite, baselines, sweep.choose(folder / suite.section, settings.init))
 
 
 def read_tasks(suite: FoundSuite) -> list[TaskData]:
@@ -94,26 +88,37 @@ def read_tasks(suite: FoundSuite) -> list[TaskData]:
     return data
 
 
-def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
-    """Put `scores` into the record. A record holds GLUE or the embedded tasks: what it has of the other goes."""
+def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
+    """Say where the embedded tasks are not those of the corpus that the run was trained on."""
+    trained_on = read_record(load_record(folder)).corpus.manifest_sha256
+    if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
+        say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
+
+
+def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], models: dict[str, Any]) -> None:
+    """Put scores, by initialisation, into the record. It holds GLUE or the embedded tasks: what it has of the other
+    goes. Suites that no rule judges have all their scores in one section."""
+    if suite.section != "glue":
+        write_record_section(folder, **{suite.section: baselines | models})
+        return
     record = read_record(load_record(folder) if (folder / "record.json").exists() else {})
     known = {f"glue.{init}": section for init, section in record.glue.items()}
     known |= {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
     stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
-    if suite.section == "glue" and stale:
+    if stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
-    write_record_section(folder, **scores)
+    write_record_section(folder, **baselines, glue=models)
 
 
-def score_without_encoder(place: Path, suite: FoundSuite, data: Sequence[TaskData]) -> dict[str, Any]:
-    """The part of the record that is the bag of words and the constant class."""
+def score_baselines(place: Path, suite: FoundSuite, data: Sequence[TaskData]) -> dict[str, Any]:
+    """The sections of the record that are the bag of words and the constant class."""
     found = {}
     for name in WITHOUT_ENCODER:
-        scored, seconds = score_floor(name, Pieces(place / name), suite.name, data, suite.absent)
+        scored, seconds = score_baseline(name, RunStore(place / name), suite.name, data, suite.absent)
         show_averages(scored)
-        found[name] = with_seconds(scored, {f"{task}-seed0": spent for task, spent in seconds.items()})
-    return found if suite.section == "glue" else {suite.section: found}
+        found[name] = with_seconds(scored, seconds)
+    return found
 
 
 def check(config: dict[str, Any]) -> None:
@@ -123,16 +128,14 @@ def check(config: dict[str, Any]) -> None:
     select(config["device"])
     if config["model_path"] or (run_folder(config) / "final").is_dir():
         source = find_model(config, run_folder(config))
-        label, limit, designed = source.label, source.max_length, source.designed
+        refuse_length(settings, source.label, source.max_length)
     else:
-        model, label = build(ModelConfig, config["model"], "model"), f"{config['name']}'s model"
-        limit, designed = position_limit(model), model.attention_init != "random"
-    refuse_length(settings.hyperparameters.max_length, label, limit)
-    refuse_design(settings.init, label, designed)
+        limit = position_limit(build(ModelConfig, config["model"], "model"))
+        refuse_length(settings, f"{config['name']}'s model", limit)
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
     if settings.source == "embedded":  # they come with the corpus
-        find_tasks(list(settings.tasks or ()))
+        find_tasks(settings.tasks or ())
         return
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     for task in suite.tasks:
@@ -143,44 +146,33 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
     """The model to score."""
     if config["model_path"]:
         return open_model(config["model_path"])
-    final = folder / "final"
-    if not final.is_dir():
-        raise UserError(
-            f"{final}: no trained model; run `cramming pretrain name={config['name']}` or give model_path=<folder>"
-        )
+    final, name = folder / "final", config["name"]
+    hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
+    require(final.is_dir(), f"{final}: no trained model; {hint}")
     source = open_model(final)
     if (folder / "record.json").exists() and (wrong := altered(read_record(load_record(folder)), source.files)):
         raise UserError(f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}")
     return source
 
 
-def refuse_length(max_length: int, label: str, limit: int | None) -> None:
+def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:
     """UserError where sequences would be longer than the model has positions for."""
-    if limit is not None and max_length > limit:
-        raise UserError(
-            f"eval.hyperparameters.max_length={max_length}: {label} has {limit} positions; set it to {limit} or less"
-        )
-
-
-def refuse_design(inits: Sequence[Init], label: str, designed: bool) -> None:
-    """UserError where the row of a designed start is asked for and there is no design."""
-    if "designed" in inits and not designed:
-        raise UserError(
-            f"eval.init={list(inits)}: {label} starts from plain random weights (model.attention_init=random), so"
-            " designed is random here; take it out"
-        )
+    length = settings.hyperparameters.max_length
+    require(
+        limit is None or length <= limit,
+        f"eval.hyperparameters.max_length={length}: {label} has {limit} positions; set it to {limit} or less",
+    )
 
 
 def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
     """A record for a model that this suite did not pretrain; UserError where the name belongs to another model."""
-    if (folder / "record.json").exists():
-        record = load_record(folder)
-        if "pretrain" in record:
-            raise UserError(f"name={config['name']}: {folder} is a pretraining run; give another name for model_path")
-        before, now = record.get("config", {}).get("model_path"), config["model_path"]
-        if before and Path(before).expanduser().resolve() != expand_home(now, "model_path").resolve():
-            raise UserError(
-                f"model_path={now}: name={config['name']} has the scores of model_path={before}; give another name"
-            )
+    if not (folder / "record.json").exists():
+        create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
         return
-    create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
+    record, name, now = load_record(folder), config["name"], config["model_path"]
+    require("pretrain" not in record, f"name={name}: {folder} is a pretraining run; give another name for model_path")
+    before = record.get("config", {}).get("model_path")
+    require(
+        not before or Path(before).expanduser().resolve() == expand_home(now, "model_path").resolve(),
+        f"model_path={now}: name={name} has the scores of model_path={before}; give another name",
+    )

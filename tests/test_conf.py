@@ -29,7 +29,7 @@ from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig
-from eval.finetune.scoring import EvalConfig
+from eval.finetune.config import EvalConfig
 from eval.report.main import ReportConfig
 
 SECTIONS: dict[str, type] = {

@@ -143,7 +143,8 @@ def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> di
 def finetuning(model: str, mode: str) -> dict[str, Any]:
     """A fine-tuning step and a prediction, by pooling and dropout of attention."""
     from eval.finetune.batches import Batch
-    from eval.finetune.loop import Hyperparameters, _step
+    from eval.finetune.config import Hyperparameters
+    from eval.finetune.loop import train_step
 
     outcomes, began = {}, time.perf_counter()
     config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")
@@ -169,7 +170,7 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
                     optimizer = torch.optim.AdamW(parameter_groups(classifier, 0.01), lr=1e-4, fused=True)
                     hyper = cast(Hyperparameters, SimpleNamespace(max_grad_norm=1.0))
                     reads.in_forward = True
-                    _step(
+                    train_step(
                         classifier, cast(Any, SimpleNamespace(regression=False)), batch, optimizer, hyper, number_format
                     )
                     classifier.eval()

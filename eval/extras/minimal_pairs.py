@@ -2,12 +2,10 @@
 
 The files are BLiMP's (Warstadt et al. 2020): JSON lines with `sentence_good` and `sentence_bad`, one paradigm per file.
 A sentence's pseudo-log-likelihood is the sum over its tokens of the log probability of each when it alone is masked
-(Salazar et al. 2020, "Masked Language Model Scoring"). Equal likelihoods count as a miss. Chance is 50. Any folder with
-a masked-LM head is scored; own architectures run packed, without padding.
+(Salazar et al. 2020, "Masked Language Model Scoring"). Equal likelihoods count as a miss; chance is 50.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cramming.config import UserError
+from cramming.config import UserError, require
 from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from eval.finetune.encode import load_encoder, mask_and_frame
 from eval.finetune.models import ModelSource
-
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
@@ -31,7 +27,7 @@ DEFINITION = (
     "share of pairs whose grammatical sentence has the higher pseudo-log-likelihood, times 100; mean over paradigms"
 )
 
-# Masked copies, one [length] tensor each, and the place that is asked for -> log probability of `targets` there.
+# Masked copies, one [length] tensor each, and the masked place of each -> log probability of `targets` there.
 LogProbabilities = Callable[[list[Tensor], Tensor, Tensor], Tensor]
 
 
@@ -45,11 +41,9 @@ class Pairs(NamedTuple):
 
 def read_pairs(folder: Path) -> list[Pairs]:
     """Every paradigm of a folder; UserError names the file and line of what is wrong."""
-    if not folder.is_dir():
-        raise UserError(f"eval.minimal_pairs={folder}: no such folder; give the one that holds BLiMP's data files")
+    require(folder.is_dir(), f"eval.minimal_pairs={folder}: no such folder; give the one that holds BLiMP's data files")
     files = sorted(file for file in folder.glob("*.jsonl") if file.is_file())
-    if not files:
-        raise UserError(f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files")
+    require(files, f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files")
     return [_read(file) for file in files]
 
 
@@ -59,40 +53,39 @@ def _read(file: Path) -> Pairs:
         try:
             row = json.loads(line)
             rows.append(tuple(row[field] for field in FIELDS))
+            "".join(rows[-1]).encode()  # every one a text, and none with half a character
+            require(all(text.strip() for text in rows[-1]), "an empty text")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{file}:{number}: expected a line of JSON with {' and '.join(FIELDS)}") from None
-        if not all(isinstance(text, str) and text.strip() for text in rows[-1]):
-            raise UserError(f"{file}:{number}: {' and '.join(FIELDS)} must be texts")
-        if any(LONE_SURROGATE.search(text) for text in rows[-1]):
-            raise UserError(f"{file}:{number}: half of a character (\\ud800 to \\udfff) in a text")
-    if not rows:
-        raise UserError(f"{file}: no pairs in this file")
+            expected = " and ".join(FIELDS)
+            raise UserError(f"{file}:{number}: expected a line of JSON with texts as {expected}") from None
+    require(rows, f"{file}: no pairs in this file")
     good, bad = (list(column) for column in zip(*rows))
     return Pairs(file.stem, good, bad)
 
 
-def score_pairs(source: ModelSource, folder: Path, device: torch.device, max_length: int) -> dict[str, Any]:
+def score_pairs(
+    source: ModelSource, paradigms: Sequence[Pairs], device: torch.device, max_length: int
+) -> dict[str, Any]:
     """The record's section: accuracy per paradigm, and their mean."""
-    paradigms = read_pairs(folder)
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
     mask, frame = mask_and_frame(source.folder, source.own)
-    ask = (_own_model if source.own else _stock_model)(source.folder, device)
+    model = (_own_model if source.own else _stock_model)(source.folder, device)
     found = {}
     with Progress("minimal pairs", sum(len(p.good) for p in paradigms), "pairs") as bar:
         for paradigm in paradigms:
             good, bad = (
-                likelihoods(encode((sentences,))[0], mask, frame, ask, BATCH_TOKENS[device.type])
+                likelihoods(encode((sentences,))[0], mask, frame, model, BATCH_TOKENS[device.type])
                 for sentences in (paradigm.good, paradigm.bad)
             )
             found[paradigm.name] = {"accuracy": 100 * float((good > bad).mean()), "pairs": len(good)}
             bar.advance(len(good))
     mean = float(np.mean([entry["accuracy"] for entry in found.values()]))
-    model = {"model": source.label, "model_sha256": source.sha256}
-    return {**model, "accuracy": mean, "definition": DEFINITION, "paradigms": found}
+    scored = {"model": source.label, "model_sha256": source.sha256}
+    return {**scored, "accuracy": mean, "definition": DEFINITION, "paradigms": found}
 
 
 def likelihoods(
-    sentences: Sequence[Sequence[int]], mask: int, frame: Set[int], ask: LogProbabilities, batch_tokens: int
+    sentences: Sequence[Sequence[int]], mask: int, frame: Set[int], model: LogProbabilities, batch_tokens: int
 ) -> np.ndarray:
     """Pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
 
@@ -109,7 +102,7 @@ def likelihoods(
                 places.append(place)
                 targets.append(int(ids[place]))
         if copies:
-            values = ask(copies, torch.tensor(places), torch.tensor(targets))
+            values = model(copies, torch.tensor(places), torch.tensor(targets))
             np.add.at(total_N, owners, values.double().cpu().numpy())
     return total_N
 
@@ -132,16 +125,16 @@ def _own_model(folder: Path, device: torch.device) -> LogProbabilities:
     model = load_masked_lm(folder, dropout=0.0, attention_dropout=0.0).to(device).eval()
 
     @torch.inference_mode()
-    def ask(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:
+    def log_probabilities(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:
         lengths_S = torch.tensor([len(copy) for copy in copies])
         bounds_S = torch.cat([torch.zeros(1, dtype=torch.long), lengths_S.cumsum(0)])
         positions_T = torch.cat([torch.arange(len(copy)) for copy in copies]).to(device)
         packing = Packing(bounds_S.int().to(device), None, int(lengths_S.max()))
-        asked_M = (bounds_S[:-1] + places).to(device)
-        logits_MV = model.logits(torch.cat(copies).to(device), positions_T, packing, asked_M)
+        masked_M = (bounds_S[:-1] + places).to(device)
+        logits_MV = model.logits(torch.cat(copies).to(device), positions_T, packing, masked_M)
         return logits_MV.float().log_softmax(-1).gather(1, targets.to(device)[:, None]).squeeze(1)
 
-    return ask
+    return log_probabilities
 
 
 def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
@@ -160,11 +153,11 @@ def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     model.to(device).eval()
 
     @torch.inference_mode()
-    def ask(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:
+    def log_probabilities(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:
         ids_SL = torch.nn.utils.rnn.pad_sequence(copies, batch_first=True, padding_value=model.config.pad_token_id or 0)
         valid_SL = torch.arange(ids_SL.shape[1]) < torch.tensor([len(copy) for copy in copies])[:, None]
         logits_SLV = model(input_ids=ids_SL.to(device), attention_mask=valid_SL.long().to(device)).logits
         logits_SV = logits_SLV[torch.arange(len(copies), device=device), places.to(device)]
         return logits_SV.float().log_softmax(-1).gather(1, targets.to(device)[:, None]).squeeze(1)
 
-    return ask
+    return log_probabilities

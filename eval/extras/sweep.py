@@ -20,7 +20,7 @@ from typing import Any
 from cramming.config import settings_hash
 from cramming.files import overwrite_atomically
 from cramming.progress import say
-from eval.finetune.loop import Hyperparameters
+from eval.finetune.config import Hyperparameters
 from eval.rules.typed_json import number
 
 # Points are compared only where all of this is the same; `conditions` are the model, data, code and device by task.

@@ -60,7 +60,7 @@ class PackedSplit:
         return Batch(self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S)
 
 
-class VocabularyPart:
+class UsedVocabulary:
     """While a model trains, the word vectors of the tokens that its training set has, and no others.
 
     They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by

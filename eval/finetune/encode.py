@@ -1,10 +1,8 @@
 """Texts to token ids, once per task: every seed and epoch reads the same arrays.
 
-A model's folder says how its sequences look. Folders of this suite and stock BERT and ModernBERT folders get BERT's
-layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with the special tokens their tokenizer names; any other folder
-gets what its own tokenizer does (RoBERTa's `<s> a </s></s> b </s>`). Sequences above the maximum length lose tokens
-from the longer of the two texts. Sequences are stored end to end without padding: flat ids, and where each example
-begins.
+Folders of this suite and stock BERT and ModernBERT folders get BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b
+[SEP]`, with the special tokens that their tokenizer names; any other folder gets what its own tokenizer does (RoBERTa's
+`<s> a </s></s> b </s>`). Too long sequences lose tokens from the longer of the two texts.
 """
 
 import json
@@ -15,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import UserError
+from cramming.config import UserError, require
+from cramming.progress import Progress
+from eval.finetune.models import ModelSource, refuse_changed
 from eval.tasks.datasets import Split, TaskData
 
 BATCH = 4096
@@ -27,7 +27,7 @@ Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """N examples end to end: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
+    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
 
     ids_T: np.ndarray
     types_T: np.ndarray
@@ -47,6 +47,45 @@ class EncodedTask:
     blind: dict[str, Encoded]
 
 
+def encode_tasks(
+    tasks: Sequence[TaskData], source: ModelSource, max_length: int, cache: dict[str, EncodedTask]
+) -> None:
+    """Put the tasks into `cache`, by name, as the model's tokenizer encodes them, where they are not in it yet."""
+    data = [found for name, found in {d.task.name: d for d in tasks}.items() if name not in cache]
+    if not data:
+        return
+    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
+    with Progress("encode", sum(len(split) for d in data for split in d.splits), "examples") as bar:
+        for task_data in data:
+            bar.note(task_data.task.name)
+            cache[task_data.task.name] = encode_task(task_data, encode, bar.advance)
+    refuse_changed(source.folder, source.settings)
+
+
+def encode_task(
+    data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
+) -> EncodedTask:
+    """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
+    return EncodedTask(
+        _encode_split(data.train, encode, on_examples),
+        {split.source.entry: _encode_split(split, encode, on_examples) for split in data.scored},
+        {split.source.entry: _encode_split(split, encode, on_examples) for split in data.blind},
+    )
+
+
+def _encode_split(split: Split, encode: Encoder, on_examples: Callable[[int], None]) -> Encoded:
+    """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
+    ids, types, lengths = [], [], []
+    for first in range(0, len(split), BATCH):
+        batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
+        lengths += [len(sequence) for sequence in batch_ids]
+        ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
+        types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
+        on_examples(len(batch_ids))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
+
+
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
     """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
     if bert_layout and (folder / "tokenizer.json").is_file():
@@ -58,15 +97,14 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
+    file, doing = folder / "tokenizer.json", "not a usable tokenizer"
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises this bare type for any content that it cannot use
-        raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
+        tokenizer = Tokenizer.from_file(str(file))
+        doing = "cannot encode an unknown word"
+        tokenizer.encode(RARE)  # fails where the vocabulary lacks its own unknown token
+    except Exception as error:  # the library raises this bare type
+        raise UserError(f"{file}: {doing} ({error})") from None
     _check_size(folder, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
-    try:
-        tokenizer.encode(RARE)
-    except Exception as error:  # of the same bare type, at the first word that the vocabulary lacks
-        raise UserError(f"{folder / 'tokenizer.json'}: cannot encode an unknown word ({error})") from None
     cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
         single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
@@ -89,12 +127,10 @@ def special_token(folder: Path, role: str) -> str | None:
         settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     except ValueError as error:
         raise UserError(f"{config}: not readable as JSON ({error})") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{config}: expected a JSON object, found {type(settings).__name__}")
+    require(isinstance(settings, dict), f"{config}: expected a JSON object, found {type(settings).__name__}")
     named = settings.get(role)
     text = named.get("content") if isinstance(named, dict) else named  # as transformers writes an added token
-    if text is not None and not isinstance(text, str):
-        raise UserError(f"{config}: {role} is {named!r}, not a text")
+    require(text is None or isinstance(text, str), f"{config}: {role} is {named!r}, not a text")
     return text or None
 
 
@@ -126,8 +162,15 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
+def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
+    require(
+        entries <= vocab_size,
+        f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit",
+    )
+
+
 def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
-    """The id of the mask token, and those that frame texts ([CLS], [SEP]); UserError where there is no mask token."""
+    """The ids of the mask token and of the tokens that frame texts ([CLS], [SEP]); UserError without a mask token."""
     if bert_layout and (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
@@ -140,34 +183,3 @@ def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
     if tokenizer.mask_token_id is None:
         raise UserError(f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model")
     return int(tokenizer.mask_token_id), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-
-
-def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
-    if entries > vocab_size:
-        raise UserError(
-            f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit"
-        )
-
-
-def encode_task(
-    data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
-) -> EncodedTask:
-    """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
-    return EncodedTask(
-        encode_split(data.train, encode, on_examples),
-        {split.source.entry: encode_split(split, encode, on_examples) for split in data.scored},
-        {split.source.entry: encode_split(split, encode, on_examples) for split in data.blind},
-    )
-
-
-def encode_split(split: Split, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None) -> Encoded:
-    """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
-    ids, types, lengths = [], [], []
-    for first in range(0, len(split), BATCH):
-        batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
-        lengths += [len(sequence) for sequence in batch_ids]
-        ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
-        types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
-        on_examples(len(batch_ids))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)

@@ -1,17 +1,16 @@
-"""The runs of one model, every task and seed from one initialisation: each done once, kept, and shown.
+"""All fine-tuning runs of one model from one initialisation: each done once, kept, summarised and shown.
 
-A finished run is a piece on disk (`eval.finetune.results`) under a key of everything that its numbers depend on. A
-scoring that was interrupted therefore goes on at the first run that is missing, and a run whose conditions have changed
-is done again. Of the trained model, which competes, the first result stands, wherever it was made: another of the same
+A finished run is stored (`eval.finetune.store`) under a key of everything that its numbers depend on. An interrupted
+scoring therefore goes on at the first run that is missing, and a run whose conditions have changed is done again. Of
+the trained model, which competes, the first result stands, whatever machine it was made on: another of the same
 settings and seed would be one more to choose from (R20).
 """
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,60 +18,20 @@ from cramming.config import settings_hash
 from cramming.data.task_files import TASKS, Task
 from cramming.device import describe
 from cramming.environment import environment
-from cramming.precision import Mode, resolve
+from cramming.precision import resolve
 from cramming.progress import Progress, say
 from eval.finetune import history
-from eval.finetune.encode import EncodedTask, encode_task, load_encoder
-from eval.finetune.jobs import Job, choose_workers, run_jobs
-from eval.finetune.loop import FINETUNING_VERSION, Hyperparameters, Predictions, Selection
-from eval.finetune.models import Init, ModelSource, refuse_changed
-from eval.finetune.results import SELECTIONS, Pieces, is_subset, summarise, write_json
+from eval.finetune.config import SELECTIONS, EvalConfig, Hyperparameters, Init
+from eval.finetune.encode import EncodedTask, encode_tasks
+from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
+from eval.finetune.models import ModelSource
+from eval.finetune.store import RunStore, write_json
+from eval.finetune.summary import is_subset, summarise
+from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
-from eval.tasks.locate import FoundSuite, SourceName
+from eval.tasks.locate import FoundSuite
 
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """The `eval` section.
-
-    `data_dir` is the folder with the official GLUE folders; `tasks` null means all that are there; `predict_test` also
-    predicts the unlabelled test sets and AX; `selection: best` scores each run's best epoch instead of its last, which
-    the closed division does not allow; `floor` scores a bag of words and a constant class too; `sweep` keeps this
-    result as one point of a grid and records the best so far, which the closed division does not allow either;
-    `minimal_pairs` is a folder of BLiMP's files; `workers` null means what cores and memory allow; `threads` is per
-    run, and part of the result, unlike `workers`.
-    """
-
-    source: SourceName
-    data_dir: Path | None
-    tasks: tuple[str, ...] | None
-    init: tuple[Init, ...]
-    seeds: tuple[int, ...]
-    predict_test: bool
-    selection: Selection
-    floor: bool
-    sweep: bool
-    minimal_pairs: Path | None
-    workers: int | None
-    threads: int
-    precision: Literal["auto", "fp32", "bf16", "fp16"]
-    hyperparameters: Hyperparameters
-
-    def __post_init__(self) -> None:
-        for name in ("init", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"{name}={list(values)} must name at least one, and each once")
-        if not all(0 <= seed < 2**63 for seed in self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)} must be between 0 and 2^63")
-        if self.tasks is not None and not self.tasks:
-            raise ValueError("tasks=[] names none; null means all that are there")
-        if self.threads < 1 or (self.workers is not None and self.workers < 1):
-            raise ValueError("threads and workers must be at least 1")
-        if self.threads > (cores := os.cpu_count() or 1):
-            raise ValueError(f"threads={self.threads}: this machine has {cores} cores")
-        if self.source == "embedded" and self.data_dir is not None:
-            raise ValueError("data_dir is for real GLUE data; add eval=glue_sane")
+Results = dict[tuple[str, int], dict[str, Any]]  # by task and seed
 
 
 def score_model(
@@ -84,7 +43,7 @@ def score_model(
     data: Sequence[TaskData],
     settings: EvalConfig,
     device: torch.device,
-    cache: dict[str, EncodedTask],
+    encoded: dict[str, EncodedTask],
 ) -> dict[str, Any]:
     """All tasks and seeds from one initialisation, kept in `folder`; returns the section for the record of `run`.
 
@@ -93,46 +52,55 @@ def score_model(
     What is fine-tuned for GLUE or the embedded tasks is written into that history.
     """
     machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
+    hyper, competes = settings.hyperparameters, init == "pretrained" and not settings.sweep
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
-    hyper = settings.hyperparameters
     sha256 = source.sha256 if init == "pretrained" else None
     made_with = {"hyperparameters": asdict(hyper), "selection": SELECTIONS[settings.selection], **numerics}
     past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init])
     by_name = {d.task.name: d for d in data}
 
-    def note(task: Task, seed: int, piece: Mapping[str, Any]) -> None:
-        scores = {entry: found["metrics"][task.main_metric] for entry, found in piece["entries"].items()}
-        part = {"subset": is_subset(suite.name, by_name[task.name]), "scores": scores, "model_sha256": sha256}
-        kept = {name: piece[name] for name in ("predictions_sha256", "key")}
-        past.add(task.name, seed, {**part, **kept, "git": machine["git"]})
+    def record(task: Task, seed: int, result: Mapping[str, Any]) -> None:
+        scores = {entry: found["metrics"][task.main_metric] for entry, found in result["entries"].items()}
+        line = {"subset": is_subset(suite.name, by_name[task.name]), "scores": scores, "model_sha256": sha256}
+        line |= {name: result[name] for name in ("predictions_sha256", "key")}
+        past.add(task.name, seed, {**line, "git": machine["git"]})
 
-    competes = init == "pretrained" and not settings.sweep  # a sweep compares its points
-    store = Pieces(folder, note, past.has, anywhere=competes) if suite.section == "glue" else Pieces(folder)
+    # A sweep compares its points: each on one machine.
+    store = RunStore(folder, record, past.has, anywhere=competes) if suite.section == "glue" else RunStore(folder)
     protocol = {**numerics, "selection": settings.selection}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
-    pieces = stored_pieces(store, by_name, keys, init)
-    todo = [run for run in keys if run not in pieces]
-    encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, cache)
-    whole = [(name, seed) for name, seed in todo if not is_subset(suite.name, by_name[name])]
+    results = stored_results(store, by_name, keys, init)
+    todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
+    encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
     if todo and init == "pretrained":
+        whole = [(name, seed) for name, seed in todo if not is_subset(suite.name, by_name[name])]
         warn_of_choices(past, whole if competes else [])
-    for done, found in fine_tune(todo, cache, source, init, settings, precision, device):
-        pieces[done] = store.save(by_name[done[0]], done[1], keys[done], found)
-        show_piece(TASKS[done[0]], init, done[1], pieces[done], f"{found.seconds:.0f} s")
+    runs = [
+        TaskRun(
+            name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads,
+            settings.selection,
+        )
+        for name, seed in todo
+    ]  # fmt: skip
+    for done, found in fine_tune(runs, settings, device):
+        key = (done.task, done.seed)
+        results[key] = store.save(by_name[done.task], done.seed, keys[key], found)
+        show_result(TASKS[done.task], init, done.seed, results[key], f"{found.seconds:.0f} s")
     model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
-        model, suite.name, data, pieces, settings.seeds, asdict(hyper), suite.absent, settings.selection
+        model, suite.name, data, results, settings.seeds, asdict(hyper), suite.absent, SELECTIONS[settings.selection]
     )
-    seconds = {f"{name}-seed{seed}": pieces[name, seed]["seconds"] for name, seed in keys}
+    seconds = {f"{name}-seed{seed}": results[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "glue.json", summary)
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
-    made = {
-        name: made_on(found, [pieces[name, seed]["key"] for seed in settings.seeds]) for name, found in same.items()
+    more: dict[str, Any] = {"environment": machine, "history_entries": past.entries()}
+    more["conditions"] = {
+        name: made_on(found, [results[name, seed]["key"] for seed in settings.seeds]) for name, found in same.items()
     }
-    corpus = {"tasks_corpus_sha256": suite.corpus_sha256} if suite.corpus_sha256 else {}
-    more = {"conditions": made, "history_entries": past.entries(), **corpus, "environment": machine}
+    if suite.corpus_sha256:
+        more["tasks_corpus_sha256"] = suite.corpus_sha256
     return {**with_seconds(summary, seconds), **more}
 
 
@@ -153,42 +121,31 @@ def warn_of_choices(past: history.Scoring, whole: Sequence[tuple[str, int]]) -> 
 
 
 def fine_tune(
-    runs: list[tuple[str, int]],
-    data: Mapping[str, EncodedTask],
-    source: ModelSource,
-    init: Init,
-    settings: EvalConfig,
-    precision: Mode,
-    device: torch.device,
-) -> Iterator[tuple[tuple[str, int], Predictions]]:
-    """Each of `runs` (task, seed) as it is done."""
-    workers = choose_workers(
-        settings.workers, settings.threads, len(runs), len(settings.seeds), device, source.weight_bytes
-    )
+    runs: Sequence[TaskRun], settings: EvalConfig, device: torch.device
+) -> Iterator[tuple[TaskRun, Predictions]]:
+    """Each of `runs`, which are of one model, as it is done."""
+    size = runs[0].source.weight_bytes if runs else 0
+    workers = choose_workers(settings.workers, settings.threads, len(runs), len(settings.seeds), device, size)
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
-        runs = sorted(runs, key=lambda run: -len(data[run[0]].train))
-    numerics = (precision, str(device), settings.threads)
-    jobs = (
-        Job(name, seed, init, data[name], source, settings.hyperparameters, *numerics, settings.selection)
-        for name, seed in runs
-    )
-    examples = settings.hyperparameters.epochs * sum(len(data[name].train) for name, _ in runs)
-    with Progress(f"fine-tune ({init})", examples, "examples") as bar:
-        for job, found in run_jobs(jobs, workers, bar.advance):
-            yield (job.task, job.seed), found
+        runs = sorted(runs, key=lambda run: -len(run.data.train))
+    examples = settings.hyperparameters.epochs * sum(len(run.data.train) for run in runs)
+    title = f"fine-tune ({runs[0].init})" if runs else "fine-tune"
+    with Progress(title, examples, "examples") as bar:
+        yield from run_all(runs, workers, bar.advance)
 
 
-def stored_pieces(
-    store: Pieces, data: Mapping[str, TaskData], keys: dict[tuple[str, int], str], init: Init
-) -> dict[tuple[str, int], dict[str, Any]]:
+def stored_results(
+    store: RunStore, data: Mapping[str, TaskData], keys: Mapping[tuple[str, int], str], init: Init
+) -> Results:
     """The runs that an earlier, interrupted call has finished under the same settings."""
-    pieces = {}
+    results = {}
     for (name, seed), key in keys.items():
-        piece = store.load(data[name], seed, key)
-        if piece is not None:
-            pieces[name, seed] = piece
-            show_piece(TASKS[name], init, seed, piece, "stored" if piece["key"] == key else "stored, made elsewhere")
-    return pieces
+        result = store.load(data[name], seed, key)
+        if result is not None:
+            results[name, seed] = result
+            remark = "stored" if result["key"] == key else "stored, made elsewhere"
+            show_result(TASKS[name], init, seed, result, remark)
+    return results
 
 
 def conditions(
@@ -215,23 +172,7 @@ def made_on(conditions: str, keys: Sequence[str]) -> str:
     return f"{conditions.partition('-')[0]}-{'-'.join(places)}"
 
 
-def encode_tasks(
-    tasks: Sequence[TaskData], source: ModelSource, max_length: int, cache: dict[str, EncodedTask]
-) -> None:
-    """Put the tasks into `cache` as the model's tokenizer sees them, by name, where they are not in it yet."""
-    data = [found for name, found in {d.task.name: d for d in tasks}.items() if name not in cache]
-    if not data:
-        return
-    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    examples = sum(len(split) for d in data for split in (d.train, *d.scored, *d.blind))
-    with Progress("encode", examples, "examples") as bar:
-        for task_data in data:
-            bar.note(task_data.task.name)
-            cache[task_data.task.name] = encode_task(task_data, encode, bar.advance)
-    refuse_changed(source.folder, source.settings)
-
-
-def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+def with_seconds(summary: dict[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
     """The summary with the fine-tuning seconds per entry (those of its task) and in all."""
     tasks = {
         name: {**entry, "seconds": sum(seconds[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
@@ -240,21 +181,20 @@ def with_seconds(summary: dict[str, Any], seconds: dict[str, float]) -> dict[str
     return {**summary, "tasks": tasks, "seconds": sum(seconds.values())}
 
 
-def show_piece(task: Task, init: Init, seed: int, piece: dict[str, Any], remark: str) -> None:
-    """One line per finished run."""
-    for entry, found in piece["entries"].items():
-        title = next(s.title for s in task.scored if s.entry == entry)
-        values = ", ".join(
-            f"{name} {'-' if value is None else f'{100 * value:.1f}'}" for name, value in found["metrics"].items()
-        )
-        remarks = "; ".join([remark, *found["problems"], *found["notes"]])
-        say(f"{title:<8} {init} seed {seed}: {values} ({remarks})")
+def show_result(task: Task, init: Init, seed: int, result: Mapping[str, Any], remark: str) -> None:
+    """One line per finished run and entry."""
+    for source in task.scored:
+        if found := result["entries"].get(source.entry):
+            values = ", ".join(
+                f"{name} {'-' if value is None else f'{100 * value:.1f}'}" for name, value in found["metrics"].items()
+            )
+            remarks = "; ".join([remark, *found["problems"], *found["notes"]])
+            say(f"{source.title:<8} {init} seed {seed}: {values} ({remarks})")
 
 
-def show_averages(section: dict[str, Any]) -> None:
+def show_averages(section: Mapping[str, Any]) -> None:
     """The averages, or what they lack."""
     for name, average in section["averages"].items():
-        if average["value"] is not None:
-            say(f"{name} {section['init']}: {average['value']:.2f}")
-        else:
-            say(f"{name} {section['init']}: not computed, missing {', '.join(average['missing'])}")
+        value, missing = average["value"], ", ".join(average["missing"])
+        found = f"not computed, missing {missing}" if value is None else f"{value:.2f}"
+        say(f"{name} {section['init']}: {found}")

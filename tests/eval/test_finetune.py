@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ from cramming.model.heads import MaskedLM, SequenceClassifier
 from cramming.precision import Mode
 from eval.finetune import loop as finetuning
 from eval.finetune.batches import PackedSplit, by_length
-from eval.finetune.encode import EncodedTask, encode_task, load_encoder
-from eval.finetune.jobs import Job, run_jobs
-from eval.finetune.loop import Hyperparameters, Predictions, finetune
-from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
-from eval.finetune.scoring import encode_tasks
+from eval.finetune.classifier import StockEncoder, _pretrained_state, build_classifier
+from eval.finetune.config import Hyperparameters, Init
+from eval.finetune.encode import EncodedTask, encode_task, encode_tasks, load_encoder
+from eval.finetune.loop import Predictions, TaskRun, finetune
+from eval.finetune.models import open_model
+from eval.finetune.workers import run_all
 from eval.tasks.datasets import Split, TaskData
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -52,6 +54,7 @@ HYPER = Hyperparameters(
     pooler=True,
     max_length=16,
 )
+FIRST_TOKEN = replace(HYPER, pooling="cls")
 CPU = torch.device("cpu")
 
 
@@ -98,7 +101,7 @@ def encode(folder: Path, data: TaskData, max_length: int = 16) -> EncodedTask:
 
 def run(folder: Path, name: str, seed: int = 0, hyper: Hyperparameters = HYPER, examples: int = 300) -> Predictions:
     data = encode(folder, make_data(name, examples))
-    return finetune(GLUE[name], data, open_model(folder), "pretrained", seed, hyper, "fp32", CPU)
+    return finetune(TaskRun(name, seed, "pretrained", data, open_model(folder), hyper, "fp32", "cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +118,7 @@ def logits(model: SequenceClassifier, split: PackedSplit, chosen: list[int]) -> 
 def classifier(folder: Path, stock: bool = False) -> SequenceClassifier:
     source = replace(open_model(folder), own=not stock)
     torch.manual_seed(0)
-    return build_classifier(source, "pretrained", 2, 0.1, 0.0, "cls", True).eval()
+    return build_classifier(source, "pretrained", 2, FIRST_TOKEN).eval()
 
 
 @pytest.mark.parametrize("stock", [False, True])
@@ -175,10 +178,11 @@ def test_a_pretrained_pooler_is_where_fine_tuning_starts(bert: Path, tmp_path: P
     shutil.copytree(bert, tmp_path, dirs_exist_ok=True)
     model = BertModel(BertConfig(num_hidden_layers=2, intermediate_size=64, **SHAPE))
     model.save_pretrained(tmp_path)
-    for init, equal in (("pretrained", True), ("random", False)):
-        found = build_classifier(open_model(tmp_path), init, 2, 0.1, 0.0, "cls", True).pooler
+    expected: list[tuple[Init, bool]] = [("pretrained", True), ("random", False)]
+    for init, equal in expected:
+        found = build_classifier(open_model(tmp_path), init, 2, FIRST_TOKEN).pooler
         assert found is not None and torch.equal(found.weight, model.pooler.dense.weight) == equal
-    assert build_classifier(open_model(bert), "pretrained", 2, 0.1, 0.0, "cls", True).pooler is not None
+    assert build_classifier(open_model(bert), "pretrained", 2, FIRST_TOKEN).pooler is not None
 
 
 def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
@@ -191,17 +195,17 @@ def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
 @pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
 def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
     data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
-    job = Job("sst2", 0, "pretrained", data, source, hyper, mode, "cpu", 1, "last")
+    task_run = TaskRun("sst2", 0, "pretrained", data, source, hyper, mode, "cpu")
     seen: set[str] = set()
     for before in ("high", "highest"):
         torch.set_float32_matmul_precision(before)
-        list(run_jobs([job], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
+        list(run_all([task_run], 1, lambda count: seen.add(torch.get_float32_matmul_precision())))
         assert seen == {during} and torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize("init", ["pretrained", "random"])
 def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
-    bert: Path, init: str, monkeypatch: pytest.MonkeyPatch
+    bert: Path, init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = make_data("stsb", 64)
     rare = [" ".join(w for w in text.split() if w < "w2") or "w1" for text in data.train.texts[0]]
@@ -210,10 +214,10 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
 
     def predictions() -> np.ndarray:
         encoded = encode(bert, data)
-        return finetune(GLUE["stsb"], encoded, open_model(bert), init, 0, hyper, "fp32", CPU).scored["stsb"]
+        return finetune(TaskRun("stsb", 0, init, encoded, open_model(bert), hyper, "fp32", "cpu")).scored["stsb"]
 
     part = predictions()
-    monkeypatch.setattr(finetuning, "VocabularyPart", lambda encoder, train: None)
+    monkeypatch.setattr(finetuning, "UsedVocabulary", lambda encoder, train: None)
     assert np.array_equal(part, predictions()) and part.std() > 0
 
 
@@ -237,8 +241,8 @@ def test_another_architecture_is_fine_tuned(tmp_path: Path) -> None:
     assert not source.own
     data = make_data("sst2", 64)
     encoded = encode_task(data, load_encoder(tmp_path, source.own, 16, source.vocab_size))
-    for init in ("pretrained", "random"):
-        found = finetune(data.task, encoded, source, init, 0, replace(HYPER, epochs=1), "fp32", CPU)
+    for init in get_args(Init):
+        found = finetune(TaskRun("sst2", 0, init, encoded, source, replace(HYPER, epochs=1), "fp32", "cpu"))
         assert np.isfinite(found.scored["sst2"]).all()
 
 
@@ -254,27 +258,21 @@ def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp
     states = []
     for folder in (bert, tmp_path):
         torch.manual_seed(5)
-        states.append(build_classifier(open_model(folder), "random", 2, 0.1, 0.0, "mean", False).state_dict())
+        states.append(build_classifier(open_model(folder), "random", 2, replace(HYPER, pooler=False)).state_dict())
     # The folders differ in initializer_range, which scales the weights and changes nothing else.
     for a, b in zip(states[0].values(), states[1].values(), strict=True):
         assert torch.allclose(a / (a.std() + 1e-9), b / (b.std() + 1e-9), atol=1e-3) or a.ndim == 1
 
 
-def test_random_weights_have_no_design_and_a_designed_start_is_the_runs_own(bert: Path, tmp_path: Path) -> None:
+def test_random_weights_have_no_attention_init_of_the_run(bert: Path, tmp_path: Path) -> None:
     plain = ModelConfig(45, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_length=32)
+    states = []
     for attention_init in ("mimetic", "random"):
-        model, folder = MaskedLM(replace(plain, attention_init=attention_init)), tmp_path / attention_init
-        save_pretrained(model, folder, bert / "tokenizer.json")
-    states = {}
-    for attention_init, init in (("mimetic", "designed"), ("mimetic", "random"), ("random", "random")):
+        folder = tmp_path / attention_init
+        save_pretrained(MaskedLM(replace(plain, attention_init=attention_init)), folder, bert / "tokenizer.json")  # type: ignore[arg-type]
         torch.manual_seed(5)
-        classifier = build_classifier(open_model(tmp_path / attention_init), init, 2, 0.1, 0.0, "mean", False)
-        states[attention_init, init] = classifier.encoder.state_dict()
-        queries, keys, _ = classifier.encoder.blocks[1].attn.qkv.weight.chunk(3)
-        likeness = (queries.T @ keys).diagonal().mean() / (queries.T @ keys).std()
-        assert (likeness > 0.5) == (init == "designed"), likeness
-    drawn, plainly = states["mimetic", "random"], states["random", "random"]
-    assert all(torch.equal(drawn[name], plainly[name]) for name in plainly)
+        states.append(build_classifier(open_model(folder), "random", 2, HYPER).encoder.state_dict())
+    assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
 
 
 def test_sequences_have_berts_layout_and_lose_from_the_longer_text(bert: Path) -> None:

@@ -74,11 +74,11 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
     for source in (open_model(bert), replace(open_model(bert), own=False)):
-        found = score_pairs(source, tmp_path, CPU, 24)
+        found = score_pairs(source, read_pairs(tmp_path), CPU, 24)
         first, second = (found["paradigms"][name]["accuracy"] for name in "ab")
         assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
     write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
-    assert score_pairs(open_model(bert), tmp_path, CPU, 24)["paradigms"]["b"]["accuracy"] == 0
+    assert score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24)["paradigms"]["b"]["accuracy"] == 0
 
 
 def test_a_head_that_was_never_trained_scores_nothing(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_no_zip_from_bad_predictions() -> None:
 
 
 def _store(folder: Path, predictions: dict[str, np.ndarray], **changed: Any) -> None:
-    """As eval.finetune.results leaves them: one file per task and seed, several test sets in MNLI's."""
+    """As eval.finetune.store leaves them: one file per task and seed, several test sets in MNLI's."""
     (folder / "predictions").mkdir()
     (folder / "pieces").mkdir()
     by_task: dict[str, dict[str, Any]] = {}

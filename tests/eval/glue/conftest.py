@@ -79,7 +79,7 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     hyper = {"epochs": 1, "max_length": 24, "learning_rate": 1e-3}
-    changes = {"seeds": [0, 1], "workers": 1, "floor": False, "hyperparameters": hyper}
+    changes = {"seeds": [0, 1], "workers": 1, "baselines": False, "hyperparameters": hyper}
     section = _section("glue_sane", data_dir=tmp_path / "glue", **changes)
     roots = {"name": "first", "runs": tmp_path / "runs", "device": "cpu", "division": "open", "model_path": str(model)}
     return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}

@@ -54,13 +54,6 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
     assert predictions["test_ids.ax"].tolist() == list(range(10)) and len(predictions["dev.mnli_matched"]) == 20
 
 
-def test_a_designed_start_is_refused_where_there_is_none(config: dict[str, Any]) -> None:
-    config["eval"]["init"] = ["pretrained", "designed"]
-    with pytest.raises(UserError, match=r"eval\.init=.*attention_init=random.*take it out"):
-        main(config)
-    assert not (Path(config["runs"]) / "first").exists()
-
-
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
     run = Path(config["runs"]) / "first"
     shutil.copytree(model, run / "final")

@@ -82,7 +82,7 @@ def stopped(few: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[d
 
     def score(config: dict[str, Any]) -> None:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("eval.finetune.results._name", stop)
+            patch.setattr("eval.finetune.store._name", stop)
             main(config)
 
     return score
@@ -100,10 +100,10 @@ def interrupt(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("place", "stop", "lines"),
     [
-        ("eval.finetune.results.write_json", interrupt, 0),
+        ("eval.finetune.store.write_json", interrupt, 0),
         ("eval.finetune.history.write_record_section", interrupt, 1),
-        ("eval.finetune.results._name", interrupt, 1),
-        ("eval.finetune.results._name", between_the_names, 1),
+        ("eval.finetune.store._name", interrupt, 1),
+        ("eval.finetune.store._name", between_the_names, 1),
     ],
 )
 def test_wherever_a_scoring_is_stopped_a_result_with_a_line_is_found_again(
@@ -189,7 +189,7 @@ def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any],
 
 
 def test_the_bag_of_words_is_not_told(few: dict[str, Any], with_eval: Change) -> None:
-    main(with_eval(few, floor=True))
+    main(with_eval(few, baselines=True))
     assert {run["init"] for run in told(few)} == {"pretrained"}
 
 

@@ -16,10 +16,11 @@ import torch
 from cramming.data.task_files import GLUE
 from cramming.device import describe
 from cramming.environment import environment
+from eval.finetune.config import Init
 from eval.finetune.loop import Predictions
-from eval.finetune.models import Init, ModelSource, open_model
-from eval.finetune.results import Pieces
+from eval.finetune.models import ModelSource, open_model
 from eval.finetune.scoring import conditions
+from eval.finetune.store import RunStore
 from eval.glue import main
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import read_task
@@ -31,19 +32,19 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, glue_json: Read
 ) -> None:
     done = []
-    save = Pieces.save
+    save = RunStore.save
 
-    def stop_at_the_third(self: Pieces, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
+    def stop_at_the_third(self: RunStore, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append((data.task.name, seed))
         return save(self, data, seed, key, found)
 
-    monkeypatch.setattr(Pieces, "save", stop_at_the_third)
+    monkeypatch.setattr(RunStore, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         main(config)
     assert done == [("cola", 0), ("cola", 1)]
-    monkeypatch.setattr(Pieces, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a))
+    monkeypatch.setattr(RunStore, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a))
     main(config)
     assert done == [("cola", 0), ("cola", 1), ("mnli", 0), ("mnli", 1)]
     main({**config, "name": "unbroken"})
@@ -117,8 +118,8 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any], glue_json: Rea
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tasks of the runs that are done and stored, in order."""
     tasks: list[str] = []
-    save = Pieces.save
-    monkeypatch.setattr(Pieces, "save", lambda *a: tasks.append(a[1].task.name) or save(*a))
+    save = RunStore.save
+    monkeypatch.setattr(RunStore, "save", lambda *a: tasks.append(a[1].task.name) or save(*a))
     return tasks
 
 
@@ -138,7 +139,7 @@ def test_stored_scores_are_computed_again_from_their_predictions(
     config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
 ) -> None:
     """An edited number is no result; for the bag of words neither."""
-    few = with_eval(config, tasks=["cola"], seeds=[0], floor=True)
+    few = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
     main(few)
     for init in ("pretrained", "floor"):
         before, piece = glue_json(few, init), Path(config["runs"]) / f"first/glue/{init}/pieces/cola-seed0.json"

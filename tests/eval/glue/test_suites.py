@@ -67,7 +67,7 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
 ) -> None:
     main(config)
     before = judge(read_record(load_record(Path(config["runs"]) / "first")))
-    main(with_eval(config, floor=True))
+    main(with_eval(config, baselines=True))
     record = load_record(Path(config["runs"]) / "first")
     assert judge(read_record(record)) == before and set(record["glue"]) == {"pretrained"}
     assert (
@@ -79,7 +79,7 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
     )
     assert set(record["constant"]["tasks"]) == set(record["floor"]["tasks"])
     stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
-    main(with_eval({**config, "name": "again"}, floor=True))
+    main(with_eval({**config, "name": "again"}, baselines=True))
     assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
 
 
@@ -99,7 +99,7 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
             (tmp_path / "super" / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs/one.jsonl").write_text(json.dumps({"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}) + "\n")
-    changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "floor": True}
+    changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "baselines": True}
     main(with_eval(config, source="superglue", **changes))
     record = load_record(Path(config["runs"]) / "first")
     assert judge(read_record(record)) == before and set(record["superglue"]) == {"pretrained", *WITHOUT_ENCODER}
@@ -188,13 +188,13 @@ def test_scores_of_another_suite_leave_the_record(
 ) -> None:
     """As when GLUE follows the embedded tasks without a random baseline: theirs must not stand beside its scores."""
     few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
-    main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], floor=True))
+    main(with_eval(few, source="embedded", data_dir=None, init=["pretrained", "random"], baselines=True))
     assert "dropped" not in capsys.readouterr().err
     before = load_record(Path(config["runs"]) / "first")
     with monkeypatch.context() as patch:
         patch.setattr("eval.glue.score_model", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            main(with_eval(few, floor=True))
+            main(with_eval(few, baselines=True))
     assert load_record(Path(config["runs"]) / "first") == before, "nothing goes before there is something new"
     main(with_eval(few, hyperparameters={**few["eval"]["hyperparameters"], "learning_rate": 2e-3}))
     record = load_record(Path(config["runs"]) / "first")

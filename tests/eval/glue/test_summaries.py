@@ -9,8 +9,8 @@ import scipy.stats
 
 from cramming.config import build, config_folder
 from cramming.data.task_files import ENTRIES, GLUE
-from eval.finetune.results import spread, summarise
-from eval.finetune.scoring import EvalConfig
+from eval.finetune.config import EvalConfig
+from eval.finetune.summary import spread, summarise
 from eval.rules.validity import subsets_marked
 from eval.tasks.datasets import Split, TaskData
 
@@ -73,7 +73,7 @@ def summary_of(
             problems = ["constant"] if value is None else []
             entries[source.entry] = {"metrics": dict.fromkeys(task.metrics, value), "problems": problems, "notes": []}
         pieces[task.name, 0] = {"entries": entries, "epoch": hyperparameters["epochs"]}
-    return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyperparameters, {})
+    return summarise({"init": "pretrained"}, "glue", data, pieces, [0], hyperparameters, {}, "last epoch")
 
 
 def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing(eval_section: Section) -> None:

@@ -10,22 +10,22 @@ import torch
 
 from cramming.config import UserError
 from cramming.process_pool import Submit
-from eval.finetune import jobs
+from eval.finetune import workers
 
 CPU = torch.device("cpu")
 
 
 def test_memory_decides_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process can get, a container's limit included; never none."""
-    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda pid: range(8), raising=False)
-    for free, workers in ((1e12, 8), (3 * jobs.PROCESS_BYTES, 2), (0, 1)):
-        monkeypatch.setattr(jobs, "available_bytes", lambda free=free: free)
-        assert jobs.choose_workers(None, 1, 100, 5, CPU, 0) == workers
-    assert jobs.choose_workers(5, 1, 3, 5, CPU, 0) == 3
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: range(8), raising=False)
+    for free, count in ((1e12, 8), (3 * workers.PROCESS_BYTES, 2), (0, 1)):
+        monkeypatch.setattr(workers, "available_bytes", lambda free=free: free)
+        assert workers.choose_workers(None, 1, 100, 5, CPU, 0) == count
+    assert workers.choose_workers(5, 1, 3, 5, CPU, 0) == 3
 
 
 @pytest.mark.parametrize(
-    ("free", "seeds", "cores", "weight_bytes", "workers"),
+    ("free", "seeds", "cores", "weight_bytes", "count"),
     [
         (140e9, 5, 16, 440e6, 5),  # one for each seed
         (140e9, 50, 16, 440e6, 16),
@@ -37,22 +37,22 @@ def test_memory_decides_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_seeds_share_a_gpu_that_has_room(
-    monkeypatch: pytest.MonkeyPatch, free: float, seeds: int, cores: int, weight_bytes: int, workers: int
+    monkeypatch: pytest.MonkeyPatch, free: float, seeds: int, cores: int, weight_bytes: int, count: int
 ) -> None:
-    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
-    monkeypatch.setattr(jobs, "available_bytes", lambda: 1e12)
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
+    monkeypatch.setattr(workers, "available_bytes", lambda: 1e12)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150e9))
     gpu = torch.device("cuda")
-    assert jobs.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == workers
-    assert jobs.choose_workers(3, 1, 100, seeds, gpu, weight_bytes) == 3
-    monkeypatch.setattr(jobs, "available_bytes", lambda: 0)
-    assert jobs.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == 1
+    assert workers.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == count
+    assert workers.choose_workers(3, 1, 100, seeds, gpu, weight_bytes) == 3
+    monkeypatch.setattr(workers, "available_bytes", lambda: 0)
+    assert workers.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == 1
 
 
 NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
 
 
-def run_one(workers: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_one(count: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def pool(*_: Any, **__: Any) -> Iterator[Submit]:
         future = Future[Any]()
@@ -62,9 +62,9 @@ def run_one(workers: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(jobs, "process_pool", pool)
-    monkeypatch.setattr(jobs, "_run", broken)
-    list(jobs.run_jobs([cast(jobs.Job, None)], workers, lambda count: None))
+    monkeypatch.setattr(workers, "process_pool", pool)
+    monkeypatch.setattr(workers, "_run", broken)
+    list(workers.run_all([cast(workers.TaskRun, None)], count, lambda examples: None))
 
 
 @pytest.mark.parametrize("error", NO_MEMORY)
@@ -75,7 +75,7 @@ def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exceptio
         run_one(1, error, monkeypatch)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_another_error_of_a_worker_is_our_own_defect(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_another_error_of_a_worker_is_our_own_defect(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     with pytest.raises(RuntimeError, match="shapes"):
-        run_one(workers, RuntimeError("shapes do not match"), monkeypatch)
+        run_one(count, RuntimeError("shapes do not match"), monkeypatch)

@@ -1,10 +1,9 @@
-"""The floor of every scale: a linear model on bags of words, and a constant, scored on the same tasks.
+"""Baselines without an encoder, on the same tasks: a linear model on bags of words, and a constant.
 
-What this reaches needs no encoder at all: beside a fine-tuned model it shows what the encoder adds. Words and pairs of
-neighbouring words are weighted by tf-idf; for two texts the model sees both, the product and the difference of their
-vectors, and how much of each is in the other. Logistic regression, ridge regression for STS-B; no setting differs
-between tasks. The constant is the training set's most frequent class, or its mean label: what a score is worth with no
-look at the text. Both depend on the data alone, so there is one "seed".
+What they reach needs no encoder at all. Words and pairs of neighbouring words are weighted by tf-idf; for two texts the
+model sees both, the product and the difference of their vectors, and how much of each is in the other. Logistic
+regression, ridge regression for STS-B; no setting differs between tasks. The constant is the training set's most
+frequent class, or its mean label. Both depend on the data alone, so there is one "seed".
 """
 
 import time
@@ -17,8 +16,10 @@ import numpy as np
 from cramming.config import settings_hash
 from cramming.data.task_files import Task
 from cramming.progress import say
+from eval.finetune.config import SELECTIONS
 from eval.finetune.loop import Predictions
-from eval.finetune.results import Pieces, summarise, write_json
+from eval.finetune.store import RunStore, write_json
+from eval.finetune.summary import summarise
 from eval.rules.record import WITHOUT_ENCODER
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.suites import SuiteName
@@ -28,8 +29,8 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def score_floor(
-    section: str, store: Pieces, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
+def score_baseline(
+    section: str, store: RunStore, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The record's `section` (see `WITHOUT_ENCODER`) and the seconds per task; tasks that are stored with the same data
     are not done again.
@@ -37,26 +38,28 @@ def score_floor(
     import sklearn
 
     name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
-    pieces, seconds = {}, {}
+    results, seconds = {}, {}
     for task_data in data:
-        task = task_data.task
+        task, started = task_data.task, time.perf_counter()
         key = settings_hash(task_data.sha256, settings, sklearn.__version__)
-        piece = store.load(task_data, 0, key)
-        if piece is None:
-            piece = store.save(task_data, 0, key, predict(task_data))
-            say(f"{task.title:<8} {name}: {piece['seconds']:.0f} s")
-        pieces[task.name, 0], seconds[task.name] = piece, piece["seconds"]
-    summary = summarise({"init": name, "model": name}, suite, data, pieces, [0], settings, absent)
+        result = store.load(task_data, 0, key)
+        if result is None:
+            scored = {s.source.entry: found for s, found in zip(task_data.scored, predict(task_data))}
+            spent = time.perf_counter() - started
+            result = store.save(task_data, 0, key, Predictions(scored, {}, float("nan"), spent, 0))
+            say(f"{task.title:<8} {name}: {result['seconds']:.0f} s")
+        results[task.name, 0], seconds[f"{task.name}-seed0"] = result, result["seconds"]
+    model = {"init": name, "model": name}
+    summary = summarise(model, suite, data, results, [0], settings, absent, SELECTIONS["last"])
     write_json(store.folder / "glue.json", summary)
     return summary, seconds
 
 
-def predict_from_words(data: TaskData) -> Predictions:
+def predict_from_words(data: TaskData) -> list[np.ndarray]:
     """Fit on the training set, predict the labelled sets."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    started = time.perf_counter()
     words = TfidfVectorizer(
         ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b|[^\w\s]",
         max_features=SETTINGS["most_frequent"],
@@ -67,21 +70,19 @@ def predict_from_words(data: TaskData) -> Predictions:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations is part of the definition
         model.fit(_features(words, data.train), data.train.labels)
-    scored = {s.source.entry: model.predict(_features(words, s)).astype(np.float64) for s in data.scored}
-    return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+    return [model.predict(_features(words, split)).astype(np.float64) for split in data.scored]
 
 
-def predict_constant(data: TaskData) -> Predictions:
+def predict_constant(data: TaskData) -> list[np.ndarray]:
     """The most frequent class of the training set (of several the first), or the mean of its labels, for every text."""
-    started, labels = time.perf_counter(), data.train.labels
+    labels = data.train.labels
     assert labels is not None, data.task.name
     value = float(labels.mean()) if data.task.regression else float(np.bincount(labels).argmax())
-    scored = {s.source.entry: np.full(len(s), value) for s in data.scored}
-    return Predictions(scored, {}, float("nan"), time.perf_counter() - started, 0)
+    return [np.full(len(split), value) for split in data.scored]
 
 
 # Section of the record -> what the numbers depend on beside the data, and how they are made.
-METHODS: dict[str, tuple[dict[str, Any], Callable[[TaskData], Predictions]]] = {
+METHODS: dict[str, tuple[dict[str, Any], Callable[[TaskData], list[np.ndarray]]]] = {
     "floor": (SETTINGS, predict_from_words),
     "constant": ({"predicts": "the most frequent class, or the mean label"}, predict_constant),
 }
@@ -92,10 +93,10 @@ def _linear_model(task: Task, classes: int) -> Any:
     from sklearn.linear_model import LogisticRegression, Ridge
 
     strength = SETTINGS["inverse_regularization"]
-    if not task.regression and classes == 1:
-        return DummyClassifier()  # a training set of one class teaches that class
     if task.regression:
         return Ridge(alpha=1 / strength, solver="lsqr", max_iter=SETTINGS["iterations"])
+    if classes == 1:
+        return DummyClassifier()  # a training set of one class teaches that class
     return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"])
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from cramming.data.task_files import GLUE
-from eval.finetune.floor import predict_constant, predict_from_words
+from eval.finetune.baselines import predict_constant, predict_from_words
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.metrics import score
 
@@ -38,21 +38,21 @@ def make_data(name: str, examples: int = 600) -> TaskData:
 def test_it_learns_words_and_what_two_texts_share() -> None:
     for name, enough in (("sst2", 0.95), ("rte", 0.95), ("stsb", 0.9)):
         data = make_data(name)
-        found, labels = predict_from_words(data).scored[data.scored[0].source.entry], data.scored[0].labels
+        found, labels = predict_from_words(data)[0], data.scored[0].labels
         assert labels is not None
         assert score(data.task.metrics, found, labels).values[data.task.main_metric] > enough, name
 
 
 def test_it_is_the_same_every_time() -> None:
     data = make_data("stsb", 100)
-    first, second = (predict_from_words(data).scored["stsb"] for _ in range(2))
+    first, second = (predict_from_words(data)[0] for _ in range(2))
     assert np.array_equal(first, second)
 
 
 def test_a_training_set_of_one_class_teaches_that_class() -> None:
     data = make_data("sst2", 20)
     data = replace(data, train=replace(data.train, labels=np.ones(20, np.int64)))
-    assert set(predict_from_words(data).scored[data.scored[0].source.entry]) == {1.0}
+    assert set(predict_from_words(data)[0]) == {1.0}
 
 
 def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
@@ -60,5 +60,5 @@ def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
         data = make_data(name, 3)
         kind = np.float32 if data.task.regression else np.int64
         data = replace(data, train=replace(data.train, labels=np.array(labels, kind)))
-        found = predict_constant(data).scored[data.scored[0].source.entry]
+        found = predict_constant(data)[0]
         assert set(found) == {expected} and len(found) == len(data.scored[0]), name
