@@ -3,7 +3,7 @@
 A second scoring replaces the first in the record and on disk. So that nothing can be chosen that way unseen, each
 fine-tuning is written down before its result is kept, with the settings that were the user's choice (`PROTOCOL`), in a
 journal (cramming/journal.py) whose last line the record then names: by number and SHA-256. A scoring that finds its
-results stored fine-tunes nothing and adds nothing. The rules read the file beside the record (R7, R20, R21).
+results stored adds nothing. The rules read the file beside the record (R7, R20, R21).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError
+from cramming.config import UserError, require
 from cramming.journal import Journal, is_chained, lacks_newline, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
 
@@ -46,13 +46,12 @@ def refuse_altered(folder: Path) -> None:
     """UserError where the history does not begin with the lines that the record names."""
     path, recorded = history_file(folder), load_record(folder).get("history")
     found = read_history(path, recorded)
-    if problem := found.get("problem"):
-        raise UserError(problem)
-    if recorded and not names(recorded, found["sha256"]):
-        what = "is not as the record knows it (by SHA-256)" if path.exists() else "is missing"
-        raise UserError(
-            f"{path}: {what}; restore it, or score the model folder under another name with model_path=<folder>"
-        )
+    require(not found.get("problem"), str(found.get("problem")))
+    what = "is not as the record knows it (by SHA-256)" if path.exists() else "is missing"
+    require(
+        not recorded or names(recorded, found.get("sha256")),
+        f"{path}: {what}; restore it, or score the model folder under another name with model_path=<folder>",
+    )
 
 
 def names(recorded: Any, sha256: Any) -> bool:

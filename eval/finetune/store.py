@@ -25,7 +25,6 @@ from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
 from eval.finetune.loop import Predictions
-from eval.rules.reading import DAMAGED_ARRAYS
 from eval.tasks.datasets import TaskData
 from eval.tasks.metrics import score
 
@@ -52,10 +51,8 @@ class RunStore:
             if result is None or not self.is_recorded(result):
                 return None
             _name(file, path)
-        scored = _read_predictions(file, data)
-        if scored is None:
-            return None
-        entries = _entries(data, scored)
+        with np.load(file, allow_pickle=False) as arrays:
+            entries = _entries(data, {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored})
         if result.get("entries") != entries:
             say(f"{path}: its scores are not those of its predictions; they are computed again")
             result["entries"] = entries
@@ -111,17 +108,6 @@ def _name(*paths: Path) -> None:
     for path in paths:
         if _finished(path).exists():
             _finished(path).replace(path)
-
-
-def _read_predictions(file: Path, data: TaskData) -> dict[str, np.ndarray] | None:
-    """The predictions of every labelled set; None where the file is damaged or is not of these data."""
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            found = {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored}
-    except (KeyError, *DAMAGED_ARRAYS):
-        return None
-    sound = all(found[s.source.entry].shape == (len(s),) for s in data.scored)
-    return found if sound and all(array.dtype.kind in "fiu" for array in found.values()) else None
 
 
 def _save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

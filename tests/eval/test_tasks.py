@@ -1,6 +1,6 @@
-"""The task table agrees with what GLUE defines, stated here independently; and, where it is, with the data itself.
+"""The task table agrees with what GLUE and SuperGLUE define, stated here independently; and with the data itself.
 
-CRAMMING_GLUE_DATA may name a folder with official files; the tests of real data are skipped without it.
+CRAMMING_GLUE_DATA may name a folder with official files; the test of real data is skipped without it.
 """
 
 import os
@@ -10,60 +10,52 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.task_files import AX, ENTRIES, GLUE, OFFICIAL_SHA256
+from cramming.data.task_files import AX, ENTRIES, GLUE, OFFICIAL_SHA256, SUPERGLUE
 from eval.tasks.datasets import Split, examples_sha256
 from eval.tasks.locate import find_tasks, read_task, tasks_in_folder
 from eval.tasks.suites import AVERAGES
 
-# Splits of nyu-mll/glue: (train, each dev set, each test set).
+# Folder and splits of nyu-mll/glue: (train, each dev set, each test set); and of SuperGLUE: (train, val).
 SIZES = {
-    "cola": (8551, [1043], [1063]),
-    "sst2": (67349, [872], [1821]),
-    "mrpc": (3668, [408], [1725]),
-    "stsb": (5749, [1500], [1379]),
-    "qqp": (363846, [40430], [390965]),
-    "mnli": (392702, [9815, 9832], [9796, 9847, 1104]),
-    "qnli": (104743, [5463], [5463]),
-    "rte": (2490, [277], [3000]),
-    "wnli": (635, [71], [146]),
+    "cola": ("CoLA", 8551, [1043], [1063]),
+    "sst2": ("SST-2", 67349, [872], [1821]),
+    "mrpc": ("MRPC", 3668, [408], [1725]),
+    "stsb": ("STS-B", 5749, [1500], [1379]),
+    "qqp": ("QQP", 363846, [40430], [390965]),
+    "mnli": ("MNLI", 392702, [9815, 9832], [9796, 9847, 1104]),
+    "qnli": ("QNLI", 104743, [5463], [5463]),
+    "rte": ("RTE", 2490, [277], [3000]),
+    "wnli": ("WNLI", 635, [71], [146]),
+    "boolq": ("BoolQ", 9427, [3270], []),
+    "cb": ("CB", 250, [56], []),
+    "superglue_rte": ("RTE", 2490, [277], []),
+    "wic": ("WiC", 5428, [638], []),
+    "wsc": ("WSC", 554, [104], []),
 }
-FOLDERS = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI"]
 # The cramming paper's metrics.
 MAIN = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
 
 
-def test_sizes_and_folders_are_the_official_ones() -> None:
+def test_sizes_labels_and_metrics_are_the_official_ones() -> None:
     found = {
-        t.name: (t.train.examples, [s.examples for s in t.scored], [s.examples for s in t.blind]) for t in GLUE.values()
+        t.name: (t.train.folder, t.train.examples, [s.examples for s in t.scored], [s.examples for s in t.blind])
+        for t in (*GLUE.values(), *SUPERGLUE.values())
     }
-    assert found == SIZES
-    assert [t.train.folder for t in GLUE.values()] == FOLDERS
-    assert AX.examples == 1104 and AX in GLUE["mnli"].blind
-
-
-def test_labels_are_in_the_official_order() -> None:
-    assert GLUE["mnli"].labels == ("entailment", "neutral", "contradiction")
-    for name in ("rte", "qnli"):
-        assert GLUE[name].labels == ("entailment", "not_entailment")
-    for name in ("cola", "sst2", "mrpc", "qqp", "wnli"):
-        assert GLUE[name].labels == ("0", "1")
+    assert found == SIZES and AX in GLUE["mnli"].blind
+    labels = dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "wnli"), ("0", "1")) | {"stsb": ()}
+    labels |= dict.fromkeys(("rte", "qnli"), ("entailment", "not_entailment"))
+    assert {t.name: t.labels for t in GLUE.values()} == {
+        **labels, "mnli": ("entailment", "neutral", "contradiction")
+    }  # fmt: skip
     assert GLUE["stsb"].regression and GLUE["stsb"].outputs == 1 and GLUE["stsb"].score_range == (0, 5)
-
-
-def test_main_metrics_are_the_papers() -> None:
-    for task in GLUE.values():
-        assert task.main_metric == MAIN.get(task.name, "accuracy")
-        assert task.main_metric in task.metrics
+    assert {t.name: t.main_metric for t in GLUE.values()} == dict.fromkeys(GLUE, "accuracy") | MAIN
 
 
 def test_averages_count_what_they_say() -> None:
-    glue = AVERAGES["glue"]
-    assert len(glue["avg9"].entries) == 9 and len(glue["avg8"].entries) == 8
-    assert set(glue["avg9"].entries) - set(glue["avg8"].entries) == {"mnli_mismatched"}
-    assert set(glue["avg9"].entries) == set(ENTRIES) - {"wnli"}
-    assert len(AVERAGES["embedded"]["embedded"].entries) == 8
-    for average in (*glue.values(), *AVERAGES["embedded"].values()):
-        assert set(average.entries) <= set(ENTRIES) and "WNLI" in average.definition
+    nine, eight = (set(AVERAGES["glue"][name].entries) for name in ("avg9", "avg8"))
+    assert len(nine) == 9 and nine - eight == {"mnli_mismatched"} and nine == set(ENTRIES) - {"wnli"}
+    assert set(AVERAGES["embedded"]["embedded"].entries) == eight
+    assert all("WNLI" in average.definition for suite in AVERAGES.values() for average in suite.values())
 
 
 def test_tasks_are_found_by_name_or_title_in_table_order() -> None:

@@ -181,22 +181,6 @@ def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
     assert (predictions / "cola-seed0.npz").read_bytes() == kept
 
 
-def test_predictions_of_other_data_are_not_taken_whatever_the_piece_says(
-    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], done: list[str]
-) -> None:
-    few = with_eval(config, tasks=["cola"], seeds=[0])
-    main(few)
-    folder = Path(config["runs"]) / "first/glue/pretrained"
-    piece = json.loads((folder / "pieces/cola-seed0.json").read_text())
-    del piece["predictions_sha256"]  # as an earlier version left it
-    (folder / "pieces/cola-seed0.json").write_text(json.dumps(piece))
-    main(few)
-    assert done == ["cola"]
-    np.savez(folder / "predictions/cola-seed0.npz", **{"dev.cola": np.zeros(3)})
-    main(few)
-    assert done == ["cola", "cola"]
-
-
 def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_changed(
     config: dict[str, Any], model: Path, with_eval: Callable[..., dict[str, Any]], done: list[str]
 ) -> None:

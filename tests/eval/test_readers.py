@@ -1,0 +1,341 @@
+"""Every official layout is read; every deviation is one line naming file and line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from cramming.config import UserError
+from cramming.data.task_files import GLUE, SUPERGLUE, Task
+from eval.tasks.datasets import Split, examples_sha256, in_one_order, seen_in_training
+from eval.tasks.locate import read_task, tasks_in_folder
+from eval.tasks.readers import read_hub_task
+
+MNLI_TEXT = (
+    "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
+    " sentence1 sentence2"
+)
+STSB = "index genre filename year old_index source1 source2 sentence1 sentence2"
+MRPC = "|#1 ID|#2 ID|#1 String|#2 String"
+QQP = "id qid1 qid2 question1 question2 is_duplicate"
+PAIR = "index sentence1 sentence2"
+# Headers of the official files, by folder and file; CoLA's train and dev have none.
+LAYOUTS: dict[str, dict[str, str | None]] = {
+    "CoLA": {"train": None, "dev": None, "test": "index sentence"},
+    "SST-2": {"train": "sentence label", "dev": "sentence label", "test": "index sentence"},
+    "MRPC": {"train": f"Quality{MRPC}", "dev": f"Quality{MRPC}", "test": f"index{MRPC}"},
+    "STS-B": {"train": f"{STSB} score", "dev": f"{STSB} score", "test": STSB},
+    "QQP": {"train": QQP, "dev": QQP, "test": "id question1 question2"},
+    "MNLI": {
+        "train": f"{MNLI_TEXT} label1 gold_label",
+        **dict.fromkeys(
+            ("dev_matched", "dev_mismatched"), f"{MNLI_TEXT} label1 label2 label3 label4 label5 gold_label"
+        ),
+        **dict.fromkeys(("test_matched", "test_mismatched"), MNLI_TEXT),
+    },
+    "QNLI": {**dict.fromkeys(("train", "dev"), "index question sentence label"), "test": "index question sentence"},
+    "RTE": {**dict.fromkeys(("train", "dev"), f"{PAIR} label"), "test": PAIR},
+    "WNLI": {**dict.fromkeys(("train", "dev"), f"{PAIR} label"), "test": PAIR},
+    "diagnostic": {"diagnostic": PAIR},
+}
+LABELS = {"label", "Quality", "score", "is_duplicate", "gold_label"}
+ROWS = 5
+Change = Callable[[str], str]
+
+
+def task_in(folder: str) -> Task:
+    return next((t for t in GLUE.values() if t.train.folder == folder), GLUE["mnli"])
+
+
+def make_row(folder: str, columns: list[str], row: int) -> list[str]:
+    """Field values of one row: a label that cycles, ids that count, texts with what readers stumble over."""
+    task = task_in(folder)
+    label = f"{row % 6}.000" if task.regression else task.labels[row % len(task.labels)]
+    fixed = dict.fromkeys(LABELS, label) | {"index": str(row), "id": str(row)}
+    return [fixed.get(column, f'{column} {row} says "hello, naïve') for column in columns]
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    """A folder with all official files, five rows each."""
+    for folder, files in LAYOUTS.items():
+        (tmp_path / folder).mkdir()
+        for name, header in files.items():
+            columns = (header or "source label mark sentence").split("|" if "|" in (header or "") else " ")
+            rows = [make_row(folder, columns, row) for row in range(ROWS)]
+            lines = ([] if header is None else [columns]) + rows
+            text = "".join("\t".join(line) + "\n" for line in lines)
+            (tmp_path / folder / f"{name}.tsv").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_official_layout_is_read(glue: Path, name: str) -> None:
+    task = GLUE[name]
+    data = read_task(glue, task)
+    assert [s.source for s in data.scored] == list(task.scored)
+    assert [s.source for s in data.blind] == list(task.blind)
+    for split in (data.train, *data.scored):
+        expected = [float(r % 6) if task.regression else r % len(task.labels) for r in range(ROWS)]
+        assert split.labels is not None and split.labels.tolist() == expected
+    for split in data.splits:
+        for column, texts in zip(task.text, split.texts, strict=True):
+            assert texts == [f'{column} {r} says "hello, naïve' for r in range(ROWS)]
+    assert all(s.labels is None and s.ids == list(range(ROWS)) for s in data.blind)
+    assert data.subset and not data.absent
+
+
+def test_the_tasks_of_the_folder_are_found_and_what_is_absent_is_named(glue: Path) -> None:
+    assert [t.name for t in tasks_in_folder(glue, None)[0]] == list(GLUE)
+    tasks, absent = tasks_in_folder(glue, ["rte"])
+    assert [t.name for t in tasks] == ["rte"] and set(absent) == set(GLUE) - {"rte"}
+    (glue / "MNLI/dev_mismatched.tsv").unlink()
+    (glue / "MNLI/test_matched.tsv").unlink()
+    data = read_task(glue, GLUE["mnli"])
+    assert [s.source.entry for s in data.scored] == ["mnli_matched"] and set(data.absent) == {"mnli_mismatched"}
+
+
+def edit(path: Path, line: int, change: Change) -> None:
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[line - 1] = change(lines[line - 1])
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def drop_field(line: str) -> str:
+    return line.rsplit("\t", 1)[0]
+
+
+def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
+    """Other labels or texts of as many examples do; test sets and the other dev set do not."""
+
+    def hashes() -> list[str]:
+        data = read_task(glue, GLUE["mnli"])
+        return [examples_sha256(data.train, split) for split in data.scored]
+
+    matched, mismatched = hashes()
+    (glue / "MNLI/test_matched.tsv").unlink()
+    edit(glue / "MNLI/dev_mismatched.tsv", 3, lambda line: drop_field(line) + "\tcontradiction")
+    edit(glue / "MNLI/dev_mismatched.tsv", 4, lambda line: drop_field(line) + "\tneutral")
+    assert hashes()[0] == matched and hashes()[1] not in (matched, mismatched)
+    edit(glue / "MNLI/train.tsv", 2, lambda line: line.replace("says", "said"))
+    assert hashes()[0] != matched
+
+
+def test_copies_of_a_data_set_train_the_same_model_and_have_one_hash(glue: Path) -> None:
+    """Publishers order examples and spell white space as they like; file order is no seed."""
+    path, task = glue / "RTE/train.tsv", GLUE["rte"]
+
+    def found() -> tuple[str, str, str]:
+        data = read_task(glue, task)
+        return data.sha256, in_one_order(data).sha256, examples_sha256(data.train, *data.scored)
+
+    def rewrite(change: Change) -> None:
+        header, *rows = path.read_text(encoding="utf-8").splitlines()
+        path.write_text("\n".join([header, *map(change, rows[::-1])]) + "\n", encoding="utf-8")
+
+    content, ordered, examples = found()
+    rewrite(lambda row: row)
+    assert found() == (found()[0], ordered, examples) and found()[0] != content
+    rewrite(lambda row: row.replace(" ", "  "))
+    assert found()[2] == examples and found()[0] != content
+    edit(path, 2, lambda line: line.replace("says", "said"))
+    assert found()[2] != examples
+
+
+def test_byte_order_mark_carriage_returns_and_unicode_line_separators_do_not_matter(glue: Path) -> None:
+    path = glue / "MRPC/train.tsv"
+    before = read_task(glue, GLUE["mrpc"]).sha256
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_task(glue, GLUE["mrpc"]).sha256 == before
+    edit(glue / "RTE/train.tsv", 3, lambda line: line.replace("says", "sa\u2028ys\x85"))
+    assert len(read_task(glue, GLUE["rte"]).train) == ROWS
+
+
+BROKEN = [
+    ("RTE/train.tsv", 1, lambda s: s.replace("sentence2", "hypothesis"), r"train.tsv:1: .*label; sentence2 not"),
+    ("RTE/dev.tsv", 4, drop_field, r"dev.tsv:4: expected 4 .*\(index, sentence1, sentence2, label\), found 3$"),
+    ("RTE/dev.tsv", 6, drop_field, r"dev.tsv:6: expected 4 .*found 3; is the file cut short"),
+    ("RTE/dev.tsv", 6, lambda s: s + "\n", r"dev.tsv:7: the line is empty; remove it"),
+    ("CoLA/train.tsv", 1, lambda s: "\n" + s, r"train.tsv:1: the line is empty; remove it"),
+    ("RTE/dev.tsv", 3, lambda s: s + "\textra", r"dev.tsv:3: .*found 5"),
+    ("RTE/dev.tsv", 3, lambda s: drop_field(s) + "\tperhaps", r"dev.tsv:3: label 'perhaps' is not one of entailment"),
+    ("CoLA/train.tsv", 2, lambda s: s.replace("\t1\t", "\t7\t"), r"train.tsv:2: label '7' is not one of 0, 1"),
+    ("CoLA/train.tsv", 1, drop_field, r"train.tsv:1: expected 4 .*\(source, label, mark, sentence\), found 3"),
+    ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\t5.5", r"train.tsv:3: score '5.5' is not a number from 0 to 5"),
+    ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\tnan", r"train.tsv:3: score 'nan' is not a number"),
+    ("RTE/test.tsv", 4, lambda s: "0" + s[1:], r"test.tsv:4: example number 0 follows 1; .*official order"),
+    ("RTE/test.tsv", 3, lambda s: "7" + s[1:], r"test.tsv:4: example number 2 follows 7; .*official order"),
+    ("RTE/test.tsv", 4, lambda s: "x" + s[1:], r"test.tsv:4: example number 'x' is not a whole number"),
+]  # fmt: skip
+
+
+def is_refused(folder: Path, task: Task, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        read_task(folder, task)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(("file", "line", "change", "message"), BROKEN)
+def test_broken_file_gives_one_line_with_its_place(
+    glue: Path, file: str, line: int, change: Change, message: str
+) -> None:
+    edit(glue / file, line, change)
+    is_refused(glue, task_in(file.split("/")[0]), message)
+
+
+def test_known_broken_rows_of_qqp_are_left_out_and_counted(glue: Path) -> None:
+    edit(glue / "QQP/train.tsv", 3, drop_field)
+    data = read_task(glue, GLUE["qqp"])
+    assert len(data.train) == ROWS - 1 and data.train.skipped == 1
+    edit(glue / "QQP/dev.tsv", 3, drop_field)
+    is_refused(glue, GLUE["qqp"], r"QQP/dev.tsv:3")
+
+
+@pytest.mark.parametrize("file", ["CoLA/train.tsv", "STS-B/dev.tsv", "RTE/test.tsv"])
+def test_a_file_cut_inside_its_last_field_is_noticed(glue: Path, file: str) -> None:
+    """The fields are all there, only the end of the last one is not: a sentence or a score that still reads well."""
+    path = glue / file
+    path.write_bytes(path.read_bytes()[:-2])
+    lines = len(path.read_bytes().split(b"\n"))
+    is_refused(glue, task_in(path.parent.name), rf"{path.name}:{lines}: the last line has no newline, .* cut short")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("dev.tsv", 'sentence\tlabel\n"hello, naïve\t1\n'.encode("latin-1"), r"dev.tsv:2: not UTF-8 \(byte 0xef\)"),
+        ("dev.tsv", "sentence\tlabel\nnaïve\t1\n".encode("utf-16"), r"dev.tsv:1: not UTF-8 \(byte 0xff\)"),
+        ("train.tsv", b"", r"SST-2/train.tsv: the file is empty"),
+        ("train.tsv", b"sentence\tlabel\n", r"SST-2/train.tsv: no examples"),
+        ("dev.tsv", None, r"SST-2/dev.tsv: no such file; SST-2 needs train.tsv, dev.tsv"),
+    ],
+)
+def test_content_of_another_kind_is_named(glue: Path, file: str, content: bytes | None, message: str) -> None:
+    path = glue / "SST-2" / file
+    path.unlink() if content is None else path.write_bytes(content)
+    is_refused(glue, GLUE["sst2"], message)
+
+
+def dead(place: Path) -> Path:
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to("gone")
+    return place
+
+
+@pytest.mark.parametrize(("name", "place"), [("rte", "RTE/test.tsv"), ("rte", "RTE"), ("mnli", "diagnostic")])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_link_that_leads_nowhere_is_no_absent_file(glue: Path, name: str, place: str, wanted: bool) -> None:
+    dead(glue / place)
+    with pytest.raises(UserError, match=rf"{place}: is a link to gone, which is not there"):
+        for task in tasks_in_folder(glue, [name] if wanted else None)[0]:
+            read_task(glue, task)
+
+
+def test_wrong_folder_names_what_is_expected(glue: Path) -> None:
+    with pytest.raises(UserError, match=r"no GLUE task found; expected .*CoLA/, SST-2/"):
+        tasks_in_folder(glue / "CoLA", None)
+    with pytest.raises(UserError, match="no such folder"):
+        tasks_in_folder(glue / "nowhere", None)
+    with pytest.raises(UserError, match=r"data: is a link to gone"):
+        tasks_in_folder(dead(glue / "data"), None)
+
+
+@pytest.mark.parametrize("name", ["cola", "stsb", "mnli", "qqp"])
+def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = GLUE[name]
+
+    def load(path: str, config: str, split: str) -> datasets.Dataset:
+        assert path == "nyu-mll/glue"
+        test = split.startswith("test")
+        rows = {column: [f"{column} {config} {split} {i}" for i in range(3)] for column in task.hub_text}
+        return datasets.Dataset.from_dict({**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("eval.tasks.readers.prepare_hub", lambda: True)
+    data = read_hub_task(task)
+    assert [s.source for s in data.splits] == [task.train, *task.scored, *task.blind]
+    assert data.train.texts[0][2] == f"{task.hub_text[0]} {task.train.hub_config} train 2"
+    assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 1]
+    assert data.blind[-1].labels is None and data.blind[-1].ids == [0, 1, 2]
+
+
+def test_scored_examples_that_are_trained_on_are_counted_whatever_their_labels() -> None:
+    source = GLUE["mrpc"].train
+    train = Split(source, (["a  b", "c", "e"], ["d", "d", "f"]), np.array([0, 1, 0]))
+    assert seen_in_training(train, Split(source, (["a b", "c", "x"], ["d", "e", "f"]), np.array([1, 1, 0]))) == 1
+
+
+WSC: dict[str, Any] = {
+    "text": "Mark told Pete lies about himself , which he should not", "idx": 0, "label": False,
+    "target": {"span1_index": 2, "span1_text": "Pete", "span2_index": 8, "span2_text": "he"},
+}  # fmt: skip
+SUPERGLUE_ROWS: dict[str, list[dict[str, Any]]] = {
+    "BoolQ": [
+        {"question": "is w1 w2", "passage": "w1 -- w2 w3", "idx": 0, "label": True},
+        {"question": "is w4 w5", "passage": "w6", "idx": 1, "label": False},
+    ],
+    "CB": [
+        {"premise": "w1 w2", "hypothesis": "w3", "label": label} for label in ("contradiction", "neutral", "entailment")
+    ],
+    "RTE": [{"premise": "w1", "hypothesis": "w2", "label": "not_entailment", "idx": 0}],
+    "WiC": [{"word": "w1", "sentence1": "w1 w2", "sentence2": "w3 w1", "idx": 0, "label": True, "start1": 0}],
+    "WSC": [WSC],
+}
+
+
+@pytest.fixture
+def superglue(tmp_path: Path) -> Path:
+    for name, rows in SUPERGLUE_ROWS.items():
+        (tmp_path / name).mkdir()
+        for file in ("train.jsonl", "val.jsonl"):
+            (tmp_path / name / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_superglues_official_layouts_are_read(superglue: Path) -> None:
+    tasks, absent = tasks_in_folder(superglue, None, "superglue")
+    assert [task.name for task in tasks] == list(SUPERGLUE) and not absent
+    data = {task.name: read_task(superglue, task) for task in tasks}
+    labels = {
+        name: found.scored[0].labels.tolist() for name, found in data.items() if found.scored[0].labels is not None
+    }
+    assert labels == {"boolq": [1, 0], "cb": [1, 2, 0], "superglue_rte": [1], "wic": [1], "wsc": [0]}
+    first = {name: tuple(column[0] for column in found.train.texts) for name, found in data.items()}
+    assert first["boolq"] == ("is w1 w2", "w1 -- w2 w3") and first["wic"] == ("w1: w1 w2", "w3 w1")
+    assert first["wsc"] == (WSC["text"], "Mark told Pete lies about himself , which Pete should not")
+    assert [t.name for t in tasks_in_folder(superglue, ("WiC", "cb"), "superglue")[0]] == ["cb", "wic"]
+    with pytest.raises(UserError, match=r"no SuperGLUE task found; .* BoolQ/, CB/"):
+        tasks_in_folder(superglue / "CB", None, "superglue")
+
+
+def wsc_line(place: int) -> str:
+    return json.dumps({**WSC, "target": {**WSC["target"], "span2_index": place}})
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("cb", '{"premise": "w1", "label": "neutral"}', "hypothesis not found"),
+        ("cb", '{"premise": "w1", "hypothesis": "w2", "label": "maybe"}', "label 'maybe' is not one of entailment"),
+        ("cb", '{"premise": "w1", "hypo', "not a line of JSON .*cut short"),
+        ("boolq", '{"question": "w1", "passage": "w2", "label": 3}', "label '3' is not one of false, true"),
+        ("wsc", '{"text": "w1", "label": true, "target": {}}', "a field is not as WSC has it"),
+        ("wsc", wsc_line(11), "span2_index 11 .* outside the text's 11 words"),
+        ("wsc", wsc_line(-1), "span2_index -1 .* outside"),
+        ("superglue_rte", "[]", "premise, hypothesis, label not found"),
+        ("superglue_rte", '{"premise": "\\ud800", "hypothesis": "w", "label": "entailment"}', "can't encode"),
+    ],
+)
+def test_a_broken_line_of_json_is_named(superglue: Path, name: str, line: str, message: str) -> None:
+    task = SUPERGLUE[name]
+    path = superglue / task.title / "val.jsonl"
+    path.write_text(path.read_text() + line + "\n")
+    place = len(path.read_text().splitlines())
+    is_refused(superglue, task, rf"{task.title}/val.jsonl:{place}: .*{message}")
