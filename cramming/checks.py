@@ -28,7 +28,6 @@ from cramming.parallel.mesh import ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, ramp_step
-from cramming.start import StartConfig
 
 # A step of train=tiny and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size
 # from which on they are said to be unfit is a judgement, not a measurement.
@@ -67,6 +66,33 @@ class TrainConfig:
         """`micro_batch`, once it is a number."""
         assert self.micro_batch != "auto", "not decided yet"
         return self.micro_batch
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Section `start`: weights drawn at random, or word vectors counted from the text (cramming/start.py).
+
+    Tokens within `window` of each other count as neighbours, nearer ones more. At most `max_tokens` tokens, evenly from
+    the whole training split, are read. `embedding_std` and `decoder_std`: root mean squares of the vectors' entries.
+    All four are 0 where `embeddings` is random.
+    """
+
+    embeddings: Literal["random", "cooccurrence"]
+    window: int
+    max_tokens: int
+    embedding_std: float
+    decoder_std: float
+
+    def __post_init__(self) -> None:
+        choose = f"choose it by start={self.embeddings}"
+        for name in ("window", "max_tokens", "embedding_std", "decoder_std"):
+            value = getattr(self, name)
+            if self.embeddings == "random" and value != 0:
+                raise ValueError(
+                    f"{name}={value} does nothing with embeddings=random; {choose}, which has 0, or set start.{name}=0"
+                )
+            if self.embeddings == "cooccurrence" and value <= 0:
+                raise ValueError(f"{name}={value} is not above 0; {choose}, which has a value, or set start.{name}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from cramming import checkpoint, energy, runtime
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
-from cramming.checks import Config, Place, TrainConfig, check, check_run
+from cramming.checks import Config, Place, StartConfig, TrainConfig, check, check_run
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource
 from cramming.data.corpus import Corpus, corpus_folder
@@ -33,7 +33,6 @@ from cramming.record import (
 from cramming.resume import checkpoint_to_resume
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, ramp_step
-from cramming.start import StartConfig, start_from_text
 
 
 @dataclass
@@ -267,6 +266,8 @@ def start_model(engine: Engine, config: StartConfig, corpus: Corpus, seed: int, 
         return
     assert isinstance(engine.model, MaskedLM)
     if mesh.is_main:
+        from cramming.start import start_from_text  # scipy and scikit-learn take a second to import
+
         start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
     mesh.share(engine.model.parameters())
     if isinstance(engine.optimizer, HostOptimizer):

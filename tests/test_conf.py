@@ -10,7 +10,7 @@ import pytest
 from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.checks import Config, Place, TrainConfig, check
+from cramming.checks import Config, Place, StartConfig, TrainConfig, check
 from cramming.config import RootConfig, build, config_folder
 from cramming.config import compose as compose_root
 from cramming.data.inspect import InspectConfig
@@ -24,7 +24,6 @@ from cramming.plan.main import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
 from cramming.schedule import ScheduleConfig, sequences_per_step
-from cramming.start import StartConfig
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig

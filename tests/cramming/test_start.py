@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cramming.data.cooccurrence import count_pairs, word_vectors
+from cramming.checks import StartConfig
 from cramming.data.stream import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-from cramming.start import StartConfig, start_from_text
+from cramming.start import count_pairs, start_from_text, word_vectors
 
 VOCAB, SPECIAL = 40, (0, 1, 2)
 CONFIG = StartConfig("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
@@ -43,7 +43,7 @@ def test_pairs_are_counted_as_by_hand() -> None:
 
 
 def test_a_bounded_count_reads_the_whole_stream_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cramming.data.cooccurrence.CHUNK", 50)
+    monkeypatch.setattr("cramming.start.CHUNK", 50)
     ids = np.arange(1000) % 500  # each pair of neighbours stands for its place
     counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 500, (), window=1, max_tokens=200)
     assert counts.sum() == 2 * 4 * 49  # four stretches of 50 tokens
