@@ -87,11 +87,10 @@ class NearDuplicates:
 
     def save(self, path: Path) -> None:
         """Write to a file, atomically."""
-        counts = np.array([self.documents, self.memory_bytes], dtype=np.int64)
 
         def write(temporary: Path) -> None:
             with temporary.open("wb") as handle:
-                np.savez(handle, drop=self.drop, kept=self.kept, similarity=self.similarity, counts=counts)
+                np.savez(handle, **vars(self))
 
         overwrite_atomically(path, write)
 
@@ -100,7 +99,8 @@ class NearDuplicates:
         """Read what `save` wrote."""
         try:
             with np.load(path) as arrays:
-                return cls(arrays["drop"], arrays["kept"], arrays["similarity"], *arrays["counts"].tolist())
+                drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
+                return cls(drop, kept, similarity, int(arrays["documents"]), int(arrays["memory_bytes"]))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path}: cannot be read as a list of near-duplicates ({error}); delete it") from None
 

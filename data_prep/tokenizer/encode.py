@@ -1,15 +1,9 @@
-"""Texts to token ids: by way of their words where the tokenizer allows it, else in pieces.
+"""Normalised texts to token ids, as `Tokenizer.encode` gives them.
 
-By words. BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so a text's ids
-are those of its runs without white space, one after the other. Language repeats its words: each different one is
-encoded once and its ids looked up from then on. Over the first 12 MB of Wikipedia that takes half the time of the
-tokenizer, table included.
-
-In pieces. Any other tokenizer gets the text itself; a long one in pieces cut in front of whitespace, where byte-level
-BPE and Unigram over words start anew anyway.
-
-Both are pure functions of the text and give what `Tokenizer.encode` gives for normalised text
-(data_prep/filters/normalise.py).
+Word by word: BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so each
+different word is encoded once and its ids looked up from then on (half the time of the tokenizer, on Wikipedia). Any
+other tokenizer gets the text itself; a long one in pieces cut in front of whitespace, where byte-level BPE and Unigram
+over words start anew anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+from data_prep.workers import grouped
 
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20
@@ -89,15 +85,9 @@ class InPieces:
             yield np.concatenate([next(encoded) for _ in pieces])
 
     def _encoded(self, pieces: list[str]) -> Iterator[np.ndarray]:
-        group: list[str] = []
-        characters = 0
-        for last, piece in zip([*[False] * (len(pieces) - 1), True], pieces):
-            group.append(piece)
-            characters += len(piece)
-            if last or characters >= GROUP_CHARACTERS:
-                for encoding in self._tokenizer.encode_batch_fast(group, add_special_tokens=False):
-                    yield np.array(encoding.ids, self._dtype)
-                group, characters = [], 0
+        for group in grouped(pieces, GROUP_CHARACTERS, len, GROUP_CHARACTERS):
+            for encoding in self._tokenizer.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, self._dtype)
 
 
 def split_at_whitespace(text: str, limit: int) -> list[str]:

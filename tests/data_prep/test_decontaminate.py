@@ -100,11 +100,9 @@ def test_rows_cells_and_quotations_stand_alone(found: Decontaminator, row: str) 
     assert tasks_in(found, normalize(f"{FILLER}{row}", CleanConfig())) == ("CoLA", "QNLI")
 
 
-@pytest.mark.parametrize(
-    "inside", ["They know what is the capital of France, now", "It, what is the capital of France"]
-)
-def test_a_comma_does_not_end_a_sentence(found: Decontaminator, inside: str) -> None:
-    assert tasks_in(found, inside) == ()
+def test_a_comma_does_not_end_a_sentence(found: Decontaminator) -> None:
+    for inside in ("They know what is the capital of France, now", "It, what is the capital of France"):
+        assert tasks_in(found, inside) == ()
 
 
 def test_no_sentence_begins_behind_an_initial() -> None:

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import importlib.util
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,12 +114,8 @@ def test_a_section_of_prose_is_kept_whatever_its_name() -> None:
 
 def test_a_footnote_takes_no_text_with_it() -> None:
     pytest.importorskip("mwparserfromhell")
-    for note in (
-        '<ref name="BBC/2005" />',
-        "<ref name=a/b/>",
-        "<ref>b</ref >",
-        "<ref name='x'>See <i>a</i> / b.</ref>",
-    ):
+    named = ('<ref name="BBC/2005" />', "<ref name=a/b/>")
+    for note in (*named, "<ref>b</ref >", "<ref name='x'>See <i>a</i> / b.</ref>"):
         text = f"A river.{note}\n== History ==\nOld.<ref name='y'>Smith</ref> Very."
         assert plain_text(text) == "A river.\nHistory\nOld. Very.", note
     assert "Old." in plain_text("A river.<ref>open\n== History ==\nOld.<ref>Smith</ref> Very.")
@@ -143,44 +138,35 @@ def test_other_xml_is_refused(tmp_path: Path) -> None:
         texts(tmp_path / "a.xml")
 
 
-def warc(write: Callable[..., None]) -> bytes:
+def warc(*contents: tuple[str, bytes]) -> bytes:
+    """A WARC file of records of these kinds, each its own gzip member."""
     warcio = pytest.importorskip("warcio")
     buffer = io.BytesIO()
-    write(warcio.warcwriter.WARCWriter(buffer, gzip=True))
+    writer = warcio.warcwriter.WARCWriter(buffer, gzip=True)
+    for kind, content in contents:
+        headers = warcio.StatusAndHeaders("200 OK", [], protocol="HTTP/1.0") if kind == "response" else None
+        record = writer.create_warc_record(f"http://a/{kind}", kind, payload=io.BytesIO(content), http_headers=headers)
+        writer.write_record(record)
     return buffer.getvalue()
 
 
 def test_text_records_of_a_wet_file(tmp_path: Path) -> None:
-    def write(writer: object) -> None:
-        for kind, payload in (("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"drei")):
-            record = writer.create_warc_record(f"http://a/{kind}", kind, payload=io.BytesIO(payload))  # type: ignore[attr-defined]
-            writer.write_record(record)  # type: ignore[attr-defined]
-
-    (tmp_path / "crawl.warc.wet.gz").write_bytes(warc(write))
-    assert texts(tmp_path / "crawl.warc.wet.gz") == ["Grüße\nzwei", "drei"]
+    path = tmp_path / "crawl.warc.wet.gz"
+    path.write_bytes(warc(("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"drei")))
+    assert texts(path) == ["Grüße\nzwei", "drei"]
 
 
-@pytest.mark.parametrize("cut", range(1, 9))
+@pytest.mark.parametrize("cut", [1, 4, 8])
 def test_a_wet_file_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
     """Without compression nothing else tells; behind a record's text stand two line ends."""
-
-    def write(writer: object) -> None:
-        record = writer.create_warc_record("http://a", "conversion", payload=io.BytesIO(b"some text"))  # type: ignore[attr-defined]
-        writer.write_record(record)  # type: ignore[attr-defined]
-
-    (tmp_path / "crawl.wet").write_bytes(gzip.decompress(warc(write))[: -4 - cut])
+    (tmp_path / "crawl.wet").write_bytes(gzip.decompress(warc(("conversion", b"some text")))[: -4 - cut])
     with pytest.raises(UserError, match=rf"crawl.wet record 1: has {9 - cut} bytes of the 9 in its header"):
         texts(tmp_path / "crawl.wet")
 
 
 def test_text_of_a_wet_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path) -> None:
-    def write(writer: object) -> None:
-        for payload in (b"one", "café".encode("latin-1"), b"three"):
-            record = writer.create_warc_record("http://a", "conversion", payload=io.BytesIO(payload))  # type: ignore[attr-defined]
-            writer.write_record(record)  # type: ignore[attr-defined]
-
     path = tmp_path / "crawl.wet.gz"
-    path.write_bytes(warc(write))
+    path.write_bytes(warc(*(("conversion", content) for content in (b"one", "café".encode("latin-1"), b"three"))))
     with pytest.raises(UserError, match=r"crawl.wet.gz record 2: its text is not UTF-8 at byte 3; data.damaged=drop"):
         texts(path)
     config = TextConfig(name="test", source="text", paths=[str(path)], damaged="drop")
@@ -190,12 +176,7 @@ def test_text_of_a_wet_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path
 
 
 def test_web_pages_and_other_files_are_refused(tmp_path: Path) -> None:
-    def write(writer: object) -> None:
-        headers = __import__("warcio").StatusAndHeaders("200 OK", [], protocol="HTTP/1.0")
-        page = writer.create_warc_record("http://a", "response", payload=io.BytesIO(b"<p>"), http_headers=headers)  # type: ignore[attr-defined]
-        writer.write_record(page)  # type: ignore[attr-defined]
-
-    (tmp_path / "pages.warc.gz").write_bytes(warc(write))
+    (tmp_path / "pages.warc.gz").write_bytes(warc(("response", b"<p>")))
     with pytest.raises(UserError, match=r"pages.warc.gz: no text records \(it holds: response\); take .*WET"):
         texts(tmp_path / "pages.warc.gz")
     (tmp_path / "other.wet.gz").write_bytes(gzip.compress(b"this is no such archive\n" * 10))
