@@ -17,9 +17,9 @@ from cramming.checks import Config
 from cramming.config import compose
 from cramming.model.heads import cuda_chunks
 from cramming.plan.cards import CARDS, Card
-from cramming.plan.costs import Costs
 from cramming.plan.memory import Simulation, micro_batch_sizes
-from cramming.plan.search import Option, PlanConfig, Target, find_target, planned_config, price_of, recipe_on
+from cramming.plan.roofline import POWER_SHARE
+from cramming.plan.search import Option, PlanConfig, Target, find_target, planned_config, price_of
 
 SECTION = "Cards, reckoned"
 HEADERS = (
@@ -36,20 +36,21 @@ NOTE = (
 )
 
 
-def largest(job: Config, target: Target, simulation: Simulation) -> Option | None:
+def largest(config: Config, target: Target, simulation: Simulation) -> Option | None:
     """The largest micro-batch that fits, as `plan` would price it."""
-    sizes = reversed(micro_batch_sizes(job.train.batch_size))
-    options = (price_of(job, target, job.memory, simulation, rows) for rows in sizes if rows <= 1024)
+    sizes = reversed(micro_batch_sizes(config.train.batch_size))
+    options = (price_of(config, target, simulation, rows) for rows in sizes if rows <= 1024)
     return next((option for option in options if option.fits), None)
 
 
-def row_of(card: Card, target: Target, option: Option | None, costs: Costs | None) -> list[str]:
+def row_of(card: Card, target: Target, option: Option | None) -> list[str]:
     """One line of the table."""
-    known = [str(card.memory), f"{card.tflops:g}", str(card.bandwidth), str(card.watts), target.mode]
-    if option is None or costs is None:
+    known = [str(card.memory), f"{card.tflops:g}", str(card.bandwidth), str(card.watts), target.place.mode]
+    if option is None or target.watts is None:
         return [card.name, *known, "none fits", "", "", ""]
-    found = [str(option.micro_batch), f"{option.tokens_per_second / 1e3:.0f}k", f"{costs.tokens_per_day / 1e9:.1f}B"]
-    return [card.name, *known, *found, f"{costs.kwh:.1f}"]
+    rate = option.tokens_per_second
+    found = [str(option.micro_batch), f"{rate / 1e3:.0f}k", f"{86400 * rate / 1e9:.1f}B"]
+    return [card.name, *known, *found, f"{target.watts * POWER_SHARE * 24 / 1000:.1f}"]
 
 
 def main() -> None:
@@ -57,19 +58,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--docs", type=Path, required=True)
     arguments = parser.parse_args()
-    settings = compose(["experiment=bert-base-day", "runtime.compile=off"])
-    job = planned_config(settings)
+    config = planned_config(compose(["experiment=bert-base-day", "runtime.compile=off"]))
     simulations: dict[Any, Simulation] = {}
     rows = []
     for card in CARDS:
-        target = find_target(PlanConfig(None, card.name, None), "cpu", job)
-        alike = (target.mode, target.flash, cuda_chunks(target.memory_bytes))
+        target = find_target(PlanConfig(None, card.name, None), "cpu", config)
+        alike = (target.place.mode, target.has_flash, cuda_chunks(target.memory_bytes))
         if alike not in simulations:
-            simulations[alike] = Simulation(recipe_on(target, job))
+            simulations[alike] = Simulation(config, target.place, target.memory_bytes)
             simulations[alike].step = functools.cache(simulations[alike].step)  # type: ignore[method-assign]
-        option = largest(job, target, simulations[alike])
-        costs = Costs.of(settings, job, target, option.tokens_per_second, None) if option else None
-        rows.append(row_of(card, target, option, costs))
+        rows.append(row_of(card, target, largest(config, target, simulations[alike])))
         print(" | ".join(rows[-1]), flush=True)
     lines = [HEADERS, ["---"] * len(HEADERS), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)

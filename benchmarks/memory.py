@@ -2,7 +2,7 @@
 
 Each configuration runs in a fresh process: a step of a very small model first, so that libraries, threads and pools
 are there, then the baseline; then the model is built and makes two optimizer steps (the first makes the optimizer's
-state). The prediction is `cramming plan`'s, made by the parent, of the same recipe.
+state). The prediction is `cramming plan`'s, made by the parent, of the same configuration.
 
     python benchmarks/memory.py --out benchmarks/results/memory_cpu_<date>.md
 
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from cramming.checks import Config
+from cramming.checks import Config, Place
 from cramming.config import compose
 from cramming.data.batches import Batch
 from cramming.device import available_bytes, select
@@ -36,7 +36,7 @@ from cramming.environment import cpu_name, system
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
-from cramming.plan.memory import CATEGORIES, Recipe, Simulation
+from cramming.plan.memory import CATEGORIES, Simulation
 from cramming.runtime import keep_freed_memory
 
 VOCABULARY, LENGTH, TARGETS = 32768, 128, 32
@@ -68,29 +68,28 @@ CASES: dict[str, tuple[str, int, int, list[str]]] = {  # shape, micro-batch, mic
 }
 
 
-def recipe_of(case: str, mode: str, device_type: str) -> Recipe:
-    """The recipe of a case: the root configuration with the case's changes."""
+def config_of(case: str, mode: str) -> Config:
+    """The root configuration with the case's changes."""
     shape, _, _, overrides = CASES[case]
     settings = compose(["model=bert-base", "optim=adamw", f"precision={mode}", *overrides])
-    config = replace(Config.of(settings), model=ModelConfig(vocab_size=VOCABULARY, **SHAPES[shape]))
-    return Recipe(config, mode, device_type)  # type: ignore[arg-type]
+    return replace(Config.of(settings), model=ModelConfig(vocab_size=VOCABULARY, **SHAPES[shape]))
 
 
-def run_steps(recipe: Recipe, rows: int, count: int, device: torch.device) -> None:
+def run_steps(config: Config, rows: int, count: int, device: torch.device) -> None:
     """Two optimizer steps on random tokens."""
-    engine = build_engine(recipe.config, Mesh.solo(device), device)
+    engine = build_engine(config, Mesh.solo(device), device)
     for _ in range(2):
-        engine.step([random_batch(recipe, rows) for _ in range(count)], 1e-4)
+        engine.step([random_batch(config, rows) for _ in range(count)], 1e-4)
 
 
-def random_batch(recipe: Recipe, rows: int) -> Batch:
+def random_batch(config: Config, rows: int) -> Batch:
     """Random tokens in the form that `BatchSource` gives; documents, where they are, are half a row long."""
-    train, targets = recipe.config.train, rows * recipe.config.targets_per_row
+    train, targets = config.train, rows * config.targets_per_row
     length = train.sequence_length
     size = length if train.packing == "rows" else length // 2
     bounds = torch.arange(0, rows * length + 1, size, dtype=torch.int32)
-    places = torch.arange(0, rows * length, length // recipe.config.targets_per_row)[:targets]
-    ids = torch.randint(recipe.config.model.vocab_size or 1, (rows * length,))
+    places = torch.arange(0, rows * length, length // config.targets_per_row)[:targets]
+    ids = torch.randint(config.model.vocab_size or 1, (rows * length,))
     packing = Packing(bounds, length if train.packing == "rows" else None, length, length)
     return Batch(ids, torch.arange(size).repeat(rows * length // size), packing, places, ids[places], len(places))
 
@@ -98,16 +97,16 @@ def random_batch(recipe: Recipe, rows: int) -> Batch:
 def measure(case: str, mode: str, device: torch.device) -> int:
     """Bytes at the peak of this process, less what there was before the model."""
     _, rows, count, _ = CASES[case]
-    recipe = recipe_of(case, mode, device.type)
+    config = config_of(case, mode)
     small = ModelConfig(vocab_size=256, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64)
-    run_steps(replace(recipe, config=replace(recipe.config, model=small)), 2, 1, device)
+    run_steps(replace(config, model=small), 2, 1, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        run_steps(recipe, rows, count, device)
+        run_steps(config, rows, count, device)
         return torch.cuda.max_memory_allocated(device)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what is resident now
     before = status_bytes("VmRSS")
-    run_steps(recipe, rows, count, device)
+    run_steps(config, rows, count, device)
     return status_bytes("VmHWM") - before
 
 
@@ -140,8 +139,8 @@ def main() -> None:
 def compare(case: str, mode: str, device: torch.device, malloc: str) -> dict[str, Any] | None:
     """Prediction and measurement of one case; None where this machine has too little memory for it."""
     _, rows, count, _ = CASES[case]
-    began = time.perf_counter()
-    cost = Simulation(recipe_of(case, mode, device.type)).step(rows, count)
+    began, config = time.perf_counter(), config_of(case, mode)
+    cost = Simulation(config, Place.here(config, device)).step(rows, count)
     seconds = time.perf_counter() - began
     if device.type == "cpu" and cost.peak_bytes > 0.7 * available_bytes():
         print(f"{case}: left out, {cost.peak_bytes / 2**30:.1f} GiB are too much here", flush=True)
@@ -155,7 +154,7 @@ def compare(case: str, mode: str, device: torch.device, malloc: str) -> dict[str
     row = {"case": case, "mode": mode, "predicted": cost.peak_bytes, "measured": measured, "seconds": seconds}
     print(f"{case}, {mode}: {cost.peak_bytes / 2**20:.0f} : {measured / 2**20:.0f} MiB,"
           f" {cost.peak_bytes / measured - 1:+.1%}, predicted in {seconds:.1f} s", flush=True)  # fmt: skip
-    return row | {"parts": cost.peak}
+    return row | {"by_category": cost.peak}
 
 
 def report(rows: list[dict[str, Any]], args: argparse.Namespace, device: torch.device) -> str:
@@ -172,7 +171,7 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace, device: torch.d
         "|---|---|" + "---:|" * (len(CATEGORIES) + 3),
     ]  # fmt: skip
     for r in rows:
-        parts = " | ".join(f"{r['parts'][name] / 2**20:.0f}" for name in CATEGORIES)
+        parts = " | ".join(f"{r['by_category'][name] / 2**20:.0f}" for name in CATEGORIES)
         lines.append(
             f"| {r['case']} | {r['mode']} | {parts} | {r['predicted'] / 2**20:.0f} | {r['measured'] / 2**20:.0f}"
             f" | {r['predicted'] / r['measured'] - 1:+.1%} |"

@@ -12,7 +12,6 @@ import torch
 
 from cramming.config import UserError
 from cramming.environment import cpu_name
-from cramming.plan import cards
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ def select(requested: str) -> torch.device:
 def describe(device: torch.device) -> DeviceInfo:
     """Name, memory in bytes and peak rate of `device`."""
     if device.type == "cuda":
+        from cramming.plan import cards  # only here: training on a CPU needs none
+
         properties = torch.cuda.get_device_properties(device)
         card = cards.find(properties.name, properties.total_memory)
         return DeviceInfo("cuda", properties.name, properties.total_memory, card.tflops if card else None)

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cramming.plan import cards
-
 LIBRARY = "libnvidia-ml.so.1"
 COUNTER, SAMPLES = "NVML energy counter", "NVML power, sampled"
 
@@ -83,15 +81,6 @@ class Meter:
         self._watts, self._at = self._gpu.watts(), self._now()
         self._works = self._watts is not None
         self._sum += ((before or 0.0) + (self._watts or 0.0)) / 2 * (self._at - at)
-
-
-def power_of(uuid: str | None, name: str) -> tuple[float | None, str]:
-    """What a GPU may take in watts, and how that is known: NVML's limit, else that of the card of this name."""
-    gpu, card = Gpu.open(uuid), cards.find(name)
-    limit = gpu.limit_watts() if gpu else None
-    if limit is not None:
-        return limit, "its power limit by NVML"
-    return (float(card.watts), "board power by the data sheet") if card else (None, "")
 
 
 def of_run(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -250,11 +250,10 @@ def with_micro_batch(config: Config, found: Checked, engine: Engine, folder: Pat
     train = config.train
     if train.micro_batch != "auto":
         return config
-    from cramming.plan.micro_batch import Recipe, micro_batch_of_run  # only here: what it needs takes time to import
+    from cramming.plan.micro_batch import micro_batch_of_run  # only here: what it needs takes time to import
 
-    recipe = Recipe(config, engine.precision.mode, engine.device.type)
     largest = ramp_step(config.schedule, train.batch_size) // engine.mesh.world_size
-    rows = micro_batch_of_run(folder, engine, found.source.batch, recipe, largest)
+    rows = micro_batch_of_run(folder, engine, found.source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor
 from fake_card import Card
-from steps import VOCABULARY, recipe
+from steps import VOCABULARY, config_of
 from torch._dynamo.utils import counters
 from torch._inductor import graph as lowering
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -203,16 +203,16 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
     logits in a chunk.
     """
     compiler = Compiler(card)
-    made, rows, length = recipe(job["overrides"], job["length"], job["packing"]), job["rows"], job["length"]
+    config, rows, length = config_of(job["overrides"], job["length"], job["packing"]), job["rows"], job["length"]
     if "chunk" in job:
         heads.CHUNK_ELEMENTS["cuda"] = heads.CHUNK_ELEMENTS["large cuda"] = job["chunk"]
     began = time.perf_counter()
     with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
         with torch.device("cuda"):
-            model = build_model(made.config)
-        precision = Precision(made.config.precision, torch.device("cuda"))
+            model = build_model(config)
+        precision = Precision(config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(model, made.config.memory, made.config.runtime)
+        apply(model, config.memory, config.runtime)
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled
             with precision.autocast():
@@ -222,9 +222,7 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
         **job,
         "architecture": card.architecture,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "flops_per_token": flops_per_token(
-            made.config.model, length, job["targets"] / length, made.config.attention.last_layer
-        ),
+        "flops_per_token": flops_per_token(config.model, length, job["targets"] / length, config.attention.last_layer),
         "tokens": rows * length,
         "vocabulary": VOCABULARY,
         "graphs": counters["stats"]["unique_graphs"],

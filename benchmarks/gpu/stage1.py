@@ -17,8 +17,8 @@ from lab import MODELS, Lab, Row
 from cramming import device as devices
 from cramming.bench.main import matmul_flops, median_seconds
 from cramming.bench.worker import warm_up
-from cramming.plan import search as options
 from cramming.plan.memory import Simulation
+from cramming.plan.search import PlanConfig, find_target, planned_config, price_of
 
 KERNELS = 30  # of the slowest, in a row
 
@@ -74,12 +74,11 @@ def speed(lab: Lab, model: str, length: int) -> dict[str, Any]:
 
 def planned(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What `cramming plan` says of the same settings on this device."""
-    job = options.planned_config(settings)
-    target = options.find_target(options.PlanConfig(None, "auto", None), device.type, job)
-    memory = job.memory
-    option = options.price_of(job, target, memory, Simulation(options.recipe_on(target, job)), job.train.rows)
-    peak = option.cost.peak_bytes
-    return {"peak_bytes": peak, "tokens_per_second": option.tokens_per_second, "rates": asdict(target.rates)}
+    config = planned_config(settings)
+    target = find_target(PlanConfig(None, "auto", None), device.type, config)
+    option = price_of(config, target, Simulation(config, target.place), config.train.rows)
+    found = {"peak_bytes": option.peak_bytes, "tokens_per_second": option.tokens_per_second}
+    return {**found, "rates": asdict(target.rates)}
 
 
 def slowest_kernels(work: Callable[[], object], device: torch.device) -> list[tuple[str, int, float]]:

@@ -17,16 +17,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming.checks import Config
+from cramming.checks import Config, Place
 from cramming.config import UserError, build, compose
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
-from cramming.plan import search as options
-from cramming.plan.memory import Recipe, Simulation
-from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming.plan.memory import Simulation
+from cramming.plan.search import PlanConfig, explore, find_target, planned_config
+from cramming.precision import Precision, PrecisionConfig
 
 VOCABULARY = 32768
 LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
@@ -38,13 +38,11 @@ OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagra
 aten = torch.ops.aten
 
 
-def recipe(overrides: list[str], length: int, packing: Any) -> Recipe:
-    """What a step of this configuration is, on a GPU."""
-    found = compose(overrides)
-    config = Config.of(found)
+def config_of(overrides: list[str], length: int, packing: Any) -> Config:
+    """A step of this configuration."""
+    config = Config.of(compose(overrides))
     model, train = replace(config.model, vocab_size=VOCABULARY), config.train
-    config = replace(config, model=model, train=replace(train, sequence_length=length, packing=packing))
-    return Recipe(config, resolve(config.precision.mode, torch.device("cuda")), "cuda")
+    return replace(config, model=model, train=replace(train, sequence_length=length, packing=packing))
 
 
 class Reads(TorchDispatchMode):
@@ -78,29 +76,27 @@ class Reads(TorchDispatchMode):
 class Step(Simulation):
     """The simulation that `plan` runs, but in the number format and with the kernel that the configuration names."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, config: Config) -> None:
         self.reads = Reads()
         self.reads.truth = False  # no random number is outside its bounds
-        super().__init__(recipe)
+        super().__init__(config, Place.here(config, torch.device("cuda")))
         self.reads.truth = True  # gradients are finite
         model: Any = self.engine.model
         model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
         model.register_forward_hook(lambda *_: setattr(self.reads, "in_forward", False))
 
-    def _executed(self, stands_in: bool) -> Config:
-        assert not stands_in
-        runtime = replace(self.recipe.config.runtime, compile="off")
-        return replace(self.recipe.config, runtime=runtime)
+    def _executed(self, is_fake: bool) -> Config:
+        assert not is_fake
+        return replace(self.config, runtime=replace(self.config.runtime, compile="off"))
 
     @contextmanager
-    def _running(self, category: str) -> Iterator[None]:
-        with super()._running(category), self.reads:
+    def _simulating(self, category: str) -> Iterator[None]:
+        with super()._simulating(category), self.reads:
             yield
 
     def outcome(self, kernel: str, packing: Any) -> str:
         """`ok`, with what the host read inside the pass if anything; why it was refused; or what failed."""
-        config = self.recipe.config
-        self.recipe = replace(self.recipe, config=replace(config, train=replace(config.train, packing=packing)))
+        self.config = replace(self.config, train=replace(self.config.train, packing=packing))
         model: Any = self.engine.model
         model.encoder.kernel, self.reads.in_forward = kernel, False
         self.reads.count.clear()
@@ -128,7 +124,7 @@ def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> di
     began = time.perf_counter()
     row: dict[str, Any] = {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": optimizer}
     try:
-        step = Step(recipe(overrides, LENGTH, "rows"))
+        step = Step(config_of(overrides, LENGTH, "rows"))
     except Exception as error:
         return row | {"outcomes": {"all": _failed(error)}, "seconds": time.perf_counter() - began}
     # FlexAttention runs compiled only (compiled.py). What a memory trick does to a block differs by how it is computed:
@@ -189,9 +185,8 @@ def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
     found = compose([f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
                      f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}"])  # fmt: skip
     try:
-        job = options.planned_config(found)
-        target = options.find_target(build(options.PlanConfig, found["plan"], "plan"), "auto", job)
-        tried = list(options.explore(job, target))
+        config = planned_config(found)
+        tried = list(explore(config, find_target(build(PlanConfig, found["plan"], "plan"), "auto", config)))
         best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
         outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
     except Exception as error:

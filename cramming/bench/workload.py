@@ -28,7 +28,6 @@ from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.engine import build_engine
 from cramming.model.config import flops_per_token
 from cramming.parallel.mesh import Mesh
-from cramming.plan.memory import Recipe
 from cramming.plan.micro_batch import find_micro_batch
 from cramming.runtime import prepare_heap
 
@@ -112,8 +111,7 @@ class Candidate(Workload):
         """`train.micro_batch`, or what `auto` means here."""
         if self.train.micro_batch != "auto":
             return self.train.micro_batch
-        recipe = Recipe(self.config, self.engine.precision.mode, self.device.type)
-        return find_micro_batch(self.engine, self.source.batch, recipe, self.train.batch_size).rows
+        return find_micro_batch(self.engine, self.source.batch, self.config, self.train.batch_size)[0]
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
         while True:

@@ -1,12 +1,14 @@
-"""How long operations take on a device: the larger of arithmetic time and memory time, operation by operation.
+"""How long operations take on a device, and what a whole budget then costs.
 
-The roofline model of Williams et al. (2009) with a third line, the time that one kernel takes however small. Rates are
-either a maker's data sheet times a stated utilisation, or measured here in about a second. It orders settings and
-gives the scale; it knows nothing of caches, of fusion by a compiler, or of what a kernel's shape costs.
+The roofline model of Williams et al. (2009), operation by operation the larger of arithmetic time and memory time, with
+a third line, the time that one kernel takes however small. Rates are either a maker's data sheet times a stated
+utilisation, or measured here in about a second. It orders settings and gives the scale; it knows nothing of caches, of
+fusion by a compiler, or of what a kernel's shape costs.
 """
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +20,19 @@ from cramming.plan import cards
 from cramming.plan.cards import Card
 from cramming.plan.tracker import Operation
 from cramming.precision import Mode
+from cramming.progress import format_count
 
 MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
 BANDWIDTH_UTILISATION = 0.8
 KERNEL_SECONDS = {"cuda": 6e-6, "cpu": 4e-6}  # launched from Python without a compiler
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
+POWER_SHARE = 0.9  # of its limit that a card takes in training; assumed
+# What preparing costs was measured (benchmarks/results/preparation_*): files of 1 and 4 GB, two workers, all filters
+# and the search for the tasks' text.
+DISK_BYTES_PER_TOKEN = 0.01  # where documents start; a token's id is 2 bytes more, 4 above 65,536 entries
+PREPARATION_BYTES = 0.7e9  # peak memory, all processes together
+INDEX_BYTES_PER_TOKEN = 0.085  # of it the index of near-duplicates, 76 MB for 4 GB of text
+TOKENS_PER_CORE_SECOND = 0.46e6  # 2.06 MB of text, 4.5 bytes of it a token
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,7 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     return Rates(flops, bandwidth, KERNEL_SECONDS[device.type], basis)
 
 
-def _best_seconds(work: "object", device: torch.device, duration: float) -> float:
-    assert callable(work)
+def _best_seconds(work: Callable[[], object], device: torch.device, duration: float) -> float:
     work()
     devices.synchronize(device)
     best, until = float("inf"), time.perf_counter() + duration
@@ -116,3 +125,66 @@ def named(name: str, mode: str) -> Card:
             f"precision.mode=fp8: {card.name} has no fp8 products ({able} have); take precision=bf16 or fp16"
         )
     return card
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one setting in the whole budget: hours, the corpus that has to be there first, electricity, money.
+
+    The corpus is to have as many tokens as training sees, so that it sees none twice. Null: not known (a CPU's
+    electricity), or not asked (the price).
+    """
+
+    tokens: float
+    hours: float
+    tokens_per_day: float
+    corpus_bytes: float
+    preparation_memory_bytes: float
+    preparation_core_hours: float
+    kwh: float | None
+    price: float | None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: float,
+        tokens_per_second: float,
+        vocab_size: int,
+        near_duplicates: bool,
+        watts: float | None,
+        price_per_hour: float | None,
+    ) -> "Costs":
+        """At this rate."""
+        hours = tokens / tokens_per_second / 3600
+        bytes_per_id = 2 if vocab_size <= 2**16 else 4
+        return cls(
+            tokens=tokens,
+            hours=hours,
+            tokens_per_day=86400 * tokens_per_second,
+            corpus_bytes=(bytes_per_id + DISK_BYTES_PER_TOKEN) * tokens,
+            preparation_memory_bytes=PREPARATION_BYTES + (INDEX_BYTES_PER_TOKEN * tokens if near_duplicates else 0.0),
+            preparation_core_hours=tokens / TOKENS_PER_CORE_SECOND / 3600,
+            kwh=None if watts is None else watts * POWER_SHARE * hours / 1000,
+            price=None if price_per_hour is None else price_per_hour * hours,
+        )
+
+    def lines(self, device_name: str, watts: float | None, watts_basis: str) -> Iterator[str]:
+        """As they are printed."""
+        yield (
+            f"training: {format_count(self.tokens, 'tokens')} in {self.hours:.3g} h;"
+            f" {format_count(self.tokens_per_day, 'tokens')} in a day"
+        )
+        yield (
+            f"preparing as many: {format_count(self.corpus_bytes, 'B')} of disk in addition to the text,"
+            f" {format_count(self.preparation_memory_bytes, 'B')} of memory, {self.preparation_core_hours:.2g} core"
+            " hours; by measurements on Wikipedia with all filters (benchmarks/results/preparation_*)"
+        )
+        if self.kwh is None:
+            yield f"electricity: not reckoned, the power of {device_name} is not known"
+        else:
+            yield (
+                f"electricity: {self.kwh:.3g} kWh, {POWER_SHARE:.0%} (assumed) of {watts:.0f} W ({watts_basis}); the"
+                " card alone"
+            )
+        if self.price is not None:
+            yield f"price: {self.price:.2f}, {self.hours:.3g} h at plan.price_per_hour"

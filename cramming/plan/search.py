@@ -1,30 +1,28 @@
 """Settings that fit a device, and what each would bring: the search behind `plan`.
 
-Activation checkpointing, on top of the configured memory section, is tried with micro-batches of the sizes that divide
-the batch. Offloading, the update in the backward pass and low-bit optimizer states are planned where they are
-configured, but not proposed. What a step needs and how long it takes is predicted (cramming/plan/memory.py,
-cramming/plan/roofline.py), not measured.
+Activation checkpointing, on top of the configured section `memory`, is tried with micro-batches of the sizes that
+divide the batch. Offloading and low-bit optimizer states are planned where they are configured, but not proposed. What
+a step needs and how long it takes is predicted (memory.py, roofline.py), not measured.
 """
 
 import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 
 from cramming import device as devices
-from cramming import energy
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
+from cramming.energy import Gpu
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import MemoryConfig
-from cramming.plan import roofline
-from cramming.plan.memory import KEPT_HEAP, Recipe, Simulation, StepCost, largest_below, micro_batch_sizes
+from cramming.plan import cards, roofline
+from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
 from cramming.plan.roofline import Rates
-from cramming.precision import Mode, resolve
 from cramming.schedule import ramp_step, sequences_per_step
 
 GIB = 2**30
@@ -33,7 +31,7 @@ GIB = 2**30
 CONTEXT_BYTES = {"cuda": 600 * 2**20, "cpu": 400 * 2**20}
 ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
 
-# What is tried: changes to the memory section, fastest first.
+# What is tried: changes to the section `memory`, fastest first.
 CHECKPOINTING: tuple[dict[str, Any], ...] = (
     {"checkpoint_every": 0, "checkpoint": "full"},
     {"checkpoint_every": 1, "checkpoint": "selective"},
@@ -65,43 +63,37 @@ class PlanConfig:
 class Target:
     """The device that is planned for."""
 
-    kind: Literal["cpu", "cuda"]
-    name: str
+    place: Place
     memory_bytes: float
-    mode: Mode
     rates: Rates
-    keeps_heap: bool  # freed memory stays in the process (runtime.keep_heap, on a CPU)
-    capability: tuple[int, int]  # of a GPU
+    heap_factor: float = 1.0  # by how much more than its tensors the process may hold
     watts: float | None = None  # what it may take; not known of a CPU
     watts_basis: str = ""
 
     @property
-    def flash(self) -> bool:
+    def has_flash(self) -> bool:
         """Whether FlashAttention runs there."""
-        return self.capability >= FLASH_CAPABILITY
+        return self.place.capability >= FLASH_CAPABILITY
 
     @property
     def usable_bytes(self) -> float:
         """What the tensors of a step may take."""
-        free = (self.memory_bytes - CONTEXT_BYTES[self.kind]) * (1 - ALLOCATOR_WASTE[self.kind])
-        return free / KEPT_HEAP if self.keeps_heap else free
+        kind = self.place.kind
+        return (self.memory_bytes - CONTEXT_BYTES[kind]) * (1 - ALLOCATOR_WASTE[kind]) / self.heap_factor
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: what it costs, and what it brings."""
+    """One setting, by the overrides on top of the configuration that ask for it: what it costs, and what it brings."""
 
-    memory: MemoryConfig
     micro_batch: int
-    cost: StepCost
-    tokens_per_second: float
+    memory: MemoryConfig
+    overrides: list[str]
+    peak_bytes: int
+    peak_by_component: dict[str, int]
     fits: bool
-
-    def overrides(self, configured: MemoryConfig) -> list[str]:
-        """The settings that ask for it, on top of the present ones."""
-        before = asdict(configured)
-        changed = [f"memory.{key}={value}" for key, value in asdict(self.memory).items() if value != before[key]]
-        return [f"train.micro_batch={self.micro_batch}", *changed]
+    tokens_per_second: float
+    tokens_in_budget: float
 
 
 def planned_config(settings: dict[str, Any]) -> Config:
@@ -111,86 +103,88 @@ def planned_config(settings: dict[str, Any]) -> Config:
     return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
-def recipe_on(target: Target, config: Config) -> Recipe:
-    """What a simulation of this configuration on `target` needs."""
-    return Recipe(config, target.mode, target.kind, memory_bytes=target.memory_bytes, flash=target.flash)
-
-
 def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
-    mode, tf32 = config.precision.mode, config.precision.tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    precision, model = config.precision, config.model
+    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     if plan.device in ("auto", "cpu", "cuda"):
         here = devices.select(device if plan.device == "auto" else plan.device)
-        described, resolved = devices.describe(here), resolve(mode, here)
-        memory = described.memory_bytes if here.type == "cuda" else devices.available_bytes()
-        rates = roofline.measured(here, resolved, config.model.hidden_size, config.model.intermediate_size)
-        kind, name = cast(Literal["cpu", "cuda"], here.type), described.name
+        place = replace(Place.here(config, here), trains=False)
+        memory: float = devices.describe(here).memory_bytes if here.type == "cuda" else devices.available_bytes()
+        rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
         uuid = devices.nvml_uuid(here)
-        capability = torch.cuda.get_device_capability(here) if here.type == "cuda" else (0, 0)
     else:
-        card = roofline.named(plan.device, mode)
-        resolved = mode if mode != "auto" else "bf16" if card.has_bf16 else "fp16"
-        rates = roofline.by_data_sheet(card, resolved, tf32)
-        kind, name, memory = "cuda", card.name, card.memory_bytes
-        uuid, capability = None, card.capability
-    if kind == "cuda" and capability < FLASH_CAPABILITY and config.attention.kernel == "varlen":
+        card = roofline.named(plan.device, precision.mode)
+        mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
+        place = Place("cuda", card.name, mode, card.capability)
+        memory, rates, uuid = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
+    power = power_of(uuid, place.name)
+    memory = plan.memory_gb * GIB if plan.memory_gb else memory
+    target = Target(place, memory, rates, heap_factor(config, place.kind), *power)
+    if place.kind == "cuda" and not target.has_flash and config.attention.kernel == "varlen":
         raise UserError(
-            f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0), {name} is"
-            " older; set it to auto, sdpa or padded"
+            f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0),"
+            f" {place.name} is older; set it to auto, sdpa or padded"
         )
-    size = plan.memory_gb * GIB if plan.memory_gb else memory
-    keeps_heap = kind == "cpu" and config.runtime.keep_heap
-    return Target(kind, name, size, resolved, rates, keeps_heap, capability, *energy.power_of(uuid, name))
+    return target
+
+
+def power_of(uuid: str | None, name: str) -> tuple[float | None, str]:
+    """What a GPU may take in watts, and how that is known: NVML's limit, else that of the card of this name."""
+    gpu, card = Gpu.open(uuid), cards.find(name)
+    limit = gpu.limit_watts() if gpu else None
+    if limit is not None:
+        return limit, "its power limit by NVML"
+    return (float(card.watts), "board power by the data sheet") if card else (None, "")
 
 
 def explore(config: Config, target: Target) -> Iterator[Option]:
     """The configured setting, then for each of `variants` the largest micro-batch that fits (the smallest, if none).
 
-    UserError where `pretrain` would refuse the configured memory section.
+    UserError where `pretrain` would refuse the configured section `memory`.
     """
-    seen: set[tuple[MemoryConfig, int]] = set()
-    configured, tried = config.memory, variants(config, target)
     sizes = micro_batch_sizes(ramp_step(config.schedule, config.train.batch_size))
-    for memory in tried:
-        simulation = Simulation(recipe_on(target, replace(config, memory=memory)))
-        price = functools.cache(functools.partial(price_of, config, target, memory, simulation))
-        fitting = largest_below(sizes, lambda n: price(n).cost.peak_bytes, target.usable_bytes, simulation.floor)  # noqa: B023
-        as_set = config.train.micro_batch if memory == configured else None
-        for rows in (as_set, fitting or sizes[0]):
-            if isinstance(rows, int) and (memory, rows) not in seen:
-                seen.add((memory, rows))
-                yield price(rows)
+    for memory in variants(config, target.place):
+        simulation = Simulation(replace(config, memory=memory), target.place, target.memory_bytes)
+        price = functools.cache(functools.partial(price_of, config, target, simulation))
+        wanted = [largest_fitting(sizes, lambda rows: price(rows).fits) or sizes[0]]  # noqa: B023
+        if memory == config.memory and isinstance(config.train.micro_batch, int):
+            wanted.insert(0, config.train.micro_batch)
+        yield from (price(rows) for rows in dict.fromkeys(wanted))
 
 
-def variants(config: Config, target: Target) -> list[MemoryConfig]:
-    """The configured memory section and, on top of it, each checkpointing that goes with it and the rest of the job."""
-    configured = config.memory
-    refuse_unplanned(config, target, configured)
-    found = [configured]
+def variants(config: Config, place: Place) -> list[MemoryConfig]:
+    """The configured section `memory` and, on top of it, each checkpointing that goes with the rest."""
+    check(config, place)
+    found = [config.memory]
     for changes in CHECKPOINTING:
+        memory = replace(config.memory, **changes)
         try:
-            memory = replace(configured, **changes)
-            refuse_unplanned(config, target, memory)
+            check(replace(config, memory=memory), place)
         except UserError:
             continue
         found.append(memory)
     return list(dict.fromkeys(found))
 
 
-def refuse_unplanned(config: Config, target: Target, memory: MemoryConfig) -> None:
-    """UserError where `pretrain` would refuse `memory` in one process on `target`."""
-    place = Place(target.kind, target.name, target.mode, target.capability)
-    check(replace(config, memory=memory), place)
-
-
-def price_of(config: Config, target: Target, memory: MemoryConfig, simulation: Simulation, rows: int) -> Option:
-    """What one micro-batch size costs under one memory setting."""
+def price_of(config: Config, target: Target, simulation: Simulation, rows: int) -> Option:
+    """What one micro-batch size costs with the simulated section `memory`."""
     count = max(1, config.train.batch_size // rows)
-    cost, rates = simulation.step(rows, count), target.rates
-    seconds = count * rates.seconds(cost.micro_batch) + rates.seconds(cost.update)
-    tokens = count * rows * config.train.sequence_length
-    return Option(memory, rows, cost, tokens / seconds, cost.peak_bytes <= target.usable_bytes)
+    cost, memory = simulation.step(rows, count), simulation.config.memory
+    seconds = count * target.rates.seconds(cost.micro_batch) + target.rates.seconds(cost.update)
+    rate = count * rows * config.train.sequence_length / seconds
+    before = asdict(config.memory)
+    changed = [f"memory.{key}={value}" for key, value in asdict(memory).items() if value != before[key]]
+    return Option(
+        micro_batch=rows,
+        memory=memory,
+        overrides=[f"train.micro_batch={rows}", *changed],
+        peak_bytes=cost.peak_bytes,
+        peak_by_component=cost.peak,
+        fits=cost.peak_bytes <= target.usable_bytes,
+        tokens_per_second=rate,
+        tokens_in_budget=tokens_in_budget(config, rate),
+    )
 
 
 def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
@@ -199,8 +193,10 @@ def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     if budget.unit == "hours":
         return tokens_per_second * 3600 * budget.limit
     if budget.unit == "exaflops":
-        last_layer = config.attention.last_layer
-        return budget.limit * 1e18 / flops_per_token(config.model, length, config.targets_per_row / length, last_layer)
+        targets_per_token = config.targets_per_row / length
+        return (
+            budget.limit * 1e18 / flops_per_token(config.model, length, targets_per_token, config.attention.last_layer)
+        )
     if budget.unit == "tokens":
         return budget.limit
     steps = min(int(budget.limit), 10_000)  # all of them, or evenly chosen ones

@@ -1,18 +1,18 @@
-"""Follows every tensor storage from birth to death, and counts the arithmetic and the traffic of every operation.
+"""Follows every tensor storage while it lives, and counts the arithmetic and the traffic of every operation.
 
-A `StorageTracker` is a dispatch mode: it sees each operation after autograd, as a kernel launch. A storage is counted
-from the operation that first returns it until Python and C++ have let go of it (a weak reference on the storage object,
-which C++ keeps alive with the storage), so the sum is what an allocator without waste would hold. It works on real
-tensors and, what it is for, under FakeTensorMode, where nothing is computed or allocated.
+A `StorageTracker` is a dispatch mode: it sees each operation after autograd, as a kernel launch. A storage counts from
+the operation that first returns it until Python and C++ have let go of it (a weak reference on the storage object), so
+the sum is what an allocator without waste would hold. It works on real tensors and under FakeTensorMode.
 
-Two things that the mere presence of a dispatch mode changes are put right here: numbers read from a tensor have no
-value (numbers read as 0, booleans as `truth`), and autograd would not add gradients in place.
+Two effects of the mere presence of a dispatch mode are corrected: numbers read from a tensor without data have no value
+(they are answered by 0, booleans by `truth`), and autograd would not add gradients in place.
 """
 
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -37,22 +37,21 @@ class Operation(NamedTuple):
     bytes: int
 
 
+@dataclass(slots=True)
 class _Entry:
     """A live storage. `ref` keeps the callback alive that ends it."""
 
-    __slots__ = ("category", "ref", "size")
-
-    def __init__(self, size: int, category: str):
-        self.size, self.category = size, category
-        self.ref: weakref.ref[Any] | None = None
+    size: int
+    category: str
+    ref: weakref.ref[Any] | None = None
 
 
 class StorageTracker(TorchDispatchMode):
     """Live bytes on `device_type` by category, now and at the largest sum; and the operations, by phase.
 
     A new storage gets the present `category`; `reclassify` moves it later. Where host and device have one name, what
-    begins as `HOST`, and what is computed from such tensors alone, is not counted. `scratch(func, args)` may
-    name bytes that a kernel takes for itself while it runs.
+    begins as `HOST`, and what is computed from such tensors alone, is not counted. `scratch(func, args)`: bytes that a
+    kernel takes for itself while it runs.
     """
 
     def __init__(self, device_type: str, scratch: Callable[[Any, tuple[Any, ...]], int] | None = None):
@@ -68,7 +67,7 @@ class StorageTracker(TorchDispatchMode):
 
     def reset_peak(self) -> None:
         """Begin a new measurement at what lives now."""
-        self.peak, self.peak_parts = self.total, Counter(self.live)
+        self.peak, self.peak_by_category = self.total, Counter(self.live)
         self.operations = {}
 
     def reclassify(self, tensor: Tensor, category: str) -> None:
@@ -128,8 +127,8 @@ class StorageTracker(TorchDispatchMode):
 
     def _note_sum(self, total: int) -> None:
         if total > self.peak:
-            self.peak, self.peak_parts = total, Counter(self.live)
-            self.peak_parts["workspace"] += total - self.total
+            self.peak, self.peak_by_category = total, Counter(self.live)
+            self.peak_by_category["workspace"] += total - self.total
 
     def _freed(self, key: int, _: Any) -> None:
         entry = self._entries.pop(key)

@@ -11,8 +11,9 @@ import pytest
 
 from cramming import device, energy
 from cramming.budget import BudgetClock, BudgetConfig
-from cramming.energy import COUNTER, SAMPLES, Gpu, Meter, of_run, power_of
+from cramming.energy import COUNTER, SAMPLES, Gpu, Meter, of_run
 from cramming.journal import read_journal
+from cramming.plan.search import power_of
 from cramming.record import load_record
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

@@ -12,7 +12,6 @@ from cramming.data.batches import Batch
 from cramming.device import cap_memory
 from cramming.engine import Engine, StepStats
 from cramming.model.attention import Packing
-from cramming.plan.memory import Recipe
 from cramming.plan.micro_batch import find_micro_batch
 from cramming.runtime import compiled_graphs
 
@@ -142,8 +141,8 @@ def test_a_batch_too_large_is_survived(
         engine = make_engine("model=bert-base", "model.vocab_size=512")
         sections = compose("precision=bf16", "model=bert-base", "model.hidden_size=64", "model.num_layers=2",
                            "model.num_heads=2", "model.intermediate_size=128", "model.vocab_size=512")  # fmt: skip
-        recipe = Recipe(Config.of(sections), "bf16", "cuda")
-        rows, how = find_micro_batch(engine, lambda first, count: repeated(few, count), recipe, 2**17)
+        config = Config.of(sections)
+        rows, how = find_micro_batch(engine, lambda first, count: repeated(few, count), config, 2**17)
         assert 8 <= rows < 2**17 and "does not fit" in how
         stats = engine.step([repeated(few, rows)], 1e-3)
         assert not stats.skipped

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig, Packing
 from cramming.model.attention_kernels import group_by_length
-from cramming.plan.stand_in import STAND_IN, as_on_cuda
+from cramming.plan.fake_gpu import FAKE_FLASH, fake_gpu
 from cramming.plan.tracker import StorageTracker
 
 HEADS, SIZE = 2, 8
@@ -95,14 +95,14 @@ def test_one_queries_token_of_each_ragged_sequence_gets_what_it_got_among_all(
 
 
 @pytest.mark.parametrize("packing", [ROWS, IN_ROWS])
-@pytest.mark.parametrize("kernel", ["varlen", "padded", "products", STAND_IN])
+@pytest.mark.parametrize("kernel", ["varlen", "padded", "products", FAKE_FLASH])
 def test_fewer_tokens_can_ask_in_a_window_on_equal_rows(kernel: str, packing: Packing) -> None:
     """What most of these cannot do themselves; so the last layer of a masked language model is what its FLOPs say."""
     qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
     q, k, v = qkv.unbind(1)
     queries = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
     expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, 3, torch.float32, 0.0))[queries]
-    with as_on_cuda(StorageTracker("cpu"), 2**26):
+    with fake_gpu(StorageTracker("cpu"), 2**26):
         fewer = attention.restrict(attention.KERNELS[kernel].prepare(packing, 96, 3), queries, 96)
     assert fewer is not None
     out = attention.attend(fewer.at_queries(q), k, v, fewer)

@@ -37,7 +37,7 @@ def test_categories_and_the_parts_of_the_peak() -> None:
         z = x * 3
         del y, z
         assert tracker.category_of(weight) == "weights"
-    assert +tracker.peak_parts == {"weights": 400, "activations": 200, "gradients": 100}
+    assert +tracker.peak_by_category == {"weights": 400, "activations": 200, "gradients": 100}
 
 
 def test_what_is_on_the_host_and_computed_there_is_not_counted() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cramming.plan.cards import ALIASES, CARDS, Card, find
 from cramming.precision import FP8_CAPABILITY
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 each_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 
 

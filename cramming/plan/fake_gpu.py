@@ -1,4 +1,4 @@
-"""A GPU's behaviour on CPU tensors, for a simulation of one where there is none.
+"""A GPU that is not there: within `fake_gpu` CPU tensors without data are treated as the GPU would treat them.
 
 Attention saves what flash attention saves (queries, keys, values, output, log-sum-exp, no mask), head chunks and loops
 over parameters are the GPU's. What `Lane` puts into host memory counts as such.
@@ -7,6 +7,7 @@ over parameters are the GPU's. What `Lane` puts into host memory counts as such.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,24 +17,31 @@ from cramming.model.attention import Layout, Packing
 from cramming.parallel.lane import Lane
 from cramming.plan.tracker import HOST, StorageTracker
 
-STAND_IN = "flash stand-in"
+FAKE_FLASH = "fake flash attention"
+FLASH_BACKWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",  # the fake kernel's
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_flash_attention_backward",
+    "torch_attn::_varlen_attn_backward",
+)
 
 
-def _stand_in_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+def _prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
     """Whole rows without masks: the flash kernels take bounds and windows as numbers."""
     groups = ((num_tokens // packing.max_length, packing.max_length),)
-    return Layout(STAND_IN, packing, half_window, groups, (None,))
+    return Layout(FAKE_FLASH, packing, half_window, groups, (None,))
 
 
-def _stand_in_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+def _restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     """As the flash kernel does: not with a window."""
     return None if layout.packing.is_cut_by(layout.half_window) else layout
 
 
 @contextmanager
-def as_on_cuda(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
-    """Within it the kernel `STAND_IN` exists, the head has so many logits at a time, `tracker` knows host memory."""
-    chunk, host_empty = heads.CHUNK_ELEMENTS["cpu"], Lane.host_empty
+def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
+    """The kernel `FAKE_FLASH` exists, the head has so many logits at a time, and `tracker` knows host memory."""
+    host_empty = Lane.host_empty
+    flash = attention.KERNELS["sdpa"]._replace(prepare=_prepare, restrict=_restrict)
 
     def on_host(self: Lane, like: Tensor) -> Tensor:
         category, tracker.category = tracker.category, HOST
@@ -42,32 +50,19 @@ def as_on_cuda(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
         finally:
             tracker.category = category
 
-    attention.KERNELS[STAND_IN] = attention.KERNELS["sdpa"]._replace(
-        prepare=_stand_in_prepare, restrict=_stand_in_restrict
-    )
-    heads.CHUNK_ELEMENTS["cpu"] = chunk_elements
-    Lane.host_empty = on_host  # type: ignore[method-assign]
-    try:
+    with (
+        patch.dict(attention.KERNELS, {FAKE_FLASH: flash}),
+        patch.dict(heads.CHUNK_ELEMENTS, cpu=chunk_elements),
+        patch.object(Lane, "host_empty", on_host),
+    ):
         yield
-    finally:
-        Lane.host_empty = host_empty  # type: ignore[method-assign]
-        del attention.KERNELS[STAND_IN]
-        heads.CHUNK_ELEMENTS["cpu"] = chunk
 
 
-def all_at_once(optimizer: torch.optim.Optimizer) -> None:
-    """On a GPU torch's optimizers work on all parameters at once unless told otherwise; here they must be told."""
+def update_all_at_once(optimizer: torch.optim.Optimizer) -> None:
+    """On a GPU torch's optimizers work on all parameters at once unless told otherwise; on a fake one they are told."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
-
-
-FLASH_BACKWARD = (
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",  # the stand-in's
-    "aten::_scaled_dot_product_flash_attention_backward",
-    "aten::_flash_attention_backward",
-    "torch_attn::_varlen_attn_backward",
-)
 
 
 def flash_scratch(sequences: Callable[[], int], func: Any, args: tuple[Any, ...]) -> int:
