@@ -24,7 +24,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from eval.report import plots
-from eval.report.ranking import columns_of, score_of
+from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
 from eval.rules.record import Scores
 from eval.tasks.suites import AVERAGES
@@ -192,7 +192,7 @@ def _scores(section: Scores) -> dict[str, float]:
     if section.suite not in AVERAGES:
         return {}
     tasks = section.tasks
-    scores = {entry: score_of(tasks[entry]).value for entry in columns_of(section.suite) if entry in tasks}
+    scores = {entry: tasks[entry].score for entry in columns_of(section.suite) if entry in tasks}
     return {entry: value for entry, value in scores.items() if value is not None}
 
 

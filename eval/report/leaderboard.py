@@ -16,7 +16,6 @@ from eval.report.ranking import (
     CONSTANT,
     NOISE,
     Row,
-    Score,
     best_baseline,
     columns_of,
     distinct,
@@ -56,9 +55,7 @@ def table(rows: Sequence[Row], suite: str) -> Table:
     closed = [r for r in full if r.verdict.division == "closed" and not r.again]
     others = [r for r in full if r.verdict.division != "closed"]
     partial = [r for r in mine if r not in full and r not in invalid]
-    best = {
-        c: max((r.scores[c].value or 0.0 for r in closed if c in r.scores), default=None) for c in columns_of(suite)
-    }
+    best = {entry: max((row.score(entry) or 0.0 for row in closed), default=None) for entry in columns_of(suite)}
     ranked = [_row(r, str(place), best) for r, place in zip(closed, ranks(closed))]
     parts = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
     groups = [
@@ -122,9 +119,8 @@ def number_cells(row: Row, best: Mapping[str, float | None] | None = None) -> li
         for name, value in row.averages.items()
     ]
     for entry in columns_of(row.suite):
-        score = row.scores.get(entry, Score())
-        leads = score.value is not None and score.value == (best or {}).get(entry)
-        cells.append(score_cell(score, "best" if leads else ""))
+        leads = row.score(entry) is not None and row.score(entry) == (best or {}).get(entry)
+        cells.append(score_cell(row.section.tasks.get(entry), "best" if leads else ""))
     return cells
 
 
@@ -159,7 +155,7 @@ def _notes(rows: Sequence[Row], suite: str) -> Iterator[str]:
         f"{CONSTANT}: the training set's most frequent class, or its mean label, whatever the text.":
             any(row.init == CONSTANT for row in rows),
         f"{SUBSET} trained or scored on a part of the official data; not comparable with full-task numbers.":
-            any(score.subset for row in rows for score in row.scores.values()),
+            any(task.subset for row in rows for task in row.section.tasks.values()),
     }  # fmt: skip
     yield from (note for note, applies in said.items() if applies)
     yield from (f"{row.run.label}, {row.init}: {gaps}." for row in rows if (gaps := _gaps(row)))
@@ -182,11 +178,11 @@ def _protocol(row: Row) -> str:
 
 def _gaps(row: Row) -> str:
     """Why averages of the row are not printed; empty where all are."""
-    absent = [title_of(c) for c in columns_of(row.suite) if row.scores.get(c, Score()).value is None]
+    absent = [title_of(entry) for entry in columns_of(row.suite) if row.score(entry) is None]
     dashed = [TITLES[name] for name, value in row.averages.items() if value is None]
     if not dashed:
         return ""
-    reasons = [(name, score.problem) for name, score in row.scores.items() if score.problem and score.value is None]
+    reasons = [(name, task.remark) for name, task in row.section.tasks.items() if task.score is None]
     reasons += [(name, str(reason)) for name, reason in row.section.absent.items()]
     why = "; ".join(f"{title_of(name)}: {reason}" for name, reason in reasons if _counts(name, row.suite))
     where = f"there is no score for {', '.join(absent) or 'some entry'}"

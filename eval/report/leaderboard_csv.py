@@ -57,8 +57,8 @@ def _values(row: Row) -> dict[str, Any]:
         "subset": row.subset,
         **row.averages,
         **{f"{name}_std": row.spread(name) for name in row.averages},
-        **{e: row.scores[e].value for e in ENTRIES if e in row.scores},
-        **{f"{e}_std": row.scores[e].spread for e in ENTRIES if e in row.scores},
+        **{e: task.score for e, task in row.section.tasks.items() if e in ENTRIES},
+        **{f"{e}_std": task.spread for e, task in row.section.tasks.items() if e in ENTRIES},
         **_of_training(row.run.record),
     }
 

@@ -7,7 +7,7 @@ model for one, has no limit. A number that is missing stays None all the way.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scipy.special import stdtr
@@ -16,7 +16,7 @@ from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES
 from eval.rules.evidence import mean_of
 from eval.rules.load import Run
-from eval.rules.record import WITHOUT_ENCODER, Scores, TaskScore
+from eval.rules.record import WITHOUT_ENCODER, Scores
 from eval.rules.table import Verdict, judge
 from eval.tasks.suites import AVERAGES
 
@@ -24,16 +24,6 @@ BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
 # Rows without pretraining: initialisation -> in words.
 BASELINES = {"random": "random initialisation", BAG_OF_WORDS: BAG_OF_WORDS, CONSTANT: CONSTANT}
 NOISE = 0.05  # a difference whose p-value is not below this is noise
-
-
-@dataclass(frozen=True)
-class Score:
-    """One entry's score in percent: median and standard deviation over seeds, or the problem that prevented it."""
-
-    value: float | None = None
-    spread: float | None = None
-    subset: bool = False
-    problem: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +34,6 @@ class Row:
     init: str
     suite: str
     verdict: Verdict
-    scores: Mapping[str, Score]
     section: Scores
     again: bool = False  # a row with the same weights stands before it
 
@@ -85,7 +74,12 @@ class Row:
     @property
     def subset(self) -> bool:
         """Whether any entry of the averages was trained or scored on a part of its official data."""
-        return any(self.scores[e].subset for a in AVERAGES[self.suite].values() for e in a.entries if e in self.scores)
+        tasks = self.section.tasks
+        return any(tasks[entry].subset for entry in columns_of(self.suite) if entry in tasks)
+
+    def score(self, entry: str) -> float | None:
+        """An entry's score in percent."""
+        return self.section.tasks[entry].score if entry in self.section.tasks else None
 
     @property
     def ranked(self) -> bool:
@@ -120,15 +114,7 @@ def _rows_of_run(run: Run) -> Iterator[Row]:
     verdict = judge(run.record)
     for init, section in {**run.record.glue, **run.record.without_encoder}.items():
         if section.suite in AVERAGES:
-            scores = {name: score_of(task) for name, task in section.tasks.items()}
-            yield Row(run, init, section.suite, verdict, scores, section)
-
-
-def score_of(task: TaskScore) -> Score:
-    """A task entry of the record as a Score."""
-    spread = None if task.main.std is None else 100 * task.main.std
-    problem = task.problem or ("" if task.score is not None else "no score on record")
-    return Score(task.score, spread, task.subset is True, problem)
+            yield Row(run, init, section.suite, verdict, section)
 
 
 def ranks(rows: Sequence[Row]) -> list[int]:
@@ -169,7 +155,8 @@ def distinct(rows: Sequence[Row]) -> dict[Row, list[Row]]:
 
 
 def _known(row: Row) -> dict[str, tuple[float, float | None]]:
-    return {name: (score.value, score.spread) for name, score in row.scores.items() if score.value is not None}
+    tasks = row.section.tasks.items()
+    return {name: (task.score, task.spread) for name, task in tasks if task.score is not None}
 
 
 def columns_of(suite: str) -> list[str]:
@@ -180,8 +167,7 @@ def columns_of(suite: str) -> list[str]:
 
 def gain_over(row: Row, other: Row) -> tuple[float | None, int]:
     """Mean difference of the scores over the averages' entries that both have, and how many those are."""
-    columns = [c for c in columns_of(row.suite) if c in row.scores and c in other.scores]
-    both = [(row.scores[c].value, other.scores[c].value) for c in columns]
+    both = [(row.score(entry), other.score(entry)) for entry in columns_of(row.suite)]
     pairs = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
     if not pairs:
         return None, 0

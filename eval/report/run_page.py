@@ -1,11 +1,12 @@
 """One run's page: what was trained on what within which budget, how it scored, and what the rules say about it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from cramming.progress import compact
 from eval.report.leaderboard import gain_words
-from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, Score, best_baseline, score_of
+from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, best_baseline
 from eval.report.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
 from eval.report.wording import (
     SUBSET,
@@ -72,16 +73,16 @@ def beyond_glue(record: Record) -> list[Block]:
 
 def _superglue(section: Scores) -> str:
     """The scores and their mean; then why a score is missing, and what the mark on one means."""
-    scores = {task.title or name: score_of(task) for name, task in section.tasks.items()}
-    cells = {title: score_cell(score) for title, score in scores.items()}
-    average, marked = section.averages.get("superglue5"), any(score.subset for score in scores.values())
+    tasks = {task.title or name: task for name, task in section.tasks.items()}
+    cells = {title: score_cell(task) for title, task in tasks.items()}
+    average, marked = section.averages.get("superglue5"), any(task.subset for task in tasks.values())
     mean = None if average is None else average.value
     value = "not printed" if mean is None else f"{mean:.1f}{SUBSET if marked else ''}"
     return "; ".join(
         [
             ", ".join(f"{title} {cell.text} {cell.small}".rstrip() for title, cell in cells.items()),
             f"average {value} ({average and average.definition})",
-            *(f"{title}: {score.problem}" for title, score in scores.items() if score.problem),
+            *(f"{title}: {task.remark}" for title, task in tasks.items() if task.remark),
             *(f"{name}: {why}" for name, why in section.absent.items()),
             *([NOT_OFFICIAL] if marked else []),
         ]
@@ -137,7 +138,7 @@ def _notes(first: Row, rows: Sequence[Row]) -> list[str]:
         " where there are several. Other metrics: medians. ± of an average: standard deviation of the average of each"
         " seed alone, which is noise of fine-tuning alone."
     )
-    notes += [f"{title_of(name)}: {score.problem}." for name, score in first.scores.items() if score.problem]
+    notes += [f"{title_of(name)}: {task.remark}." for name, task in section.tasks.items() if task.remark]
     notes += [f"{NOT_OFFICIAL}."] if first.subset else []
     if not first.baseline and (best := best_baseline(first, rows)):
         notes.append(f"{gain_words(*best)}.")
@@ -147,9 +148,9 @@ def _notes(first: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _score_row(name: str, first: Row, others: Sequence[Row]) -> list[Cell]:
-    task, mine, beside = first.section.tasks[name], first.scores[name], []
-    for theirs in (row.scores.get(name, Score()) for row in others):
-        beside += [score_cell(theirs), Cell(_difference(mine.value, theirs.value))]
+    task, beside = first.section.tasks[name], []
+    for row in others:
+        beside += [score_cell(row.section.tasks.get(name)), Cell(_difference(task.score, row.score(name)))]
     metrics = {key.replace("_", " "): value for key, value in task.metrics.items() if key != task.main_metric}
     medians = [f"{key} {100 * value.median:.1f}" for key, value in metrics.items() if value.median is not None]
     return [
@@ -158,7 +159,7 @@ def _score_row(name: str, first: Row, others: Sequence[Row]) -> list[Cell]:
         Cell(", ".join(medians) or DASH),
         Cell(_examples(task)),
         _mean_cell(task.main),
-        score_cell(mine),
+        score_cell(task),
         *beside,
     ]
 
@@ -204,82 +205,71 @@ def summary(record: Record) -> Table:
     training, corpus, environment = record.training, record.corpus, record.environment
     loss = training.validation
     licences = dict.fromkeys(source.license or "no licence given" for source in corpus.sources)
+    versions = {
+        "cramming": record.suite_version,
+        "Python": environment.python,
+        "torch": environment.torch,
+        "transformers": environment.transformers,
+        "rules": record.rules_version,
+    }
     lines: dict[str, list[str | None]] = {
-        "Scored model": [record.trained.model if record.trained else ""],
-        "Budget": [*_budget(training.budget)],
+        "Scored model": [record.trained.model if record.trained else None],
+        "Budget": _budget(training.budget),
         "Parameters": [
-            _count(training.parameters),
-            _count(training.parameters_without_embeddings, "without embeddings"),
+            _said("{}", training.parameters),
+            _said("{} without embeddings", training.parameters_without_embeddings),
         ],
         "Training": [
-            _count(training.steps, "steps"),
-            _count(training.tokens, "tokens"),
-            _count(training.sequences, "sequences"),
-            _count(training.exaflops, "exaFLOPs"),
-            _count(training.corpus_epochs, "passes over the corpus"),
-            _count(training.skipped_steps, "steps skipped"),
-            "" if training.seed is None else f"seed {training.seed}",
+            _said("{} steps", training.steps),
+            _said("{} tokens", training.tokens),
+            _said("{} sequences", training.sequences),
+            _said("{} exaFLOPs", training.exaflops),
+            _said("{} passes over the corpus", training.corpus_epochs),
+            _said("{} steps skipped", training.skipped_steps),
+            _said("seed {}", training.seed, "{}".format),
         ],
         "Speed": [
-            _count(training.tokens_per_second, "tokens/s"),
-            _share(training.model_flops_utilization, "of the peak FLOP/s"),
-            _share(training.data_wait_share, "waiting for data"),
-            "" if training.peak_memory_bytes is None else f"{training.peak_memory_bytes / 1e9:.2f} GB peak memory",
+            _said("{} tokens/s", training.tokens_per_second),
+            _said("{} of the peak FLOP/s", training.model_flops_utilization, "{:.1%}".format),
+            _said("{} waiting for data", training.data_wait_share, "{:.1%}".format),
+            _said("{} GB peak memory", training.peak_memory_bytes, lambda value: f"{value / 1e9:.2f}"),
         ],
-        "Energy of the GPU": [_count(training.energy_kwh, "kWh"), training.energy_source],
+        "Energy of the GPU": [_said("{} kWh", training.energy_kwh), training.energy_source],
         "Loss": [
-            _count(training.train_loss, "training"),
-            _count(loss.loss, "validation"),
-            _share(loss.accuracy, "of masked tokens right"),
-            _count(loss.all_mask_loss, "validation with all targets behind [MASK]"),
-            _count(loss.bits_per_byte, "bits per byte"),
+            _said("{} training", training.train_loss),
+            _said("{} validation", loss.loss),
+            _said("{} of masked tokens right", loss.accuracy, "{:.1%}".format),
+            _said("{} validation with all targets behind [MASK]", loss.all_mask_loss),
+            _said("{} bits per byte", loss.bits_per_byte),
         ],
         "Corpus": [
-            _count(corpus.tokens, "tokens"),
-            _count(corpus.documents, "documents"),
+            _said("{} tokens", corpus.tokens),
+            _said("{} documents", corpus.documents),
             corpus.tokenizer.kind,
-            "" if corpus.vocab_size is None else f"vocabulary {compact(corpus.vocab_size)}",
-            _begins("manifest", corpus.manifest_sha256),
-            _begins("validated on manifest", corpus.validation.manifest_sha256),
+            _said("vocabulary {}", corpus.vocab_size),
+            _said("manifest {:.12}", corpus.manifest_sha256, str),
+            _said("validated on manifest {:.12}", corpus.validation.manifest_sha256, str),
         ],
-        "Machine": [environment.device.name, _count(environment.cpu_count, "CPU cores"), environment.platform],
-        "Versions": [
-            f"{name} {version}"
-            for name, version in {
-                "cramming": record.suite_version,
-                "Python": environment.python,
-                "torch": environment.torch,
-                "transformers": environment.transformers,
-                "rules": record.rules_version,
-            }.items()
-            if version
-        ],
-        "Code": [_begins("commit", environment.git.commit)],
-        "Weights": [_begins("SHA-256", training.final_sha256)],
+        "Machine": [environment.device.name, _said("{} CPU cores", environment.cpu_count), environment.platform],
+        "Versions": [f"{name} {version}" for name, version in versions.items() if version],
+        "Code": [_said("commit {:.12}", environment.git.commit, str)],
+        "Weights": [_said("SHA-256 {:.12}", training.final_sha256, str)],
         "Created": [record.created],
-        "Sources": [f"{names_of(corpus.sources)} ({', '.join(licences)})" if corpus.sources else ""],
+        "Sources": [f"{names_of(corpus.sources)} ({', '.join(licences)})" if corpus.sources else None],
     }
-    texts = {title: ", ".join(filter(None, parts)) for title, parts in lines.items()}
+    texts = {title: ", ".join(filter(None, found)) for title, found in lines.items()}
     rows = [[Cell(title, "", "main"), Cell(text)] for title, text in texts.items() if text]
     return Table(["", ""], [Group(rows)], left=2)
 
 
-def _count(value: float | None, noun: str = "") -> str:
-    return "" if value is None else f"{compact(value)} {noun}".rstrip()
+def _said(form: str, value: Any, words: Callable[[Any], str] = compact) -> str | None:
+    return None if value is None else form.format(words(value))
 
 
-def _share(value: float | None, noun: str) -> str:
-    return "" if value is None else f"{100 * value:.1f}% {noun}"
-
-
-def _begins(name: str, sha256: str | None) -> str:
-    return "" if sha256 is None else f"{name} {sha256[:12]}"
-
-
-def _budget(budget: Budget) -> list[str]:
-    limit, spent, seconds, overrun = budget.limit, budget.spent, budget.spent_seconds, budget.overrun_seconds
+def _budget(budget: Budget) -> list[str | None]:
+    known = None not in (budget.spent, budget.limit)
     return [
-        "" if limit is None or spent is None else f"{spent:.6g} of {limit:.6g} {budget.unit}",
-        "" if seconds is None else f"{duration(seconds)} in {len(budget.processes)} process(es)",
-        "" if overrun is None else f"overrun {overrun:g} s",
+        f"{budget.spent:.6g} of {budget.limit:.6g} {budget.unit}" if known else None,
+        _said(f"{{}} in {len(budget.processes)} process(es)", budget.spent_seconds, duration),
+        _said("overrun {} s", budget.overrun_seconds, "{:g}".format),
     ]

@@ -115,50 +115,36 @@ def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
 
 
 def validate(archive_file: Path) -> list[str]:
-    """Everything that is wrong with a submission, one line each with file and line number; empty if it is sound."""
+    """What the server would refuse, one line for each file; empty if the submission is sound."""
     try:
         with zipfile.ZipFile(archive_file) as bundle:
             names = bundle.namelist()
             contents = {name: bundle.read(name) for name in names if name in FILES}
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # encrypted, or of an unknown method
         return [f"{archive_file}: not a readable zip ({error})"]
-    problems = [f"{name}: missing from the zip" for name in FILES if name not in names]
+    problems = [f"{name}: {names.count(name)} times in the zip" for name in FILES if names.count(name) != 1]
     problems += [f"{name}: not a file of a GLUE submission" for name in names if name not in FILES]
-    problems += [f"{name}: {names.count(name)} times in the zip" for name in FILES if names.count(name) > 1]
-    for name, content in contents.items():
-        problems += _problems_of(name, content)
-    return problems
+    return problems + [wrong for name, content in contents.items() if (wrong := _first_problem(name, content))]
 
 
-def _problems_of(name: str, content: bytes) -> list[str]:
-    """The first problem of each kind in one file; a thousand wrong lines have one cause."""
+def _first_problem(name: str, content: bytes) -> str:
     task, source = FILES[name]
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return [f"{name}: not UTF-8 ({error.reason} at byte {error.start})"]
-    header, *lines = text.split("\n")
-    if lines and lines[-1] == "":
+    header, *lines = content.decode("utf-8", "replace").split("\n")
+    if header != HEADER:
+        return f"{name}:1: the header must be index<TAB>prediction; found {header!r}"
+    if lines[-1:] == [""]:
         lines.pop()
-    if header != HEADER or "\r" in text:
-        return [f"{name}:1: the header must be index<TAB>prediction, with plain line ends; found {header!r}"]
-    problems = {}
-    if len(lines) != source.examples:
-        problems["count"] = f"{name}: {len(lines)} predictions for {source.examples} test examples"
     for index, line in enumerate(lines):
-        fields = line.split("\t")
-        if len(fields) != 2:
-            problems.setdefault("fields", f"{name}:{index + 2}: {len(fields)} fields instead of 2")
-        elif fields[0] != str(index):
-            problems.setdefault("index", f"{name}:{index + 2}: index {fields[0]} where {index} belongs")
-        elif wrong := _wrong_label(task, fields[1]):
-            problems.setdefault("label", f"{name}:{index + 2}: {wrong}")
-    return list(problems.values())
+        found, _, label = line.partition("\t")
+        if found != str(index) or not _is_label(task, label):
+            labels = ", ".join(task.labels) or "a number in the task's range"
+            return f"{name}:{index + 2}: {line!r}, expected {index}<TAB>prediction, which is one of: {labels}"
+    wrong = len(lines) != source.examples
+    return f"{name}: {len(lines)} predictions for {source.examples} test examples" if wrong else ""
 
 
-def _wrong_label(task: Task, word: str) -> str:
+def _is_label(task: Task, word: str) -> bool:
     if task.score_range is None:
-        return "" if word in task.labels else f"label {word!r}, expected one of {', '.join(task.labels)}"
+        return word in task.labels
     low, high = task.score_range
-    good = re.fullmatch(r"[0-9]+(\.[0-9]+)?", word) and low <= float(word) <= high
-    return "" if good else f"score {word!r}, expected a number from {low:g} to {high:g}"
+    return bool(re.fullmatch(r"[0-9]+(\.[0-9]+)?", word)) and low <= float(word) <= high

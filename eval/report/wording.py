@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 from cramming.data.task_files import ENTRIES, GLUE
 from cramming.progress import compact
-from eval.report.ranking import Score
 from eval.report.render import DASH, Cell
 from eval.rules.load import Run
-from eval.rules.record import Record
+from eval.rules.record import Record, TaskScore
 
 SUBSET = "†"
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
@@ -24,11 +23,11 @@ def score_words(value: float | None) -> str:
     return or_dash(value, lambda score: f"{score:.1f}")
 
 
-def score_cell(score: Score, tone: str = "") -> Cell:
+def score_cell(task: TaskScore | None, tone: str = "") -> Cell:
     """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
-    if score.value is None:
-        return Cell(DASH, "", "warn" if score.problem and score.problem != "no score on record" else "")
-    return Cell(f"{score.value:.1f}{SUBSET if score.subset else ''}", spread_words(score.spread), tone)
+    if task is None or task.score is None:
+        return Cell(DASH, "", "warn" if task and task.problem else "")
+    return Cell(f"{task.score:.1f}{SUBSET if task.subset else ''}", spread_words(task.spread), tone)
 
 
 def spread_words(spread: float | None) -> str:

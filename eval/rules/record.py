@@ -197,6 +197,16 @@ class TaskScore:
         """The main metric, empty where it was not measured."""
         return self.metrics.get(self.main_metric or "") or read(Metric)
 
+    @property
+    def spread(self) -> Number:
+        """Standard deviation of the score over seeds, in percent like the score."""
+        return None if self.main.std is None else 100 * self.main.std
+
+    @property
+    def remark(self) -> str:
+        """What is wrong with the score; empty where there is one and nothing is."""
+        return self.problem or ("" if self.score is not None else "no score on record")
+
 
 @dataclass(frozen=True)
 class Average:
