@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build, expand_home, file_sha256
+from cramming.config import build, expand_home, file_sha256, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.model.config import count_parameters
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
 from cramming.model.stock import stock_family
 from cramming.progress import say
-from cramming.record import is_run, load_record, run_folder
+from cramming.record import is_run, run_folder
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
 from eval.report.model_card import Exported, write_card
 from eval.rules.load import Run, load_run
-from eval.rules.record import read_record
 
 WEIGHTS = "model.safetensors"
 # Everything that an export may hold: a folder with anything else is somebody's, and stays.
@@ -45,10 +44,10 @@ def main(config: dict[str, Any]) -> None:
     settings = build(ExportConfig, config["export"], "export")
     folder, run = find_model(config)
     out = (settings.out or folder.parent / "export").absolute()
-    if out.exists() and not _replaceable(out):
-        raise UserError(
-            f"export.out={out}: is there already, and neither empty nor an export; remove it or give another"
-        )
+    require(
+        not out.exists() or _replaceable(out),
+        f"export.out={out}: is there already, and neither empty nor an export; remove it or give another",
+    )
     tokens = special_tokens(folder)
     model = load_masked_lm(folder)
     family = stock_family(model.config)
@@ -90,44 +89,35 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
     if config["model_path"]:
         folder = expand_home(config["model_path"], "model_path")
-        if not folder.is_dir():
-            raise UserError(f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
+        require(folder.is_dir(), f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
         run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None
         made = run and not run.problem and run.record.training.final_sha256
         return folder, run if run and made and not altered(run.record, open_model(folder).files) else None
-    home = run_folder(config)
-    if not is_run(home):
-        raise UserError(f"name={config['name']}: no run in {home}; `cramming pretrain name={config['name']}` makes one")
-    status = read_record(load_record(home)).training.status
-    if status != "finished":
-        state = {None: "is missing", "running": "is still running, or was killed"}.get(status, f"is {status}")
-        raise UserError(
-            f"name={config['name']}: the pretraining in {home} {state}, not finished;"
-            " go on with `cramming pretrain` and resume=true, or give model_path=<folder>"
-        )
-    run = load_run(home)
-    if not (home / "final" / WEIGHTS).is_file():
-        raise UserError(f"{home / 'final' / WEIGHTS}: is missing; restore it, or give model_path=<folder>")
-    if wrong := altered(run.record, open_model(home / "final").files):
-        raise UserError(
-            f"{home / 'final'}/{wrong}; restore it, or export the folder without the record: copy it elsewhere and give"
-            " model_path=<copy>"
-        )
-    return home / "final", run
+    home, name = run_folder(config), config["name"]
+    require(is_run(home), f"name={name}: no run in {home}; `cramming pretrain name={name}` makes one")
+    run, final = load_run(home), home / "final"
+    require(not run.problem, str(run.problem))
+    status = run.record.training.status
+    state = {None: "is missing", "running": "is still running, or was killed"}.get(status, f"is {status}")
+    require(
+        status == "finished",
+        f"name={name}: the pretraining in {home} {state}, not finished;"
+        " go on with `cramming pretrain` and resume=true, or give model_path=<folder>",
+    )
+    require((final / WEIGHTS).is_file(), f"{final / WEIGHTS}: is missing; restore it, or give model_path=<folder>")
+    wrong = altered(run.record, open_model(final).files)
+    hint = "restore it, or export the folder without the record: copy it elsewhere and give model_path=<copy>"
+    require(not wrong, f"{final}/{wrong}; {hint}")
+    return final, run
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The folder's names of the five special tokens, by transformers' keys; UserError where one is missing."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name}: is missing; restore the tokenizer's files beside the model")
-    found = {}
-    for role in SPECIAL_TOKENS:
-        token = special_token(folder, role)
-        if token is None:
-            raise UserError(
-                f"{folder / 'tokenizer_config.json'}: {role} is missing;"
-                " a masked language model needs all five special tokens"
-            )
-        found[role] = token
-    return found
+        file = folder / name
+        require(file.is_file(), f"{file}: is missing; restore the tokenizer's files beside the model")
+    found = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
+    missing = [role for role, token in found.items() if token is None]
+    lacks = f"{folder / 'tokenizer_config.json'}: {', '.join(missing)} is missing"
+    require(not missing, f"{lacks}; a masked language model needs all five special tokens")
+    return {role: str(token) for role, token in found.items()}

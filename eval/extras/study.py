@@ -1,13 +1,9 @@
 """`cramming study vocab|data`: which vocabulary, or which preparation of the text, gives the best model in one budget.
 
 This is the cramming paper's figure 3 (vocabulary sizes) and its table of data sets (Geiping and Goldstein 2022, section
-4.4), at whatever budget the user sets. Each variant and seed is a run of its own, `<name>-<variant>-<seed>`, made by
-the verbs prepare, pretrain and glue, each in a process of its own, so that every clock sees one training alone. An
-interrupted study goes on where it was when the same command is given again. Table and plot are written after every run.
-
-Validation losses compare runs over one tokenizer and one text only: another vocabulary makes another task of it, and
-another preparation another validation text, unless all are given the same one (`train.validation_corpus`). The scores
-are what variants are compared by otherwise.
+4.4), at any budget. Each variant and seed is a run of its own, `<name>-<variant>-<seed>`, made by the verbs prepare,
+pretrain and glue in processes of their own. The same command again continues an interrupted study. Validation losses
+compare runs over one tokenizer and one text only (`train.validation_corpus`); otherwise scores compare variants.
 """
 
 import statistics
@@ -15,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cramming.children import CHECK, run_process
-from cramming.config import UserError, build, expand_home, folder_name
+from cramming.config import UserError, build, check_rules, expand_home, folder_name
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
@@ -29,7 +25,6 @@ from eval.rules.load import Run, load_run
 from eval.rules.record import Scores
 from eval.tasks.suites import AVERAGES
 
-STUDIES = ("vocab", "data")
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
 
 
@@ -37,7 +32,7 @@ DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
 class StudyConfig:
     """Section `study`. `data` maps a variant's name to the settings that it is run with."""
 
-    what: str = "vocab"
+    what: Literal["vocab", "data"] = "vocab"
     vocab_sizes: list[int] = field(default_factory=list)
     data: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -45,10 +40,8 @@ class StudyConfig:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.what not in STUDIES:
-            raise ValueError(f"what={self.what}: choose one of {', '.join(STUDIES)}")
-        if not self.seeds or not self.variants:
-            raise ValueError(f"nothing to run: seeds={self.seeds}, variants={sorted(self.variants)}")
+        nothing = f"nothing to run: seeds={self.seeds}, variants={sorted(self.variants)}"
+        check_rules((self.seeds and self.variants, nothing))
         for name in self.variants:
             folder_name(name, f"study.{self.what}", "runs")
 

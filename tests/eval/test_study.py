@@ -192,7 +192,7 @@ def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
     config = build(StudyConfig, compose()["study"], "study")
     assert config.variants["vocab1024"] == ["tokenizer.vocab_size=1024"]
     assert {"unfiltered", "filtered"} < config.data.keys()
-    with pytest.raises(UserError, match=r"study: what=all: choose one of vocab, data"):
+    with pytest.raises(UserError, match=r"study\.what='all': choose one of vocab, data"):
         build(StudyConfig, {"what": "all"}, "study")
     with pytest.raises(UserError, match="study: nothing to run"):
         build(StudyConfig, {"vocab_sizes": []}, "study")

@@ -88,14 +88,3 @@ def test_nothing_is_chosen_before_a_point_is_whole(tmp_path: Path, make_section:
     next(iter(partial["tasks"].values()))["score"] = None
     write_point(tmp_path, "pretrained", "partial", partial, 8e-5, [])
     assert sweep.choose(tmp_path, ["pretrained"]) == {}
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "null", "{}"])
-def test_a_damaged_point_does_not_count_and_is_named(
-    tmp_path: Path, make_section: Any, capsys: pytest.CaptureFixture[str], content: str
-) -> None:
-    for name, score in (("sound", 50), ("torn", 99)):
-        write_point(tmp_path, "pretrained", name, make_section("pretrained", "glue", 0.7), score / 1e6, [score] * 9)
-    (tmp_path / "pretrained/sweep/torn/section.json").write_text(content)
-    assert len(sweep.choose(tmp_path, ["pretrained"])["pretrained"]["sweep"]["points"]) == 1
-    assert "torn/section.json is damaged" in capsys.readouterr().out
