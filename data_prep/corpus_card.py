@@ -5,14 +5,14 @@ limit, and the passage. The plots are SVG written here: bars need no plotting li
 same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cramming.data.manifest import Manifest
+from cramming.data.manifest import Manifest, StageLine
 from cramming.files import write_atomically
 from cramming.progress import compact
 from data_prep.filters import quality
@@ -64,7 +64,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], logarithmic:
     heights = np.log10(np.maximum(values, 1)) if logarithmic else np.asarray(values, dtype=float)
     scale = (HEIGHT - TOP - BOTTOM) / max(float(heights.max()), 1e-9)
     step = (WIDTH - LEFT - 10) / len(values)
-    parts = [
+    lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"',
         ' font-family="sans-serif" font-size="9">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
@@ -72,19 +72,18 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], logarithmic:
     ]
     for i, (name, value, height) in enumerate(zip(names, values, heights)):
         x, tall = LEFT + i * step, float(height) * scale
-        middle, floor = x + step / 2, HEIGHT - BOTTOM
-        parts += [
-            f'<rect fill="#4477aa" x="{x + step * 0.1:.1f}" y="{floor - tall:.1f}" width="{step * 0.8:.1f}"'
+        middle, bottom = x + step / 2, HEIGHT - BOTTOM
+        lines += [
+            f'<rect fill="#4477aa" x="{x + step * 0.1:.1f}" y="{bottom - tall:.1f}" width="{step * 0.8:.1f}"'
             f' height="{tall:.1f}"/>',
-            f'<text x="{middle:.1f}" y="{floor - tall - 3:.1f}" text-anchor="middle">{compact(value)}</text>',
-            f'<text x="{middle:.1f}" y="{floor + 10}" text-anchor="end"'
-            f' transform="rotate(-35 {middle:.1f} {floor + 10})">{escape(name[-28:])}</text>',
+            f'<text x="{middle:.1f}" y="{bottom - tall - 3:.1f}" text-anchor="middle">{compact(value)}</text>',
+            f'<text x="{middle:.1f}" y="{bottom + 10}" text-anchor="end"'
+            f' transform="rotate(-35 {middle:.1f} {bottom + 10})">{escape(name[-28:])}</text>',
         ]
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def _card(manifest: Manifest, plots: list[str]) -> str:
-    found, info = manifest.statistics, manifest.tokenizer
     licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
     lines = [
         f"# Corpus {manifest.name}",
@@ -95,9 +94,31 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
         "",
         "| | |",
         "|---|---|",
+        *(f"| {name} | {_number(value)} |" for name, value in _overview(manifest).items()),
+        *("", "## Stages", ""),
+        *_table("stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)),
     ]
-    rows: dict[str, Any] = {f"{split} tokens": sum(s.tokens for s in part) for split, part in manifest.splits.items()}
-    rows |= {
+    for stage in manifest.stages:
+        for reason, entry in stage.dropped.items():
+            lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
+            lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
+    lines += ["## Decontamination", "", *_decontamination(manifest.decontamination)]
+    by_source = manifest.statistics["by_source"]
+    total = max(1, sum(row["bytes"] for row in by_source.values()))
+    rows = (
+        [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"] for name, row in by_source.items()
+    )
+    lines += ["## Sources", "", *_table("source|documents|bytes|share of the bytes", rows)]
+    if remark := manifest.statistics.get("remark"):
+        lines += [f"{remark[0].upper()}{remark[1:]}.", ""]
+    lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
+    return "\n".join(lines)
+
+
+def _overview(manifest: Manifest) -> dict[str, Any]:
+    found, info, lost = manifest.statistics, manifest.tokenizer, manifest.statistics["characters_lost"]
+    return {
+        **{f"{split} tokens": sum(s.tokens for s in shards) for split, shards in manifest.splits.items()},
         "documents": manifest.counts["documents"],
         "median tokens per document": found["median_length"],
         "text": f"{found['bytes']:,} bytes, {found['characters']:,} characters, {found['words']:,} words",
@@ -106,69 +127,46 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
         "tokens per character": found["tokens_per_character"],
         "tokens per word": found["tokens_per_word"],
         "unknown tokens": f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
-        "characters that no token stands for": _percent(found["characters_lost"]),
+        "characters that no token stands for": "not known" if lost is None else f"{100 * lost:.4f} %",
         "bytes on disk per token": f"{found['bytes_per_token']}, with offsets, orders and tokenizer"
         f" {found['folder_bytes_per_token']}",
         "orders": ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)",
     }
-    lines += [
-        f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value} |" for name, value in rows.items()
-    ]
-    lines += ["", "## Stages", "", *_stage_table(manifest), ""]
-    for stage in manifest.stages:
-        for reason, entry in stage.dropped.items():
-            lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
-            lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
-    lines += _decontamination(manifest) + _sources(manifest)
-    lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
-    return "\n".join(lines)
 
 
-def _percent(share: float | None) -> str:
-    return "not known" if share is None else f"{100 * share:.4f} %"
+def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
+    names = columns.split("|")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    return [*lines, *(f"| {' | '.join(map(_number, row))} |" for row in rows), ""]
 
 
-def _stage_table(manifest: Manifest) -> list[str]:
-    lines = ["| stage | documents in | out | bytes in | out | dropped | notes |", "|---|---|---|---|---|---|---|"]
-    for stage in manifest.stages:
-        dropped = "; ".join(
-            f"{entry.documents:,} {reason} ({entry.bytes:,} B)" for reason, entry in stage.dropped.items()
-        )
-        notes = "; ".join(f"{key} {_in_words(value)}" for key, value in stage.notes.items() if value or value == 0)
-        counts = (stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out)
-        lines.append(f"| {stage.name} | {' | '.join(f'{count:,}' for count in counts)} | {dropped} | {notes} |")
-    return lines
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _in_words(note: Any) -> str:
+def _stage_row(stage: StageLine) -> list[Any]:
+    dropped = (f"{entry.documents:,} {reason} ({entry.bytes:,} B)" for reason, entry in stage.dropped.items())
+    notes = (f"{key} {_note(value)}" for key, value in stage.notes.items() if value or value == 0)
+    counts = [stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out]
+    return [stage.name, *counts, "; ".join(dropped), "; ".join(notes)]
+
+
+def _note(note: Any) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in note.items()) if isinstance(note, dict) else str(note)
 
 
-def _decontamination(manifest: Manifest) -> list[str]:
-    found = manifest.decontamination
+def _decontamination(found: dict[str, Any]) -> list[str]:
     if not found:
-        return ["## Decontamination", "", "Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
+        return ["Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
     sets = "training, dev and test" if found["train_text"] else "dev and test"
     how = (
         f"runs of {found['ngram']} words; sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
     )
-    lines = ["## Decontamination", "", f"Compared with the {sets} texts in {found['tasks']}: {how}.", ""]
-    columns = {"texts": "examples", "searchable": "searchable", "found": "found", "documents dropped": "removed"}
-    lines += [f"| task | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    rows = (
-        f"| {task} | {' | '.join(f'{found[key][task]:,}' for key in columns.values())} |" for task in found["removed"]
-    )
-    return [*lines, *rows, ""]
-
-
-def _sources(manifest: Manifest) -> list[str]:
-    lines = ["## Sources", "", "| source | documents | bytes | share of the bytes |", "|---|---|---|---|"]
-    total = max(1, sum(part["bytes"] for part in manifest.statistics["by_source"].values()))
-    for name, part in manifest.statistics["by_source"].items():
-        lines.append(f"| {name} | {part['documents']:,} | {part['bytes']:,} | {100 * part['bytes'] / total:.2f} % |")
-    if remark := manifest.statistics.get("remark"):
-        lines += ["", f"{remark[0].upper()}{remark[1:]}."]
-    return [*lines, ""]
+    keys = ("examples", "searchable", "found", "removed")
+    rows = ([task, *(found[key][task] for key in keys)] for task in found["removed"])
+    table = _table("task|texts|searchable|found|documents dropped", rows)
+    return [f"Compared with the {sets} texts in {found['tasks']}: {how}.", "", *table]
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
@@ -179,7 +177,9 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
     found, count = manifest.statistics, manifest.counts["documents"]
     words = found["words"] / max(1, count)
     tiny = f"documents are tiny: {words:.0f} words on average{hint}" if 0 < words < FEW_WORDS else ""
-    taken = _taken(manifest)
+    stages = {stage.name: stage for stage in manifest.stages}
+    dropped = stages["filters"].dropped | stages["tokens"].dropped
+    taken = {reason: entry.bytes / max(1, stages["normalise"].bytes_out) for reason, entry in dropped.items()}
     total = sum(taken.values())
     if total > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
@@ -210,11 +210,3 @@ def _unknown(rate: float, lost: float | None) -> str:
         f"{tokens}, and no token stands for {lost:.1%} of the characters: WordPiece's unknown token is a whole word,"
         " in scripts without spaces a whole line, and in lower case it drops vowel signs; take tokenizer=bpe or unigram"
     )
-
-
-def _taken(manifest: Manifest) -> dict[str, float]:
-    """Share of the normalised text's bytes that each filter removed."""
-    stages = {stage.name: stage for stage in manifest.stages}
-    total = max(1, stages["normalise"].bytes_out)
-    dropped = [stages[name].dropped for name in ("filters", "tokens")]
-    return {reason: found.bytes / total for reasons in dropped for reason, found in reasons.items()}

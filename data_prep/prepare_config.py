@@ -51,7 +51,7 @@ class Preparation:
 
     @property
     def compared(self) -> list[dict[str, Any]]:
-        """The tasks' files that the text is compared with. They are no sources of the corpus."""
+        """The tasks' files that the text is compared with; no sources of the corpus."""
         return self.decontaminator.files if self.decontaminator else []
 
     def changed(self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:

@@ -49,13 +49,7 @@ prepare.main(config)
 
 @pytest.mark.parametrize("stop", ["tokenizer", "0", "1", "4", "manifest"])
 def test_resumed_after_kill_9_equals_unbroken(
-    tmp_path: Path,
-    text_file: Path,
-    text_config: Config,
-    stop: str,
-    capsys: pytest.CaptureFixture[str],
-    run: Run,
-    contents: Contents,
+    tmp_path: Path, text_file: Path, text_config: Config, stop: str, capsys: Any, run: Run, contents: Contents
 ) -> None:
     cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts
     whole, broken = (text_config(text_file, corpus=str(tmp_path / n), **cut) for n in ("whole", "broken"))
@@ -132,37 +126,29 @@ def test_resuming_does_not_tokenize_finished_shards_again(
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000, workers=1)  # counted in this process
     encoded: list[int] = []
-    encode = shard_writer.Encoder.__call__
+    encode, save = shard_writer.Encoder.__call__, prepare.Unfinished.save
     monkeypatch.setattr(
-        shard_writer.Encoder, "__call__", lambda self, pieces: (encoded.append(len(pieces)), encode(self, pieces))[1]
+        shard_writer.Encoder, "__call__", lambda self, batch: (encoded.append(len(batch)), encode(self, batch))[1]
     )
     monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
-    save = prepare.Unfinished.save
 
-    def interrupt(self: prepare.Unfinished, folder: Path) -> None:
+    def stop_after_five(self: prepare.Unfinished, folder: Path) -> None:
         save(self, folder)
         if len(self.shards["train"]) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare.Unfinished, "save", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.Unfinished, "save", stop_after_five)
         main(config)
-    assert (tmp_path / "c" / UNFINISHED).is_file()
-    monkeypatch.setattr(prepare.Unfinished, "save", save)
     shards = json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"]
-    finished = sum(shard["documents"] for part in shards.values() for shard in part)
+    finished = sum(shard["documents"] for of_split in shards.values() for shard in of_split)
     encoded.clear()
     run(config)
     assert finished > 50 and sum(encoded) <= 300 - finished + 2
 
 
 def test_interrupted_run_of_changed_sources_starts_over(
-    tmp_path: Path,
-    text_file: Path,
-    text_config: Config,
-    made_up: Callable[..., list[str]],
-    run: Run,
-    contents: Contents,
+    tmp_path: Path, text_file: Path, text_config: Config, made_up: Any, run: Run, contents: Contents
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "broken"), shard_tokens=3000)
     command = [sys.executable, "-c", KILLED, json.dumps(config), "2"]
@@ -182,40 +168,27 @@ def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: C
 
 
 def test_a_finished_corpus_may_lie_where_nothing_can_be_written(
-    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: Any
 ) -> None:
     config = text_config(text_file)
     run(config)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
+    error = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(error))
     main(config)
     assert "already prepared" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.EROFS, "give another place"), (errno.EDQUOT, "make room there")])
-def test_other_errors_of_the_disk_have_their_own_advice(
-    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, number: int, said: str
-) -> None:
-    monkeypatch.setattr(
-        shard_writer.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
-    )
-    with pytest.raises(UserError, match=f"{os.strerror(number)}; .*{said}, then run the same command again"):
-        main(text_config(text_file))
-
-
-def test_a_full_disk_is_said_and_the_run_goes_on_later(
-    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EROFS, "give another place"), (errno.EDQUOT, "make room there"), (errno.ENOSPC, "make room there")],
+)
+def test_errors_of_the_disk_have_their_own_advice_and_the_run_goes_on_later(
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, number: int, advice: str
 ) -> None:
     config = text_config(text_file, shard_tokens=3000)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            shard_writer.ShardWriter,
-            "_write",
-            lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
-        )
-        with pytest.raises(UserError, match="make room there, then run the same command again"):
+        error = OSError(number, os.strerror(number))
+        patch.setattr(shard_writer.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(UserError, match=f"{os.strerror(number)}; .*{advice}, then run the same command again"):
             main(config)
     run(config)

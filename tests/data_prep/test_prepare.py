@@ -231,14 +231,18 @@ def test_the_loop_that_the_readme_shows_reads_a_corpus(text_file: Path, text_con
     assert names["ids"].shape == (32, 128) and names["first"] > 0
 
 
-def test_second_prepare_changes_nothing(text_file: Path, text_config: Config, capsys: Captured, run: Run) -> None:
+def test_second_prepare_changes_nothing_and_refuses_sources_that_changed_since(
+    text_file: Path, text_config: Config, capsys: Captured, run: Run
+) -> None:
     config = text_config(text_file)
     folder = run(config).folder
     before = {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]}
-    capsys.readouterr()
     os.utime(text_file)  # touched, but the same content
     main(config)
     assert "nothing to do" in capsys.readouterr().out
+    text_file.write_text(text_file.read_text() + "\n\nOne more document, at the end.\n")
+    with pytest.raises(UserError, match=r"sources have changed since .*text\.txt"):
+        main(config)
     assert {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]} == before
 
 
@@ -256,18 +260,6 @@ def test_validation_documents_do_not_depend_on_the_order_of_files(
     assert held_out[0] == held_out[1] and held_out[0]
 
 
-def test_sources_that_changed_since_are_refused(
-    text_file: Path, text_config: Config, run: Run, contents: Contents
-) -> None:
-    config = text_config(text_file)
-    folder = run(config).folder
-    before = contents(folder)
-    text_file.write_text(text_file.read_text() + "\n\nOne more document, at the end.\n")
-    with pytest.raises(UserError, match=r"sources have changed since .*text\.txt"):
-        main(config)
-    assert contents(folder) == before
-
-
 def test_a_named_folder_with_other_settings_is_refused(
     tmp_path: Path, text_file: Path, text_config: Config, run: Run, contents: Contents
 ) -> None:
@@ -281,7 +273,9 @@ def test_a_named_folder_with_other_settings_is_refused(
     assert contents(tmp_path / "home") == {"letter.doc": b"precious"}
 
 
-def test_existing_tokenizer_is_used_and_watched(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
+def test_existing_tokenizer_is_used_watched_and_refused_for_another_language(
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run
+) -> None:
     first = run(text_config(text_file))
     path = tmp_path / "own.json"
     path.write_bytes(first.tokenizer_file.read_bytes())
@@ -289,21 +283,14 @@ def test_existing_tokenizer_is_used_and_watched(tmp_path: Path, text_file: Path,
     second = run(config)
     assert second.folder != first.folder and second.manifest.tokenizer == first.manifest.tokenizer
     assert second.manifest.splits == first.manifest.splits
-    main(config)
+    (tmp_path / "greek.txt").write_text("\n\n".join(f"Ένα δύο τρία τέσσερα πέντε αριθμός {i}." for i in range(50)))
+    greek = text_config(tmp_path / "greek.txt", tokenizer={"path": str(path)})
+    with pytest.raises(UserError, match=r"does not fit this text: .* unknown"):
+        main(greek)
+    assert not corpus_folder(greek).exists()
     path.write_text(path.read_text() + " ")
     with pytest.raises(UserError, match=r"have changed since .*own\.json"):
         main(config)
-
-
-def test_tokenizer_of_another_language_is_refused(
-    tmp_path: Path, text_file: Path, text_config: Config, run: Run
-) -> None:
-    own = run(text_config(text_file)).tokenizer_file
-    (tmp_path / "greek.txt").write_text("\n\n".join(f"Ένα δύο τρία τέσσερα πέντε αριθμός {i}." for i in range(50)))
-    config = text_config(tmp_path / "greek.txt", tokenizer={"path": str(own)})
-    with pytest.raises(UserError, match=r"does not fit this text: .* unknown"):
-        main(config)
-    assert not corpus_folder(config).exists()
 
 
 def test_held_out_documents_that_a_later_filter_took_are_named_as_the_reason(
