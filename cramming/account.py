@@ -227,7 +227,7 @@ def setup_of(parts: Parts) -> dict[str, Any]:
     """Of the record's section `pretrain`, how the model was trained."""
     count = count_parameters(parts.model_config)
     return {
-        "start": parts.start.embeddings,
+        "start": parts.start.name,
         "objective": parts.source.masker.config.name,
         "devices": parts.mesh.world_size,
         "parameters": count.total,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -22,12 +22,12 @@ from cramming.data.masking import ObjectiveConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, count_parameters
-from cramming.optim import LOW_BIT, OptimConfig
+from cramming.optim import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.runtime import RuntimeConfig
-from cramming.schedule import ScheduleConfig, ramp_step
+from cramming.schedule import SCHEDULES, BatchRamp, Schedule, ramp_step
 
 # A step of train=tiny and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size
 # from which on they are said to be unfit is a judgement, not a measurement.
@@ -39,12 +39,13 @@ class TrainConfig:
     """Sizes of the training loop. `batch_size` and `micro_batch` count sequences: per step, and per forward pass.
 
     `micro_batch: auto` becomes a number before training: the largest that fits and that divides a process's share of a
-    step, or of what the schedule lets steps grow by.
+    step, or of what steps grow by with `batch_ramp`.
     """
 
     sequence_length: int
     packing: Literal["rows", "documents"]
     batch_size: int
+    batch_ramp: BatchRamp | None
     micro_batch: int | Literal["auto"]
     log_every: int
     validations: int
@@ -56,6 +57,7 @@ class TrainConfig:
         for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_tokens"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is below 1")
+        ramp_step(self.batch_ramp, self.batch_size)
         if self.validations < 0:
             raise ValueError(f"validations={self.validations} is below 0")
         if self.order not in ORDERS:
@@ -69,30 +71,34 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class StartConfig:
-    """Section `start`: weights drawn at random, or word vectors counted from the text (cramming/start.py).
+class RandomStart:
+    """Weights drawn at random."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class CooccurrenceStart:
+    """Word vectors counted from the text (cramming/start.py).
 
     Tokens within `window` of each other count as neighbours, nearer ones more. At most `max_tokens` tokens, evenly from
     the whole training split, are read. `embedding_std` and `decoder_std`: root mean squares of the vectors' entries.
-    All four are 0 where `embeddings` is random.
     """
 
-    embeddings: Literal["random", "cooccurrence"]
+    name: str
     window: int
     max_tokens: int
     embedding_std: float
     decoder_std: float
 
     def __post_init__(self) -> None:
-        choose = f"choose it by start={self.embeddings}"
         for name in ("window", "max_tokens", "embedding_std", "decoder_std"):
-            value = getattr(self, name)
-            if self.embeddings == "random" and value != 0:
-                raise ValueError(
-                    f"{name}={value} does nothing with embeddings=random; {choose}, which has 0, or set start.{name}=0"
-                )
-            if self.embeddings == "cooccurrence" and value <= 0:
-                raise ValueError(f"{name}={value} is not above 0; {choose}, which has a value, or set start.{name}")
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} is not above 0")
+
+
+StartConfig = RandomStart | CooccurrenceStart
+STARTS: dict[str, type[StartConfig]] = {"random": RandomStart, "cooccurrence": CooccurrenceStart}
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,9 @@ class Config(RootConfig):
 
     model: ModelConfig
     objective: ObjectiveConfig
-    optim: OptimConfig
-    schedule: ScheduleConfig
-    start: StartConfig
+    optim: Annotated[OptimConfig, OPTIMIZERS]
+    schedule: Annotated[Schedule, SCHEDULES]
+    start: Annotated[StartConfig, STARTS]
     train: TrainConfig
     budget: BudgetConfig
     checkpoint: CheckpointConfig
@@ -153,13 +159,6 @@ def _cannot_be_cut(config: Config, place: Place, sequences: int) -> bool:
     return sequences % (rows * place.processes) != 0
 
 
-def _grows_by(config: Config) -> int:
-    try:
-        return ramp_step(config.schedule, config.train.batch_size)
-    except ValueError as error:
-        raise UserError(f"schedule.{error}; raise train.batch_size or train without a ramp") from None
-
-
 def _lacks_torchao(place: Place) -> bool:
     return place.trains and find_spec("torchao") is None
 
@@ -176,10 +175,10 @@ CHECKS: tuple[tuple[Callable[[Config, Place], bool], str], ...] = (
         " x {p.processes} process(es); change one of them, or set train.micro_batch=auto",
     ),
     (
-        lambda c, p: c.schedule.batch_ramp > 0 and _cannot_be_cut(c, p, _grows_by(c)),
-        "schedule.batch_start={c.schedule.batch_start:g}: the batch grows by a number of sequences that is not a"
-        " multiple of train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take a smaller"
-        " micro-batch or set train.micro_batch=auto",
+        lambda c, p: _cannot_be_cut(c, p, ramp_step(c.train.batch_ramp, c.train.batch_size)),
+        "train.batch_ramp: the batch grows by a number of sequences that is not a multiple of"
+        " train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take a smaller micro-batch or set"
+        " train.micro_batch=auto",
     ),
     (
         lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
@@ -99,12 +99,13 @@ def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
     """Build the frozen dataclass `cls` from a plain mapping.
 
     `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported
-    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict and nested dataclasses. A
-    ValueError of the dataclass's own `__post_init__` comes out as a UserError that begins with the path.
+    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict, nested dataclasses, and
+    `Annotated[Base, table]` for one of several dataclasses (`choose`). A ValueError of the dataclass's own
+    `__post_init__` comes out as a UserError that begins with the path.
     """
     if not isinstance(node, Mapping):
         raise UserError(f"{path}: expected a section of settings, found {node!r}")
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in node:
         if key not in fields:
@@ -125,11 +126,22 @@ def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
         raise UserError(f"{path}: {error}") from None
 
 
+def choose(table: Mapping[str, type[T]], node: Mapping[str, Any] | None, path: str) -> T:
+    """The dataclass of `table` that `node["name"]` names, built from `node`: each choice has settings of its own."""
+    name = str(node.get("name")) if isinstance(node, Mapping) else ""
+    if name not in table:
+        raise UserError(f"{path}.name={name!r}: choose one of {', '.join(table)}")
+    return build(table[name], node, path)
+
+
 def _below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
+    if get_origin(kind) is Annotated:  # a table of choices; other marks are for others
+        kind, mark = kind.__origin__, kind.__metadata__[0]
+        return choose(mark, value, path) if isinstance(mark, dict) else _convert(kind, value, path)
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, path)
     origin, args = get_origin(kind), get_args(kind)

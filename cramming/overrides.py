@@ -6,12 +6,16 @@ from typing import Any, NoReturn, get_args
 
 from cramming.config import UserError, config_folder
 
+CHOICES = ("optim", "schedule", "start")  # groups of which each file has settings of its own
+
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
     """The overrides, and before the first of them what they mean besides.
 
     `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses.
+    `optim.name=sgd` is `optim=sgd`: each choice has settings of its own.
     """
+    overrides = [re.sub(rf"^\+{{0,2}}({'|'.join(CHOICES)})\.name=", r"\1=", override) for override in overrides]
     real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
     chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
     implied = [*["eval=glue_sane"] * (real_glue and not chosen), *_implied_budget(overrides)]

@@ -227,7 +227,7 @@ class StepSize(NamedTuple):
 def step_size(parts: Parts, progress: float) -> StepSize:
     """What the schedule asks for at this progress."""
     config = parts.train
-    sequences = sequences_per_step(parts.schedule, progress, config.batch_size)
+    sequences = sequences_per_step(config.batch_ramp, progress, config.batch_size)
     tokens = sequences * config.sequence_length
     micro_batches = sequences // (config.rows * parts.mesh.world_size)
     return StepSize(sequences, micro_batches, tokens, tokens * parts.flops_per_token)

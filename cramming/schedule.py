@@ -2,137 +2,157 @@
 
 A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
 replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
-does, in whatever unit the budget is.
+does, in whatever unit the budget is. To add a schedule: a dataclass here, its row in `SCHEDULES`, and its YAML file.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal
 
-# What a shape does not look at, and the value that this must then have: a setting that does nothing is a mistake.
-UNUSED: dict[str, dict[str, float | str]] = {
-    "constant": {"decay": 0.0, "decay_shape": "linear", "final": 0.0},
-    "linear": {"decay": 0.0, "decay_shape": "linear"},
-    "cosine": {"decay": 0.0, "decay_shape": "linear"},
-    "triangle": {"warmup": 0.0, "decay_shape": "linear"},
-    "wsd": {},
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate as a share of its peak. All settings but names are shares: of the budget, or of the peak."""
+
+    start: float  # of the peak, at progress 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not 0 <= value <= 1:
+                raise ValueError(f"{field.name}={value} is not between 0 and 1")
+
+    def factor(self, progress: float) -> float:
+        """The learning rate at `progress` as a share of its peak."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """Warm-up over the share `warmup` of the budget, then the peak."""
+
+    name: str = "constant"
+    warmup: float
+
+    def factor(self, progress: float) -> float:
+        if progress < self.warmup:
+            return self.start + (1 - self.start) * progress / self.warmup
+        return self.after_warmup((progress - self.warmup) / max(1 - self.warmup, 1e-12))
+
+    def after_warmup(self, progress: float) -> float:
+        """The same, with progress counted from the end of the warm-up."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Constant):
+    """Warm-up, then a straight line down to `final`."""
+
+    name: str = "linear"
+    final: float
+
+    def after_warmup(self, progress: float) -> float:
+        return 1 + (self.final - 1) * progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Constant):
+    """Warm-up, then half a cosine down to `final`."""
+
+    name: str = "cosine"
+    final: float
+
+    def after_warmup(self, progress: float) -> float:
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Triangle(Schedule):
+    """Rises until the last `decay` of the budget, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
+
+    name: str = "triangle"
+    decay: float
+    final: float
+
+    def factor(self, progress: float) -> float:
+        peak = 1 - self.decay
+        if progress < peak:
+            return self.start + (1 - self.start) * progress / peak
+        return 1 + (self.final - 1) * (progress - peak) / max(self.decay, 1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(Constant):
+    """Flat, then falling over the last `decay` of the budget, linearly or as 1 - sqrt (Hägele et al. 2024)."""
+
+    name: str = "wsd"
+    decay: float
+    decay_shape: Literal["linear", "sqrt"]
+    final: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
+
+    def factor(self, progress: float) -> float:
+        done = (progress - (1 - self.decay)) / max(self.decay, 1e-12)
+        if progress < self.warmup or done <= 0:
+            return super().factor(progress)
+        return 1 + (self.final - 1) * (done if self.decay_shape == "linear" else math.sqrt(done))
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "triangle": Triangle,
+    "wsd": WarmupStableDecay,
 }
+
+
+def learning_rate_factor(schedule: Schedule, progress: float) -> float:
+    """The learning rate at `progress` as a share of its peak."""
+    return max(0.0, schedule.factor(min(max(progress, 0.0), 1.0)))  # rounding may give -1e-16 at the end
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
-    """Shape of the learning rate, and the ramp of the batch size, over the budget.
+class BatchRamp:
+    """The batch grows from `start` of its size to all of it at progress `until`: linearly, in equal steps."""
 
-    `warmup` and `decay` are shares of the budget; `final` is the learning rate at the end as a share of the peak;
-    `start` is the share of the peak at progress 0. The batch grows from `batch_start` of train.batch_size (1: no
-    ramp) to all of it at progress `batch_ramp`: linearly, in equal steps (`ramp_step`) that these two sizes decide.
-    """
-
-    name: Literal["constant", "linear", "cosine", "triangle", "wsd"]
-    warmup: float
-    decay: float
-    decay_shape: Literal["linear", "sqrt"]
     start: float
-    final: float
-    batch_start: float
-    batch_ramp: float
+    until: float
 
     def __post_init__(self) -> None:
-        for field in ("warmup", "decay", "start", "final", "batch_ramp"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise ValueError(f"{field}={getattr(self, field)} is not between 0 and 1")
-        for field, neutral in UNUSED[self.name].items():
-            if getattr(self, field) != neutral:
-                raise ValueError(
-                    f"{field}={getattr(self, field)} does nothing with name={self.name}; choose the shape by"
-                    f" schedule={self.name}, which has {field}={neutral}, or set schedule.{field}={neutral}"
-                )
-        if not 0 < self.batch_start <= 1:
-            raise ValueError(f"batch_start={self.batch_start} is not a share above 0 and at most 1")
-        if (self.batch_start == 1) != (self.batch_ramp == 0):
-            raise ValueError(
-                f"batch_start={self.batch_start} and batch_ramp={self.batch_ramp}: neither does anything without the"
-                " other; without a ramp they are 1.0 and 0.0"
-            )
-        if self.name == "wsd" and self.warmup + self.decay > 1:
-            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
-
-
-def learning_rate_factor(config: ScheduleConfig, progress: float) -> float:
-    """The learning rate at `progress` as a share of its peak."""
-    progress = min(max(progress, 0.0), 1.0)
-    if progress < config.warmup and config.name != "triangle":
-        return config.start + (1 - config.start) * progress / config.warmup
-    return max(0.0, SHAPES[config.name](config, progress))  # rounding may give -1e-16 at the end
-
-
-def _constant(config: ScheduleConfig, progress: float) -> float:
-    return 1.0
-
-
-def _after_warmup(config: ScheduleConfig, progress: float) -> float:
-    return (progress - config.warmup) / max(1 - config.warmup, 1e-12)
-
-
-def _linear(config: ScheduleConfig, progress: float) -> float:
-    return 1 + (config.final - 1) * _after_warmup(config, progress)
-
-
-def _cosine(config: ScheduleConfig, progress: float) -> float:
-    return config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * _after_warmup(config, progress)))
-
-
-def _triangle(config: ScheduleConfig, progress: float) -> float:
-    """Rises from `start` until the last `decay` share, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
-    peak = 1 - config.decay
-    if progress < peak:
-        return config.start + (1 - config.start) * progress / peak
-    return 1 + (config.final - 1) * (progress - peak) / max(config.decay, 1e-12)
-
-
-def _warmup_stable_decay(config: ScheduleConfig, progress: float) -> float:
-    """Flat, then falling over the last `decay` share, linearly or as 1 - sqrt (Hägele et al. 2024)."""
-    done = (progress - (1 - config.decay)) / max(config.decay, 1e-12)
-    if done <= 0:
-        return 1.0
-    return 1 + (config.final - 1) * (done if config.decay_shape == "linear" else math.sqrt(done))
-
-
-SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "triangle": _triangle,
-    "wsd": _warmup_stable_decay,
-}
+        if not (0 < self.start < 1 and 0 < self.until <= 1):
+            raise ValueError(f"start={self.start} and until={self.until} are not shares between 0 and 1")
 
 
 @cache
-def ramp_step(config: ScheduleConfig, batch_size: int) -> int:
+def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
     """Sequences by which the batch grows, of which every batch is a multiple; all of `batch_size` without a ramp.
 
     The largest divisor of `batch_size` that is at most the first batch and leaves that below the full one. A
-    micro-batch divides it (`sections.refuse_unfit_ramp`), so the same batches follow whatever a device's memory holds
-    at once. ValueError where the first batch is below one sequence or can only be the full one.
+    micro-batch divides it (cramming/checks.py), so the same batches follow whatever a device's memory holds at once.
+    ValueError where the first batch is below one sequence or can only be the full one.
     """
-    if config.batch_start == 1:
+    if ramp is None:
         return batch_size
-    first = config.batch_start * batch_size
+    first = ramp.start * batch_size
     for step in range(math.floor(first + 1e-9), 0, -1):
         if batch_size % step == 0 and round(first / step) * step < batch_size:
             return step
     raise ValueError(
-        f"batch_start={config.batch_start:g} of {batch_size} sequences is {first:.3g}: no whole number from 1 to"
-        f" {batch_size - 1}"
+        f"batch_ramp.start={ramp.start:g} of {batch_size} sequences is {first:.3g}: no whole number from 1 to"
+        f" {batch_size - 1}; raise batch_size or train without a ramp"
     )
 
 
-def sequences_per_step(config: ScheduleConfig, progress: float, batch_size: int) -> int:
+def sequences_per_step(ramp: BatchRamp | None, progress: float, batch_size: int) -> int:
     """Sequences of one optimizer step at `progress`: the multiple of `ramp_step` nearest to the straight line."""
-    if progress >= config.batch_ramp:
+    if ramp is None or progress >= ramp.until:
         return batch_size
-    step = ramp_step(config, batch_size)
-    share = config.batch_start + (1 - config.batch_start) * progress / config.batch_ramp
+    step = ramp_step(ramp, batch_size)
+    share = ramp.start + (1 - ramp.start) * progress / ramp.until
     return step * round(share * batch_size / step)

@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from cramming.checks import StartConfig
+from cramming.checks import CooccurrenceStart
 from cramming.data.stream import TokenStream
 from cramming.model.heads import MaskedLM
 
@@ -26,7 +26,7 @@ ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al
 
 
 def start_from_text(
-    model: MaskedLM, stream: TokenStream, special_ids: tuple[int, ...], config: StartConfig, seed: int
+    model: MaskedLM, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int
 ) -> None:
     """Set the token embeddings, and an untied decoder with its bias, from the text.
 

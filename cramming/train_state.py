@@ -10,7 +10,7 @@ import torch
 from cramming import checkpoint, energy, runtime
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
-from cramming.checks import Config, Place, StartConfig, TrainConfig, check, check_run
+from cramming.checks import Config, Place, RandomStart, StartConfig, TrainConfig, check, check_run
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource
 from cramming.data.corpus import Corpus, corpus_folder
@@ -32,7 +32,7 @@ from cramming.record import (
 )
 from cramming.resume import checkpoint_to_resume
 from cramming.runtime import RuntimeConfig
-from cramming.schedule import ScheduleConfig, ramp_step
+from cramming.schedule import Schedule, ramp_step
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Parts:
     folder: Path
     config: Config
     train: TrainConfig
-    schedule: ScheduleConfig
+    schedule: Schedule
     start: StartConfig
     saving: checkpoint.CheckpointConfig
     peak_learning_rate: float
@@ -252,7 +252,7 @@ def with_micro_batch(config: Config, found: Checked, engine: Engine, folder: Pat
         return config
     from cramming.plan.micro_batch import micro_batch_of_run  # only here: what it needs takes time to import
 
-    largest = ramp_step(config.schedule, train.batch_size) // engine.mesh.world_size
+    largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.world_size
     rows = micro_batch_of_run(folder, engine, found.source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
@@ -261,7 +261,7 @@ def with_micro_batch(config: Config, found: Checked, engine: Engine, folder: Pat
 
 def start_model(engine: Engine, config: StartConfig, corpus: Corpus, seed: int, mesh: Mesh) -> None:
     """Weights that do not come from chance alone; all processes get those of the first."""
-    if config.embeddings == "random":
+    if isinstance(config, RandomStart):
         return
     assert isinstance(engine.model, MaskedLM)
     if mesh.is_main:

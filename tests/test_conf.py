@@ -10,20 +10,20 @@ import pytest
 from cramming.bench.main import BenchConfig
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.checks import Config, Place, StartConfig, TrainConfig, check
+from cramming.checks import STARTS, Config, Place, TrainConfig, check
 from cramming.config import RootConfig, build, config_folder
 from cramming.config import compose as compose_root
 from cramming.data.inspect import InspectConfig
 from cramming.data.masking import ObjectiveConfig
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig
-from cramming.optim import OptimConfig
+from cramming.optim import OPTIMIZERS
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.plan.main import PlanConfig
 from cramming.precision import PrecisionConfig
 from cramming.runtime import RuntimeConfig
-from cramming.schedule import ScheduleConfig, sequences_per_step
+from cramming.schedule import SCHEDULES, sequences_per_step
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig
@@ -35,9 +35,6 @@ SECTIONS: dict[str, type] = {
     "tokenizer": TokenizerConfig,
     "model": ModelConfig,
     "objective": ObjectiveConfig,
-    "optim": OptimConfig,
-    "schedule": ScheduleConfig,
-    "start": StartConfig,
     "precision": PrecisionConfig,
     "attention": AttentionConfig,
     "memory": MemoryConfig,
@@ -54,6 +51,7 @@ SECTIONS: dict[str, type] = {
     "study": StudyConfig,
     "plan": PlanConfig,
 }
+CHOICES: dict[str, dict[str, type]] = {"optim": OPTIMIZERS, "schedule": SCHEDULES, "start": STARTS}
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
     for folder in sorted(config_folder().iterdir())
@@ -64,8 +62,9 @@ GROUPS = {
 def build_all(settings: dict[str, Any], *, data: bool = True) -> None:
     assert not settings.pop("experiment", None)  # an experiment overrides the sections, it has no settings of its own
     sections = {key for key, value in settings.items() if isinstance(value, dict)}
-    assert sections == {*SECTIONS, "data"}
-    for name, cls in SECTIONS.items():
+    assert sections == {*SECTIONS, *CHOICES, "data"}
+    chosen = {section: table[settings[section]["name"]] for section, table in CHOICES.items()}
+    for name, cls in (SECTIONS | chosen).items():
         # Hydra refuses a setting that is in none of the files, however good a default the dataclass has.
         assert set(settings[name]) == {field.name for field in fields(cls)}, name
         build(cls, settings[name], name)
@@ -106,8 +105,8 @@ def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, A
 def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[..., dict[str, Any]], choice: str) -> None:
     found = Config.of(compose(choice))
     check(found, Place("cuda", "a GPU", "bf16", (9, 0)))
-    sizes = [sequences_per_step(found.schedule, p, found.train.batch_size) for p in (0.0, 1.0)]
-    assert (sizes[0] < sizes[1]) == (found.schedule.batch_ramp > 0)
+    sizes = [sequences_per_step(found.train.batch_ramp, p, found.train.batch_size) for p in (0.0, 1.0)]
+    assert (sizes[0] < sizes[1]) == (found.train.batch_ramp is not None)
 
 
 @pytest.mark.parametrize("option", [option for option in GROUPS["experiment"] if option.endswith("-day")])
@@ -122,7 +121,7 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
 
 def test_every_file_is_an_option_of_a_group_of_the_root() -> None:
     groups = set(GROUPS)
-    assert groups == {*SECTIONS, "data", "experiment"} - {"checkpoint"}
+    assert groups == {*SECTIONS, *CHOICES, "data", "experiment"} - {"checkpoint"}
     assert {p.name for p in config_folder().iterdir()} - groups == {"config.yaml"}
     nested = {p.relative_to(config_folder()).parent for p in config_folder().rglob("*.yaml")} - {
         Path(),

@@ -62,8 +62,12 @@ class Trick:
 
 COMPILED, BF16, FP8 = {"runtime.compile": "model"}, {"precision.mode": "bf16"}, {"precision.mode": "fp8"}
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
-    ("LAMB", "Adam", {"optim.lr": 2.5e-3, "optim.eps": 1e-6}),
-    ("LARS", "SGD", {"optim.lr": 0.5, "optim.clip": None, "optim.betas": [0.9, 0.0], "optim.eps": 0.0}),
+    (
+        "LAMB",
+        "Adam",
+        {"name": "lamb", "lr": 2.5e-3, "weight_decay": 0.01, "clip": 1.0, "betas": [0.9, 0.98], "eps": 1e-6},
+    ),
+    ("LARS", "SGD", {"name": "lars", "lr": 0.5, "weight_decay": 0.01, "clip": None, "momentum": 0.9}),
 )
 TRICKS: tuple[Trick, ...] = (
     Trick("last layer at targets", {"attention.last_layer": "targets"}, SAME,
@@ -110,7 +114,7 @@ TRICKS: tuple[Trick, ...] = (
           decisive=("optim.name",)),
     *(
         Trick(f"{name}, {word} rule",
-              {"optim.name": name.lower(), "optim.scale_rule": rule, "optim.base_batch": 4, **settings}, None,
+              {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}}}, None,
               f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule")
         for name, kind, settings in LAYERWISE
         for rule, word in (("linear", "linear"), ("sqrt", "square-root"))
@@ -147,15 +151,18 @@ def spelled(settings: Settings) -> str:
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:
     """The value at `a.b`."""
-    section, key = dotted.split(".")
-    return settings[section][key]
+    section, _, key = dotted.partition(".")
+    return settings[section][key] if key else settings[section]
 
 
 def changed(settings: Mapping[str, Any], changes: Settings) -> dict[str, Any]:
     """A deep enough copy of nested settings with dotted ones replaced; KeyError with the name of an unknown one."""
     result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
     for dotted, value in changes.items():
-        section, key = dotted.split(".")
+        section, _, key = dotted.partition(".")
+        if not key:
+            result[section] = value  # the whole section: another choice has other settings
+            continue
         if not isinstance(result.get(section), dict) or key not in result[section]:
             raise KeyError(dotted)
         result[section][key] = value

@@ -95,6 +95,11 @@ class Lars(_Layerwise):
         torch._foreach_sub_(parameters, velocity)
 
 
+def adapting_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With `adapt` in each group: matrices are scaled, vectors are not."""
+    return [{**group, "adapt": group["name"] == "decay"} for group in groups]
+
+
 def _ratio(size: Tensor, move: Tensor) -> Tensor:
     """size / move, or 1 where either is 0; stays on the device."""
     usable = (size > 0) & (move > 0)

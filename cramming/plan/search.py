@@ -143,7 +143,7 @@ def explore(config: Config, target: Target) -> Iterator[Option]:
 
     UserError where `pretrain` would refuse the configured section `memory`.
     """
-    sizes = micro_batch_sizes(ramp_step(config.schedule, config.train.batch_size))
+    sizes = micro_batch_sizes(ramp_step(config.train.batch_ramp, config.train.batch_size))
     for memory in variants(config, target.place):
         simulation = Simulation(replace(config, memory=memory), target.place, target.memory_bytes)
         price = functools.cache(functools.partial(price_of, config, target, simulation))
@@ -200,5 +200,7 @@ def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     if budget.unit == "tokens":
         return budget.limit
     steps = min(int(budget.limit), 10_000)  # all of them, or evenly chosen ones
-    sequences = sum(sequences_per_step(config.schedule, step / steps, config.train.batch_size) for step in range(steps))
+    sequences = sum(
+        sequences_per_step(config.train.batch_ramp, step / steps, config.train.batch_size) for step in range(steps)
+    )
     return budget.limit * sequences / steps * length

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from cramming.config import check_rules
-from cramming.schedule import ScheduleConfig, learning_rate_factor
+from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
 from eval.tasks.locate import SourceName
 
 Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts from
@@ -50,8 +50,12 @@ class Hyperparameters:
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate after `progress` in [0, 1] of all steps."""
-        shape = ScheduleConfig(self.schedule, self.warmup, 0.0, "linear", 0.0, 0.0, 1.0, 0.0)
-        return self.learning_rate * learning_rate_factor(shape, progress)
+        shapes = {
+            "constant": Constant(start=0.0, warmup=self.warmup),
+            "linear": Linear(start=0.0, warmup=self.warmup, final=0.0),
+            "cosine": Cosine(start=0.0, warmup=self.warmup, final=0.0),
+        }
+        return self.learning_rate * learning_rate_factor(shapes[self.schedule], progress)
 
 
 @dataclass(frozen=True)

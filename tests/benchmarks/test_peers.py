@@ -65,7 +65,7 @@ def test_the_other_trainer_gets_the_constants_of_ours(peers: Any, monkeypatch: p
             return SimpleNamespace(training_loss=1.0)
 
     monkeypatch.setattr("transformers.Trainer", Noted)
-    optim = ["optim.lr=0.01", "optim.scale_rule=sqrt", "optim.base_batch=1", "optim.betas=[0.8, 0.9]", "optim.eps=1e-7"]
+    optim = ["optim.lr=0.01", "optim.lr_scale={rule: sqrt, base_batch: 1}", "optim.betas=[0.8, 0.9]", "optim.eps=1e-7"]
     spec, *_ = peers.specs_of("trainer", "32,2,2,4", torch.device("cpu"), optim)
     peers.candidate_of(spec, torch.device("cpu")).run(0, 1)
     (arguments,) = given

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from cramming import pretrain
 from cramming.checks import Config
-from cramming.config import UserError
+from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.model.config import ModelConfig
+from cramming.optim import OPTIMIZERS
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.record import load_metrics, load_record
 
@@ -43,11 +44,13 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
         **memory: Any,
     ) -> Engine:
         torch.manual_seed(seed)
+        own = compose(f"optim={(optim or {}).get('name', 'adamw-tiny')}")["optim"]
+        own = {key: 1e-8 if key == "eps" else value for key, value in own.items()}
         config = replace(
             plain,
             model=model,
             memory=replace(plain.memory, **memory),
-            optim=replace(plain.optim, **{"eps": 1e-8, **(optim or {})}),
+            optim=choose(OPTIMIZERS, {**own, **(optim or {})}, "optim"),
             precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual),
         )
         return build_engine(config, Mesh(ParallelConfig("auto"), device), device)

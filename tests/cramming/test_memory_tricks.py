@@ -121,25 +121,17 @@ def test_fetched_weights_are_lowered_as_autocast_lowers_them(
     assert equal(weights(ours), weights(plain))
 
 
-@pytest.mark.parametrize(
-    "optim",
-    [
-        {"name": "sgd", "betas": (0.9, 0.0), "eps": 0.0},
-        {"name": "nadamw"},
-        {"name": "adagrad", "betas": (0.0, 0.0)},
-        {"name": "lamb"},
-        {"name": "lars", "betas": (0.9, 0.0), "eps": 0.0},
-    ],
-    ids=lambda optim: optim["name"],
-)
+@pytest.mark.parametrize("name", ["sgd", "nadamw", "adagrad", "lamb", "lars"])
 def test_any_optimizer_goes_with_it(
     make_engine: Callable[..., Engine],
     tiny_source: Any,
-    optim: dict[str, Any],
+    name: str,
     train: Train,
     weights: Weights,
 ) -> None:
-    engines = [make_engine(optim={**optim, "clip": None}, **memory) for memory in (TRICKS["optimizer"], {})]
+    engines = [
+        make_engine(optim={"name": name, "lr": 3e-3, "clip": None}, **memory) for memory in (TRICKS["optimizer"], {})
+    ]
     for engine in engines:
         train(engine, tiny_source, range(3))
     for a, b in zip(*map(weights, engines)):

@@ -3,8 +3,10 @@
 from typing import Any, get_args
 
 import pytest
+from hydra.errors import HydraException
 
 from cramming.budget import BudgetConfig
+from cramming.checks import Config
 from cramming.config import UserError, build, compose, config_folder
 from cramming.journal import Unit
 from cramming.overrides import sweep_of, with_implied
@@ -62,3 +64,25 @@ def test_what_is_implied_stands_beside_what_implies_it(typed: str, flags: list[s
     arguments = with_implied([word.format(typed) for word in flags])
     assert len(arguments) > len(flags)
     sweep_of("glue", arguments)
+
+
+@pytest.mark.parametrize("base", [[], *([f"experiment={name}"] for name in EXPERIMENTS)])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "schedule.name=linear",
+        "schedule.name=triangle",
+        "optim.name=sgd",
+        "optim.name=adagrad",
+        "start.name=cooccurrence",
+    ],
+)
+def test_a_choice_may_be_typed_by_its_name(base: list[str], typed: str) -> None:
+    config = Config.of(composed(*base, typed))
+    section, _, name = typed.partition(".name=")
+    assert getattr(config, section).name == name
+
+
+def test_a_setting_of_another_choice_is_refused() -> None:
+    with pytest.raises(HydraException, match=r"Could not override 'schedule\.decay'"):
+        composed("schedule=linear", "schedule.decay=0.3")

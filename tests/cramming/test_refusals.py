@@ -23,7 +23,6 @@ from cramming.record import MetricsLog, load_record, write_record_section
 Start = Callable[..., Path]
 Refused = Callable[..., str]
 TOKENS = ["budget=tokens", "budget.steps=null"]
-RAMP = ["schedule.batch_ramp=0.5"]
 
 
 @pytest.mark.parametrize("setting", ["attention.kernel=varlen", "optim.name=adamw8bit"])
@@ -232,14 +231,10 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["optim.lr=0"], "optim: lr=0"),
         (["optim.name=lion"], "optim.name='lion': choose one of adamw"),
         (["schedule.decay=2"], "schedule: decay=2"),
+        (["train.batch_ramp={start: 0.25, until: 0.5}"], "train.batch_ramp: the batch grows by a number"),
         (
-            [*RAMP, "schedule.batch_start=0.25"],
-            "schedule.batch_start=0.25: the batch grows by a number of sequences that is not a multiple",
-        ),
-        ([*RAMP, "schedule.batch_start=0.1"], "schedule.batch_start=0.1 of 8 sequences is 0.8: no whole number"),
-        (
-            [*RAMP, "schedule.batch_start=0.1", "train.micro_batch=auto"],
-            "raise train.batch_size or train without a ramp",
+            ["train.batch_ramp={start: 0.1, until: 0.5}"],
+            "train: batch_ramp.start=0.1 of 8 sequences is",
         ),
         (["precision.mode=fp4"], "precision.mode='fp4'"),
         (["checkpoint.every_steps=0"], "checkpoint: "),
@@ -259,30 +254,12 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], name
     assert not (tmp_path / "runs" / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "group"),
-    [
-        ("schedule.name=linear", "schedule=linear"),
-        ("schedule.name=triangle", "schedule=triangle"),
-        ("optim.name=sgd", "optim=sgd"),
-        ("optim.name=adagrad", "optim=adagrad"),
-        ("start.embeddings=cooccurrence", "start=cooccurrence"),
-        ("memory.checkpoint=selective", "memory=selective"),
-    ],
-)
-def test_a_choice_by_its_name_alone_is_told_the_group(
-    compose: Callable[..., dict[str, Any]], typed: str, group: str
-) -> None:
-    """Its other settings are then a default of the choice before; with the group they are its own."""
-    with pytest.raises(UserError, match=f"by {group}, which has"):
-        Config.of(compose(typed))
-    Config.of(compose(group))
-
-
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_a_batch_that_grows_is_cut_for_all_processes(compose: Callable[..., dict[str, Any]], processes: int) -> None:
     """Of 120 sequences it grows by 12 at a time."""
-    config = Config.of(compose(*RAMP, "schedule.batch_start=0.1", "train.batch_size=120", "train.micro_batch=20"))
+    config = Config.of(
+        compose("train.batch_ramp={start: 0.1, until: 0.5}", "train.batch_size=120", "train.micro_batch=20")
+    )
     place = Place("cpu", "a CPU", "fp32", processes=processes)
     with pytest.raises(UserError, match=rf"20 x {processes} process\(es\)"):
         check(config, place)

@@ -52,7 +52,7 @@ def crash() -> None:
     raise Crash
 
 
-RAMP = ["schedule=triangle", "schedule.batch_start=0.5", "schedule.batch_ramp=0.8"]
+RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 
 
 @pytest.mark.parametrize("settings", [[], [*RAMP, "model.dropout=0.2", "train.packing=documents"]])

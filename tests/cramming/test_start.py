@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from cramming.checks import StartConfig
+from cramming.checks import CooccurrenceStart
 from cramming.data.stream import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.start import count_pairs, start_from_text, word_vectors
 
 VOCAB, SPECIAL = 40, (0, 1, 2)
-CONFIG = StartConfig("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
+CONFIG = CooccurrenceStart("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
 MODEL = ModelConfig(VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64)
 
 
@@ -103,11 +103,3 @@ def test_an_empty_text_leaves_random_vectors() -> None:
 def test_bad_values_are_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         replace(CONFIG, **{field: 0})
-
-
-@pytest.mark.parametrize("setting", ["window", "max_tokens", "embedding_std", "decoder_std"])
-def test_a_setting_of_the_counted_start_is_refused_for_a_random_one(setting: str) -> None:
-    zeros: dict[str, Any] = {"window": 0, "max_tokens": 0, "embedding_std": 0.0, "decoder_std": 0.0}
-    StartConfig("random", **zeros)
-    with pytest.raises(ValueError, match=f"{setting}=1 does nothing with embeddings=random"):
-        StartConfig("random", **{**zeros, setting: 1})

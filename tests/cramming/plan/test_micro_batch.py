@@ -204,7 +204,7 @@ def test_a_batch_that_grows_does_so_whatever_fits(start: Callable[..., Path]) ->
     """From half of 8 sequences, in steps of 4: also `auto`, with room for all 8, takes what divides these."""
     curves = {}
     for size in ("1", "4", "auto"):
-        ramp = ("schedule=triangle", "schedule.batch_start=0.5", "schedule.batch_ramp=0.8")
+        ramp = ("schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}")
         run = start(f"name=m{size}", *ramp, f"train.micro_batch={size}")
         curves[size] = [(row["tokens"], row["loss"]) for row in load_metrics(run) if "loss" in row]
         assert load_record(run)["pretrain"]["sequences"] == curves[size][-1][0] // 32 < 12 * 8

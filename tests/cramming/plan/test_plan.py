@@ -170,7 +170,7 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
         (["budget=hours", "budget.hours=24"], 24 * 3600),
         (["budget=tokens", "budget.tokens=1e6"], 1e6),
         (["budget=steps", "budget.steps=10"], 10 * 32 * 32),
-        (["budget=steps", "budget.steps=10", "schedule.batch_start=0.5", "schedule.batch_ramp=1.0"], 7.5 * 32 * 32),
+        (["budget=steps", "budget.steps=10", "train.batch_ramp={start: 0.5, until: 1.0}"], 7.5 * 32 * 32),
     ],
 )
 def test_tokens_of_a_budget(compose: Compose, budget: list[str], expected: float) -> None:
@@ -187,17 +187,17 @@ def test_tokens_of_an_exaflop(compose: Compose) -> None:
 def test_tokens_of_a_growing_batch_are_those_of_the_run(
     compose: Compose, start: Callable[..., Path], tiny_overrides: list[str]
 ) -> None:
-    ramp = ["schedule.batch_start=0.25", "schedule.batch_ramp=0.9", "train.micro_batch=2"]
+    ramp = ["train.batch_ramp={start: 0.25, until: 0.9}", "train.micro_batch=2"]
     tokens = load_record(start("name=a", *ramp))["pretrain"]["tokens"]
     assert tokens < 12 * 8 * 32
     assert tokens_in_budget(planned_config(compose(*tiny_overrides, *ramp)), 1.0) == tokens
 
 
 def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compose: Compose, tmp_path: Path) -> None:
-    ramp = ("schedule.batch_start=0.5", "schedule.batch_ramp=0.5")
+    ramp = ("train.batch_ramp={start: 0.5, until: 0.5}",)
     found = planned(compose, tmp_path, *ramp)
     assert found["proposed"]["micro_batch"] == 16  # of 32
-    with pytest.raises(UserError, match=r"schedule.batch_start=0.5: the batch grows by"):
+    with pytest.raises(UserError, match=r"train\.batch_ramp: the batch grows by"):
         planned(compose, tmp_path, *ramp, "train.micro_batch=32")
 
 
