@@ -133,9 +133,6 @@ def _corpus(record: Record) -> list[Block]:
     corpus = record.corpus
     lines = {
         "SHA-256 of its manifest": corpus.manifest_sha256,
-        "Tokens": compact(corpus.tokens or 0),
-        "Documents": compact(corpus.documents or 0),
-        "Tokenizer": corpus.tokenizer.kind,
         "SHA-256 of the tokenizer": corpus.tokenizer.sha256,
         "Documents removed": _pairs(corpus.removed) or "none",
     }
@@ -153,11 +150,9 @@ def _recipe(record: Record) -> list[Block]:
     rows = [[name, _pairs(settings)] for name in RECIPE if (settings := record.config.get(name))]
     training, commit = record.training, record.environment.git.commit
     chosen = {
-        "vocab_size": record.corpus.vocab_size,
         "precision": training.precision,
         "attention": training.attention_kernels or None,
         "peak learning rate": training.peak_learning_rate,
-        "seed": training.seed,
     }
     rows.append(["in force", _pairs({name: value for name, value in chosen.items() if value is not None})])
     source = f"cramming {record.suite_version}" + (f", commit {commit}" if commit else "")

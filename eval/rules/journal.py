@@ -21,12 +21,13 @@ from cramming.journal import (
 
 
 def summarise_journal(journal: Path) -> dict[str, Any]:
-    """The record's section `journal`; `problem` where it cannot be read.
+    """The record's section `journal` (`eval.rules.record.Journal`); `problem` where it cannot be read.
 
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
     is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
     `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows, `config_there` whether
-    there is one; `corpora` what each process read, by the SHA-256 of its manifest.
+    there is one; `corpora` what each process read, by the SHA-256 of its manifest; `budgets` its unit and limit, of
+    which there are none before rules version 5.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -36,23 +37,26 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         return {"problem": f"{journal}: {error.strerror}"}
     if not events:
         return {"problem": f"{journal}: no event"}
-    last, config = events[-1], journal.with_name("config.yaml")
+    starts, last = [event for event in events if event["event"] == "start"], events[-1]
+    config, flops = journal.with_name("config.yaml"), last.get("charged_flops")
     return {
         "sha256": sha256,
         "start": first_line_sha256(journal),
         "chained": is_chained(events),
         "processes": processes_of(events),
-        "steps": last.get("steps"),
-        "spent": {"steps": last.get("steps"), "tokens": last.get("tokens"), "exaflops": _exaflops(last)},
+        "steps": last["steps"],
+        "spent": {
+            "steps": last["steps"], "tokens": last.get("tokens"), "exaflops": None if flops is None else flops / 1e18
+        },
         "last_step_seconds": last.get("last_step_seconds"),
         "total_seconds": spent_seconds(events),
         "uncharged_seconds": _uncharged_seconds(events),
         "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
-        "budgets": _budgets(events),
-        "corpora": [event.get("corpus") for event in events if event["event"] == "start"],
+        "budgets": [[event["unit"], event["limit"]] for event in starts if "unit" in event],
+        "corpora": [event.get("corpus") for event in starts],
         "config_budget": _config_budget(config),
         "config_there": config.exists(),
-    }
+    }  # fmt: skip
 
 
 def _uncharged_seconds(events: Sequence[Event]) -> float:
@@ -67,11 +71,6 @@ def _uncharged_seconds(events: Sequence[Event]) -> float:
 def _cut_off(journal: Path) -> Iterator[str]:
     if lacks_newline(journal):
         yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
-
-
-def _exaflops(event: Event) -> float | None:
-    flops = event.get("charged_flops")
-    return flops / 1e18 if isinstance(flops, int | float) else None
 
 
 def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:
@@ -92,11 +91,6 @@ def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
             saved.add(Saved(event["steps"], event["sha256"]))
         elif event["event"] == "resume" and Saved(event["steps"], event["sha256"]) not in saved:
             yield f"process {event['process']} went on from a checkpoint of step {event['steps']} that is not in it"
-
-
-def _budgets(events: Sequence[Event]) -> list[list[Any]]:
-    """Unit and limit of every process; none before rules version 5."""
-    return [[event["unit"], event["limit"]] for event in events if event["event"] == "start" and "unit" in event]
 
 
 def _config_budget(path: Path) -> list[Any] | None:

@@ -83,7 +83,8 @@ def load_run(folder: Path) -> Run:
     if (journal := folder / JOURNAL).exists():
         raw["journal"] = {**summarise_journal(journal), "logged_seconds": last_logged_seconds(metrics)}
     record = read_record(raw)
-    return Run(folder, ((record.name or "").strip() and str(record.name)) or folder.name, record, metrics)
+    label = record.name if record.name and record.name.strip() else folder.name
+    return Run(folder, label, record, metrics)
 
 
 def _files_beside(folder: Path) -> dict[str, dict[str, str]]:

@@ -10,6 +10,8 @@ from eval.rules.journal import last_logged_seconds, summarise_journal
 
 LIMIT = {"unit": "steps", "limit": 12.0}
 SAVED = {"sha256": "ab" * 32}
+NONE_ELSE = "{hours: null, tokens: null, exaflops: null"
+ODD_FILES = ("seed: 0", "[", "[" * 1000, "- budget", "budget: 12", "budget: !!python/name:os.system", "\0", "", None)
 
 
 def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> dict[str, Any]:
@@ -29,36 +31,32 @@ def problems(folder: Path, *events: dict[str, Any]) -> list[str]:
 BEGUN = (event("start", 0, 1.0, 0, **LIMIT), event("checkpoint", 0, 5.0, 6, **SAVED))
 
 
-def test_a_resume_from_an_entry_is_in_order(tmp_path: Path) -> None:
-    assert not problems(tmp_path, *BEGUN, event("start", 1, 1.0, 0, **LIMIT), event("resume", 1, 2.0, 6, **SAVED))
+AGAIN = event("start", 1, 1.0, 0, **LIMIT)
+ENDED = event("end", 0, 9.0, 12, reason="finished")
+FOREIGN = "process 1 went on from a checkpoint of step {} that is not in it"
 
 
-@pytest.mark.parametrize(("steps", "sha256"), [(6, "cd" * 32), (80, "ab" * 32)])
-def test_a_resume_from_anything_else_is_told(tmp_path: Path, steps: int, sha256: str) -> None:
-    (problem,) = problems(
-        tmp_path, *BEGUN, event("start", 1, 1.0, 0, **LIMIT), event("resume", 1, 2.0, steps, sha256=sha256)
-    )
-    assert problem == f"process 1 went on from a checkpoint of step {steps} that is not in it"
-
-
-@pytest.mark.parametrize(("steps", "found"), [(12, []), (13, ["process 1 trained after the run had ended at step 12"])])
-def test_training_after_the_end_is_told(tmp_path: Path, steps: int, found: list[str]) -> None:
-    """A process that only completed the record, as earlier versions did it, is in order."""
-    ended = event("end", 0, 9.0, 12, reason="finished")
-    again = (event("start", 1, 1.0, 0, **LIMIT), event("end", 1, 3.0, steps, reason="finished"))
-    assert problems(tmp_path, *BEGUN, ended, *again) == found
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ((AGAIN, event("resume", 1, 2.0, 6, **SAVED)), []),
+        ((AGAIN, event("resume", 1, 2.0, 6, sha256="cd" * 32)), [FOREIGN.format(6)]),
+        ((AGAIN, event("resume", 1, 2.0, 80, **SAVED)), [FOREIGN.format(80)]),
+        # A process that only completed the record, as earlier versions did it, is in order.
+        ((ENDED, AGAIN, event("end", 1, 3.0, 12, reason="finished")), []),
+        (
+            (ENDED, AGAIN, event("end", 1, 3.0, 13, reason="finished")),
+            ["process 1 trained after the run had ended at step 12"],
+        ),
+    ],
+)
+def test_what_no_run_leaves_is_told(tmp_path: Path, more: tuple[dict[str, Any], ...], found: list[str]) -> None:
+    assert problems(tmp_path, *BEGUN, *more) == found
 
 
 def test_what_the_wall_clock_has_more_is_evidence(tmp_path: Path) -> None:
     """Nothing more: a machine may sleep, between two processes too, and its clock may be put back."""
-    walls = [
-        (0, 1.0, 1000.0),
-        (0, 11.0, 1110.0),
-        (1, 2.0, 5000.0),
-        (1, 8.0, 5006.0),
-        (2, 1.0, 9000.0),
-        (2, 7.0, 8000.0),
-    ]
+    walls = ((0, 1, 1000.0), (0, 11, 1110.0), (1, 2, 5000.0), (1, 8, 5006.0), (2, 1, 9000.0), (2, 7, 8000.0))
     last, events = -1, []
     for process, elapsed, wall in walls:
         kind = {"event": "start", **LIMIT} if process != last else {"event": "heartbeat"}
@@ -71,21 +69,14 @@ def test_what_the_wall_clock_has_more_is_evidence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("budget: {hours: null, steps: 12, tokens: null, exaflops: null}", ["steps", 12.0]),
-        ("budget: {hours: 1, steps: 12, tokens: null, exaflops: null}", None),
-        ("budget: {steps: many, hours: null, tokens: null, exaflops: null}", None),
-        ("seed: 0", None),
-        ("[", None),
-        ("[" * 1000, None),
-        ("- budget", None),
-        ("budget: 12", None),
-        ("budget: {steps: [12], hours: null, tokens: null, exaflops: null}", None),
-        (f"budget: {{steps: 1{'0' * 400}, hours: null, tokens: null, exaflops: null}}", None),
-        ("budget: !!python/name:os.system", None),
-        ("\0", None),
-        ("", None),
-        (None, None),
+        (f"budget: {NONE_ELSE}, steps: 12}}", ["steps", 12.0]),
+        (f"budget: {NONE_ELSE.replace('hours: null', 'hours: 1')}, steps: 12}}", None),
+        (f"budget: {NONE_ELSE}, steps: many}}", None),
+        (f"budget: {NONE_ELSE}, steps: [12]}}", None),
+        (f"budget: {NONE_ELSE}, steps: 1{'0' * 400}}}", None),
+        *((text, None) for text in ODD_FILES),
     ],
+    ids=lambda value: str(value)[:60],
 )
 def test_the_limit_is_that_of_config_yaml(tmp_path: Path, text: str | None, found: list[Any] | None) -> None:
     problems(tmp_path, *BEGUN)

@@ -67,11 +67,6 @@ def test_table_without_titles_has_no_head() -> None:
     assert "<thead>" not in text
 
 
-def test_renderers_are_pure() -> None:
-    assert markdown(BLOCKS) == markdown(BLOCKS)
-    assert page("t", BLOCKS) == page("t", BLOCKS)
-
-
 def test_on_a_narrow_screen_names_stay_in_sight_and_averages_in_one_line() -> None:
     text = page("t", [TABLE])
     narrow = text[text.index("@media (max-width: 640px)") :]

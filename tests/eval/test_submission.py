@@ -104,21 +104,17 @@ def test_validator_names_planted_mistakes(mistake: str, tmp_path: Path) -> None:
 
 
 def test_validator_names_other_files_and_broken_zips(tmp_path: Path) -> None:
-    files = _good_files()
-    inside = _write(tmp_path / "folder.zip", {f"glue/{name}": content for name, content in files.items()})
+    inside = _write(tmp_path / "folder.zip", {f"glue/{name}": content for name, content in _good_files().items()})
     assert len(validate(inside)) == 2 * len(FILES)
-    (tmp_path / "broken.zip").write_bytes(archive(_predictions())[:100])
-    assert "not a readable zip" in validate(tmp_path / "broken.zip")[0]
-    assert "not a readable zip" in validate(tmp_path / "none.zip")[0]
-    whole = bytearray(archive(_predictions()))
-    encrypted = whole.copy()
+    whole = archive(_predictions())
+    encrypted, damaged = bytearray(whole), bytearray(whole)
     encrypted[whole.rindex(b"PK\x01\x02") + 8] |= 1  # a flag of the last file in the directory
-    damaged = whole.copy()
     place = whole.index(b"CoLA.tsv") + len("CoLA.tsv") + 2
     damaged[place : place + 8] = b"\xff" * 8
-    for name, content in (("encrypted", encrypted), ("damaged", damaged)):
-        (tmp_path / f"{name}.zip").write_bytes(content)
-        assert "not a readable zip" in validate(tmp_path / f"{name}.zip")[0]
+    for content in (whole[:100], encrypted, damaged):
+        (tmp_path / "broken.zip").write_bytes(content)
+        assert "not a readable zip" in validate(tmp_path / "broken.zip")[0]
+    assert "not a readable zip" in validate(tmp_path / "none.zip")[0]
 
 
 def test_no_zip_from_bad_predictions() -> None:
@@ -159,24 +155,18 @@ def _section(*left_out: str) -> dict[str, Any]:
     return {"seeds": [1, 3], "tasks": found}
 
 
-def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
-    predictions = _predictions()
-    _store(tmp_path, predictions)
-    found, missing = collect(tmp_path, read(Scores, _section()), 3)
-    assert missing == {}
-    assert archive(found) == archive(predictions)
-
-
-def test_says_which_predictions_are_missing(tmp_path: Path) -> None:
-    _store(
-        tmp_path,
-        _predictions(),
-        sst2={"test.sst2": np.zeros(9)},
-        rte={"test_ids.rte": np.arange(10)[::-1]},
-    )
-    (tmp_path / "predictions/wnli-seed3.npz").unlink()
-    (tmp_path / "predictions/qqp-seed3.npz").write_bytes(b"torn")
-    _, missing = collect(tmp_path, read(Scores, _section()), 3)
+def test_collects_what_fine_tuning_left_and_says_what_is_missing(tmp_path: Path) -> None:
+    for name in ("whole", "damaged"):
+        (tmp_path / name).mkdir()
+    predictions, section = _predictions(), read(Scores, _section())
+    _store(tmp_path / "whole", predictions)
+    found, missing = collect(tmp_path / "whole", section, 3)
+    assert missing == {} and archive(found) == archive(predictions)
+    folder = tmp_path / "damaged"
+    _store(folder, predictions, sst2={"test.sst2": np.zeros(9)}, rte={"test_ids.rte": np.arange(10)[::-1]})
+    (folder / "predictions/wnli-seed3.npz").unlink()
+    (folder / "predictions/qqp-seed3.npz").write_bytes(b"torn")
+    _, missing = collect(folder, section, 3)
     assert list(missing) == ["SST-2.tsv", "QQP.tsv", "RTE.tsv", "WNLI.tsv"]
     assert "9 of 10" in missing["SST-2.tsv"] and "order" in missing["RTE.tsv"]
     assert "not fine-tuned" in missing["WNLI.tsv"]
