@@ -134,13 +134,10 @@ def _submission_lines(run: Run, write: bool) -> list[str]:
         return [f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."]
     if not write:
         return []
-    try:
-        archive = submission.archive(found)
-    except ValueError as error:
-        return [f"No submission to the GLUE server: {error}."]
+    archive = submission.archive(found)
+    if problems := submission.validate(archive):
+        return [f"No submission to the GLUE server, which would refuse it: {'; '.join(problems)}."]
     _write_file(path, archive)
-    if problems := submission.validate(path):
-        return [f"report/submission.zip would be refused by the GLUE server: {'; '.join(problems)}."]
     return [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."]
 
 

@@ -76,7 +76,6 @@ class Section:
 
     title: str
     blocks: Sequence["Block"]
-    opened: bool = False
 
 
 Block = Heading | Paragraph | Table | Figure | Section
@@ -144,8 +143,7 @@ def _html(block: Block) -> str:
         return f'<figure role="img" aria-label="{escape(block.title)}">{block.svg}</figure>'
     if isinstance(block, Section):
         inner = "\n".join(_html(b) for b in block.blocks)
-        opened = " open" if block.opened else ""
-        return f"<details{opened}><summary>{escape(block.title)}</summary>\n{inner}\n</details>"
+        return f"<details><summary>{escape(block.title)}</summary>\n{inner}\n</details>"
     return _html_table(block)
 
 

@@ -11,7 +11,6 @@ selection that the record does not show.
 
 import io
 import json
-import math
 import re
 import zipfile
 import zlib
@@ -81,26 +80,15 @@ def _on_record(piece: Path, section: Scores, task: Task, seed: int) -> bool:
 
 
 def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:
-    """One file's text from class numbers (scores for STS-B, clipped to 0..5), in the order of the test set.
-
-    Raises ValueError where a prediction is missing or no label has its number.
-    """
-    task, source = FILES[file]
-    if len(values) != source.examples:
-        raise ValueError(f"{file}: {len(values)} predictions for {source.examples} test examples")
-    lines = [HEADER, *(f"{index}\t{_word(task, file, index, value)}" for index, value in enumerate(values))]
-    return "\n".join(lines) + "\n"
-
-
-def _word(task: Task, file: str, index: int, value: float) -> str:
-    if not math.isfinite(value):
-        raise ValueError(f"{file}: prediction {index} is not finite")
+    """One file's text from class numbers (scores for STS-B, clipped to 0..5), in the order of the test set; what is no
+    class's number is written as it is, for `validate` to name."""
+    task, _ = FILES[file]
+    labels: dict[float, str] = dict(enumerate(task.labels))
     if task.score_range is not None:
-        low, high = task.score_range
-        return f"{min(high, max(low, value)):.3f}"
-    if value != int(value) or not 0 <= value < len(task.labels):
-        raise ValueError(f"{file}: prediction {index} is {value}, not a class number below {len(task.labels)}")
-    return task.labels[int(value)]
+        words = [f"{np.clip(value, *task.score_range):.3f}" for value in values]
+    else:
+        words = [labels.get(value, f"{value:g}") for value in values]
+    return "\n".join([HEADER, *(f"{index}\t{word}" for index, word in enumerate(words))]) + "\n"
 
 
 def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
@@ -114,14 +102,14 @@ def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def validate(archive_file: Path) -> list[str]:
-    """What the server would refuse, one line for each file; empty if the submission is sound."""
+def validate(archive: bytes) -> list[str]:
+    """What the server would refuse in a zip, one line for each file; empty if the submission is sound."""
     try:
-        with zipfile.ZipFile(archive_file) as bundle:
+        with zipfile.ZipFile(io.BytesIO(archive)) as bundle:
             names = bundle.namelist()
             contents = {name: bundle.read(name) for name in names if name in FILES}
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # encrypted, or of an unknown method
-        return [f"{archive_file}: not a readable zip ({error})"]
+        return [f"not a readable zip ({error})"]
     problems = [f"{name}: {names.count(name)} times in the zip" for name in FILES if names.count(name) != 1]
     problems += [f"{name}: not a file of a GLUE submission" for name in names if name not in FILES]
     return problems + [wrong for name, content in contents.items() if (wrong := _first_problem(name, content))]

@@ -503,7 +503,7 @@ def test_submission_is_written_when_complete_and_explained_when_not(
     _store_pieces(runs / "high")
     assert "Submission to the GLUE server" in _run_text(runs)
     archive = runs / "high" / "report" / "submission.zip"
-    assert submission.validate(archive) == []
+    assert submission.validate(archive.read_bytes()) == []
     assert len(zipfile.ZipFile(archive).namelist()) == 11
 
 
