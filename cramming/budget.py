@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cramming import IMPORTED_AT, energy
+from cramming import IMPORTED_AT
 from cramming.config import file_sha256
 from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
@@ -30,6 +30,9 @@ from cramming.journal import (
     read_journal,
     spent_seconds,
 )
+
+if TYPE_CHECKING:
+    from cramming.energy import Meter
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class BudgetClock:
     budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
     """
 
-    def __init__(self, config: BudgetConfig, journal: Path, meter: energy.Meter | None = None, corpus: str = ""):
+    def __init__(self, config: BudgetConfig, journal: Path, meter: "Meter | None" = None, corpus: str = ""):
         """`corpus`: what this process reads, by its manifest's SHA-256."""
         self.config, self.journal, self._meter = config, journal, meter
         self._began = time.monotonic() - process_age_seconds()
@@ -295,6 +298,8 @@ class BudgetClock:
 
     def energy(self) -> dict[str, Any]:
         """The record's `energy_kwh` and `energy_source`."""
+        from cramming import energy
+
         return energy.of_run(read_journal(self.journal))
 
     def _beat(self) -> None:
