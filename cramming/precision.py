@@ -18,7 +18,6 @@ from typing import Literal
 
 import torch
 
-from cramming.model import residual
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -97,6 +96,8 @@ class Precision:
         Parameters and their names stay what they are.
         """
         if self._config.residual == "bf16":
+            from cramming.model import residual
+
             residual.lower(encoder, torch.bfloat16)
         if self.mode != "fp8":
             return

@@ -1,7 +1,7 @@
 """The timed part: train a masked language model from scratch inside a budget.
 
-`main` builds the parts; `train` is the experiment, one loop without callbacks; `finish` (cramming/account.py) writes
-what a report needs. The clock (cramming/budget.py) has been running since the operating system started this process.
+`train` is the experiment: one loop without callbacks. What it works with is built in cramming/train_state.py; how a run
+ends is in cramming/finish.py. The clock (cramming/budget.py) runs since the operating system started this process.
 """
 
 import signal
@@ -16,29 +16,20 @@ from typing import Any, NamedTuple
 import torch
 
 from cramming import device as devices
-from cramming.account import (
-    Judge,
-    ResumeWithLessError,
-    announce,
-    finish,
-    log_step,
-    out_of_memory,
-    validate_if_it_fits,
-    warn,
-)
 from cramming.budget import BudgetClock, Pace
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
 from cramming.engine import StepStats
-from cramming.files import LOCK, clear, explained
+from cramming.files import clear, explained
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.progress import Progress, format_count, say
-from cramming.record import is_run, nothing_to_resume, refuse_finished_run, run_folder, run_lock
+from cramming.record import is_run, is_untouched, nothing_to_resume, refuse_finished_run, run_folder, run_lock
 from cramming.runtime import MAX_VARIANTS, compiled_graphs, is_recompile_limit
 from cramming.schedule import learning_rate_factor, sequences_per_step
-from cramming.train_state import Parts, build_parts
+from cramming.train_state import ResumeWithLessError, TrainState, build_train_state
+from cramming.training_log import Judge, announce, log_step, validate_if_it_fits, warn
 
 
 class StopRequest:
@@ -82,16 +73,17 @@ def check(settings: dict[str, Any]) -> None:
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
     """One process's whole life."""
-    stop, is_new = StopRequest(), mesh.is_main and [path.name for path in folder.iterdir()] == [LOCK]
-    parts: Parts | None = None
+    stop, is_new = StopRequest(), mesh.is_main and is_untouched(folder)
+    state: TrainState | None = None
     try:
-        parts = build_parts(settings, folder, mesh, device)
-        announce(parts)
-        if settings["division"] == "closed":
-            warn(parts, judge)
-        reason = train_and_finish(parts, stop)
+        state = build_train_state(settings, folder, mesh, device)
+        if mesh.is_main:
+            announce(state)
+            if state.config.division == "closed":
+                warn(state, judge)
+        reason = train_and_finish(state, stop)
     except (UserError, OSError) as error:
-        has_steps = (parts is not None and parts.work.steps > 0) or has_trained(read_journal(folder / JOURNAL))
+        has_steps = (state is not None and state.work.steps > 0) or has_trained(read_journal(folder / JOURNAL))
         started = not is_new or has_steps or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
             clear(folder)
@@ -100,55 +92,59 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
         raise
     if reason != "stopped":
         return
-    if is_new and not parts.work.steps:  # somebody saw a mistake in what was announced
+    if is_new and not state.work.steps:  # somebody saw a mistake in what was announced
         clear(folder)
         say(f"{folder}: stopped before the first step; the name is free again")
     elif mesh.is_main:
-        say(f"{folder}: stopped after {parts.work.steps} steps; go on with resume=true")
+        say(f"{folder}: stopped after {state.work.steps} steps; go on with resume=true")
     raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def train_and_finish(parts: Parts, stop: StopRequest) -> EndReason:
+def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     """Train, save, complete the record; of a run that was killed after its end, only the record is to be completed."""
-    mesh = parts.mesh
+    mesh = state.mesh
     reason: EndReason = "finished"
-    if not mesh.from_main(bool(parts.clock and parts.clock.has_ended)):
-        reason = train_and_save(parts, stop)
+    if not mesh.from_main(bool(state.clock and state.clock.has_ended)):
+        reason = train_and_save(state, stop)
     if mesh.is_main:
-        finish(parts, reason)
+        from cramming import finish  # only here: transformers' formats and what else is not training
+
+        finish.finish(state, reason)
     mesh.barrier()
     return reason
 
 
-def train_and_save(parts: Parts, stop: StopRequest) -> EndReason:
+def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     """Train on the clock. A run has ended once its last checkpoint is saved, not before."""
     reason: EndReason = "failed"
     try:
-        ended = train(parts, stop)
-        if parts.mesh.is_main and parts.work.steps != parts.saved_steps:
-            parts.save_checkpoint()
+        ended = train(state, stop)
+        if state.mesh.is_main and state.work.steps != state.saved_steps:
+            state.save_checkpoint()
         reason = ended
     except Exception as error:
         if devices.is_out_of_memory(error):
-            raise out_of_memory(parts) from None
+            from cramming import finish
+
+            raise finish.out_of_memory(state) from None
         if is_recompile_limit(error):
             raise UserError(
-                f"runtime.compile={parts.runtime.compile}: more than {MAX_VARIANTS} variants of one function were to be"
-                " compiled; set runtime.compile=off, and report this as a defect"
+                f"runtime.compile={state.config.runtime.compile}: more than {MAX_VARIANTS} variants of one function"
+                " were to be compiled; set runtime.compile=off, and report this as a defect"
             ) from None
         raise
     finally:
-        if parts.clock:
-            parts.clock.close(reason)
+        if state.clock:
+            state.clock.close(reason)
     return reason
 
 
-def train(parts: Parts, stop: StopRequest) -> EndReason:
+def train(state: TrainState, stop: StopRequest) -> EndReason:
     """The experiment. Returns why it ended."""
-    work, config, mesh, clock, engine = parts.work, parts.train, parts.mesh, parts.clock, parts.engine
-    batches = micro_batch_stream(parts)
+    work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
+    batches = micro_batch_stream(state)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
-    recent = deque[StepStats](maxlen=config.log_every)
+    recent = deque[StepStats](maxlen=config.train.log_every)
     began = last_save = time.monotonic()
     tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
     is_kept = True
@@ -156,9 +152,9 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
 
     with Progress("pretrain", total=100.0, unit="%", before=100 * reached) as bar:
         while True:
-            progress, fits, stopped, is_kept = before_step(parts, pace, stop, is_kept)
+            progress, fits, stopped, is_kept = before_step(state, pace, stop, is_kept)
             if not is_kept:  # the machine stood still in the update
-                parts.take_back()
+                state.take_back()
                 recent.clear()
                 break
             if not fits:
@@ -167,10 +163,10 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
                 reason = "stopped"
                 break
 
-            step_began, graphs, size = time.monotonic(), compiled_graphs(), step_size(parts, progress)
+            step_began, graphs, size = time.monotonic(), compiled_graphs(), step_size(state, progress)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = time.monotonic() - step_began
-            learning_rate = parts.peak_learning_rate * learning_rate_factor(parts.schedule, progress)
+            learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
             is_whole = engine.forward_backward(step_batches, stop)
             update_began = time.monotonic()
             may_update, stopped = map(bool, mesh.broadcast(is_whole and update_fits(clock, pace), stop.is_set()))
@@ -199,19 +195,19 @@ def train(parts: Parts, stop: StopRequest) -> EndReason:
             speed = format_count(rate, "tokens")
             bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
             bar.update(100 * reached)
-            is_due = parts.saving.is_due(work.steps, time.monotonic() - last_save)
+            is_due = config.checkpoint.is_due(work.steps, time.monotonic() - last_save)
             is_saved = is_due or clock.is_near_the_end(before, reached)
-            is_logged = work.steps % config.log_every == 0 or is_saved  # so the log knows of each checkpoint
+            is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if is_logged:
-                log_step(parts, recent, reached, learning_rate, rate)
-            if is_validation_due(config, before, reached):
-                validate_if_it_fits(parts, reached, pace, size.micro_batches)
+                log_step(state, recent, reached, learning_rate, rate)
+            if is_validation_due(config.train, before, reached):
+                validate_if_it_fits(state, reached, pace, size.micro_batches)
             if is_saved:
-                parts.save_checkpoint()
+                state.save_checkpoint()
                 last_save = time.monotonic()
     batches.close()
     if recent and not is_logged:
-        log_step(parts, recent, reached, learning_rate, rate)
+        log_step(state, recent, reached, learning_rate, rate)
     return reason
 
 
@@ -224,24 +220,24 @@ class StepSize(NamedTuple):
     flops: float
 
 
-def step_size(parts: Parts, progress: float) -> StepSize:
+def step_size(state: TrainState, progress: float) -> StepSize:
     """What the schedule asks for at this progress."""
-    config = parts.train
+    config = state.config.train
     sequences = sequences_per_step(config.batch_ramp, progress, config.batch_size)
     tokens = sequences * config.sequence_length
-    micro_batches = sequences // (config.rows * parts.mesh.world_size)
-    return StepSize(sequences, micro_batches, tokens, tokens * parts.flops_per_token)
+    micro_batches = sequences // (config.rows * state.mesh.world_size)
+    return StepSize(sequences, micro_batches, tokens, tokens * state.flops_per_token)
 
 
-def before_step(parts: Parts, pace: Pace, stop: StopRequest, is_kept: bool) -> tuple[float, bool, bool, bool]:
+def before_step(state: TrainState, pace: Pace, stop: StopRequest, is_kept: bool) -> tuple[float, bool, bool, bool]:
     """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, whether to stop, and whether
     the step before is kept."""
-    clock, progress, fits = parts.clock, 0.0, False
+    clock, progress, fits = state.clock, 0.0, False
     if clock:
         progress = clock.progress()
-        size = step_size(parts, progress)
+        size = step_size(state, progress)
         fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
-    progress, *flags = parts.mesh.broadcast(progress, fits, stop.is_set(), is_kept)
+    progress, *flags = state.mesh.broadcast(progress, fits, stop.is_set(), is_kept)
     return progress, bool(flags[0]), bool(flags[1]), bool(flags[2])
 
 
@@ -256,11 +252,11 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
     return int(before * config.validations) < int(now * config.validations) < config.validations
 
 
-def micro_batch_stream(parts: Parts) -> Generator[Batch]:
+def micro_batch_stream(state: TrainState) -> Generator[Batch]:
     """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
-    mesh, rows, first = parts.mesh, parts.train.rows, parts.work.sequences
+    mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
 
     def make(k: int) -> Batch:
-        return parts.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
+        return state.data.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
 
-    return made_ahead(make, parts.engine.device, parts.runtime.prefetch)
+    return made_ahead(make, state.engine.device, state.config.runtime.prefetch)

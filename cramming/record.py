@@ -34,7 +34,7 @@ from omegaconf import OmegaConf
 from cramming import __version__
 from cramming.config import UserError, expand_home, folder_name
 from cramming.environment import git
-from cramming.files import lock, sweep, sync, write_atomically
+from cramming.files import LOCK, lock, sweep, sync, write_atomically
 
 FORMAT_VERSION = 1
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
@@ -79,6 +79,11 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run's record."""
     return (folder / "record.json").exists()
+
+
+def is_untouched(folder: Path) -> bool:
+    """Whether a run's folder has nothing in it but its lock."""
+    return [path.name for path in folder.iterdir()] == [LOCK]
 
 
 def nothing_to_resume(folder: Path) -> str:

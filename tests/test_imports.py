@@ -66,7 +66,9 @@ LEVELS = {
     "cramming.checks": 2,
     "cramming.resume": 3,
     "cramming.train_state": 3,
-    "cramming.account": 3,
+    "cramming.run_data": 3,
+    "cramming.training_log": 3,
+    "cramming.finish": 3,
     "cramming.plan.search": 3,
     "cramming.plan.main": 3,
     "cramming.pretrain": 3,
@@ -312,3 +314,43 @@ def test_nothing_heavy_is_imported_by_the_library_modules_on_the_clock() -> None
             ]
             assert not heavy, f"{module} imports {heavy}"
             waiting += names
+
+
+READ_BEFORE_TRAINING = """
+import sys
+from pathlib import Path
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from cramming import pretrain
+from cramming.config import compose
+
+class FirstStep(BaseException):
+    pass
+
+def stop(*_):
+    raise FirstStep
+
+register_optimizer_step_post_hook(stop)
+try:
+    pretrain.main(compose(sys.argv[1:]))
+except FirstStep:
+    packages = ("cramming", "data_prep", "eval")
+    ours = [m.__file__ for name, m in sys.modules.items() if name.split(".")[0] in packages]
+    lines = {file: len(Path(file).read_text().splitlines()) for file in ours}
+    counted = {file: n for file, n in lines.items() if n > 1}  # a package's docstring is nothing to read
+    print(len(counted), sum(counted.values()))
+"""
+# What a newcomer must read before the first training step; docs/design.md wants 25 files and 5,000 lines.
+MOST_FILES, MOST_LINES = 41, 6600
+
+
+def test_little_is_read_before_the_first_training_step(
+    tmp_path: Path, tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of this project that the default run loads; what only a chosen trick or the end needs is loaded then."""
+    command = [sys.executable, "-c", READ_BEFORE_TRAINING, *tiny_overrides, f"runs={tmp_path}", "name=first"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    files, lines = map(int, done.stdout.splitlines()[-1].split())
+    with capsys.disabled():
+        print(f" [{files} files, {lines} lines before the first training step]", end="")
+    assert files <= MOST_FILES and lines <= MOST_LINES

@@ -2,12 +2,10 @@
 
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig, build_host_optimizer, build_optimizer
 from cramming.optim.groups import parameter_groups, set_learning_rate
-from cramming.optim.host import HostOptimizer
 
 __all__ = [
     "LOW_BIT",
     "OPTIMIZERS",
-    "HostOptimizer",
     "OptimConfig",
     "build_host_optimizer",
     "build_optimizer",

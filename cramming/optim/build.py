@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from cramming.optim.groups import parameter_groups
-from cramming.optim.host import HostOptimizer
-from cramming.parallel.lane import Lane
 
 Groups = list[dict[str, Any]]
 
@@ -164,7 +162,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
 def build_host_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
-) -> HostOptimizer:
+) -> torch.optim.Optimizer:
     """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
+    from cramming.optim.host import HostOptimizer
+    from cramming.parallel.lane import Lane
+
     groups = parameter_groups(model, config.weight_decay)
     return HostOptimizer(groups, config.build, Lane(device), at_home)

@@ -5,10 +5,8 @@ weights fetched from the host, then activation checkpointing around that, then a
 compile. Model code stays plain mathematics; this is the only place that changes how it is executed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -16,9 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cramming.model.heads import MaskedLM
-from cramming.parallel.activations import Activations
-from cramming.parallel.host_weights import HostWeights
-from cramming.parallel.lane import Lane
 from cramming.runtime import RuntimeConfig, compile_arguments, forbid_fallback
 
 
@@ -62,6 +57,8 @@ def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> Masked
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
+    from cramming.parallel.lane import Lane
+
     blocks, model.encoder.blocks = model.encoder.blocks, nn.ModuleList()
     model.to(device)
     model.encoder.blocks = blocks
@@ -91,10 +88,14 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
 
 
 def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
+    from cramming.parallel.activations import Activations  # only here: most runs keep all on the device
+    from cramming.parallel.host_weights import linked
+    from cramming.parallel.lane import Lane
+
     blocks = list(model.encoder.blocks)
     lane = Lane(model.encoder.embeddings.tokens.weight.device)
     activations = Activations(lane, len(blocks)) if config.offload_activations else None
-    fetched = _linked(blocks, lane) if config.offload_weights else None
+    fetched = linked(blocks, lane) if config.offload_weights else None
     kept = _PRODUCTS if model.config.attention_dropout else _PRODUCTS | _ATTENTION
     selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
     for index, block in enumerate(blocks):
@@ -109,14 +110,6 @@ def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
         if activations:
             forward = activations.wrap(forward, index, block.parameters())
         block.forward = forward
-
-
-def _linked(blocks: list[nn.Module], lane: Lane) -> Iterator[HostWeights]:
-    """The blocks' weights, each knowing its neighbours."""
-    weights = [HostWeights(block, lane) for block in blocks]
-    for before, after in pairwise(weights):
-        before.after, after.before = after, before
-    return iter(weights)
 
 
 def _keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Blocks' weights whose home is host memory, and which visit the device in turn (lane.py says how they travel)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -120,3 +121,11 @@ class _Fetch(torch.autograd.Function):
         # its own in another thread than the one that goes on with the block before.
         ctx.visit.leave()
         return None, *ctx.visit.weights.lane.to_host(gradients)
+
+
+def linked(blocks: Sequence[nn.Module], lane: Lane) -> Iterator[HostWeights]:
+    """The blocks' weights, each knowing its neighbours."""
+    weights = [HostWeights(block, lane) for block in blocks]
+    for before, after in pairwise(weights):
+        before.after, after.before = after, before
+    return iter(weights)

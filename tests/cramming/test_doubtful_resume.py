@@ -224,7 +224,7 @@ class TestEnded:
     def ended(self, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         """Killed after the end, before the record was complete."""
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(pretrain, "finish", crash)
+            patch.setattr("cramming.finish.finish", crash)
             start("name=a", EVERY)
         return tmp_path / "runs" / "a"
 

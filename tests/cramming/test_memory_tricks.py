@@ -183,8 +183,7 @@ def test_nothing_is_read_before_its_copy_was_waited_for(
     weights: Weights,
 ) -> None:
     plain = make_engine()
-    monkeypatch.setattr("cramming.parallel.apply.Lane", LateLane)
-    monkeypatch.setattr("cramming.optim.build.Lane", LateLane)
+    monkeypatch.setattr("cramming.parallel.lane.Lane", LateLane)
     Late.queue.clear()
     ours = make_engine(**memory)
     for step in range(3):  # an evaluation between steps fetches weights too

@@ -104,7 +104,7 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cramming.account.seconds_before_import", lambda: 0.0)  # of the tests' own process
+    monkeypatch.setattr("cramming.training_log.seconds_before_import", lambda: 0.0)  # of the tests' own process
     seen = []
 
     def judge(record: Any) -> list[str]:

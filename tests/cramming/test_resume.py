@@ -20,7 +20,7 @@ from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
-from cramming.train_state import Parts
+from cramming.train_state import TrainState
 from eval.rules.load import load_run
 from eval.rules.record import read_record
 from eval.rules.table import RULES, judge
@@ -183,9 +183,9 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 
 def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of the log was due before it, and a resume finds no step left to do."""
-    settings, save = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20"), Parts.save_checkpoint
+    settings, save = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20"), TrainState.save_checkpoint
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Parts, "save_checkpoint", lambda self: (save(self), crash()))
+        patch.setattr(TrainState, "save_checkpoint", lambda self: (save(self), crash()))
         start("name=a", *settings)
     run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None

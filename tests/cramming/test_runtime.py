@@ -92,13 +92,13 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
 ) -> None:
     """FlexAttention and torchao's optimizers compile without `runtime.compile`."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
-    monkeypatch.setattr("cramming.account.compiled_graphs", lambda: 0)
+    monkeypatch.setattr("cramming.train_state.compiled_graphs", lambda: 0)
     run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
     section = load_record(run)["pretrain"]
     assert (section["compile_cache"], section["compiled"]) == ("own", how == "blocks")
     monkeypatch.setattr(runtime, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
-    monkeypatch.setattr("cramming.account.compiled_graphs", lambda: 1)
+    monkeypatch.setattr("cramming.train_state.compiled_graphs", lambda: 1)
     section = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))["pretrain"]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
     assert (section["compile_cache"], section["compiled"]) == ("given", True)

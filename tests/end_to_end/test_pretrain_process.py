@@ -36,9 +36,9 @@ WEIGHTS_AT_THE_START = """
 import os, torch
 from cramming import cli, train_state
 original = train_state.start_model
-def start_model(engine, config, corpus, seed, mesh):
+def start_model(engine, start, seed, data, mesh):
     before = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
-    original(engine, config, corpus, seed, mesh)
+    original(engine, start, seed, data, mesh)
     assert any(not torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
     torch.save(engine.model.state_dict(), f"{os.environ['WEIGHTS']}-{mesh.rank}.pt")
 train_state.start_model = start_model

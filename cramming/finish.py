@@ -1,0 +1,142 @@
+"""How a run ends: the last validation, the exported model and the record. Off the clock, and on rank 0 alone."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cramming import device as devices
+from cramming.config import UserError
+from cramming.data.held_out import ALL_MASK, bits_per_byte
+from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
+from cramming.model.export import file_hashes, save_pretrained
+from cramming.model.heads import MaskedLM
+from cramming.model.stock import FAMILIES, stock_family
+from cramming.progress import say
+from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
+from cramming.runtime import compile_seconds
+from cramming.train_state import ResumeWithLessError, TrainState
+from cramming.training_log import validate
+
+
+def finish(state: TrainState, reason: EndReason) -> None:
+    """Export the model and complete the record."""
+    assert state.clock and state.metrics
+    work = state.work
+    validation = validate_fully(state) if reason == "finished" and work.steps else None
+    status = status_of(reason, validation)
+    final = export(state) if status == "finished" else None
+    state.metrics.close()
+    state.data.note_changed_files(state.folder, again=True)
+    budget = state.clock.summary()
+    section = {
+        "status": status,
+        **state.setup(),
+        **work_of(state, budget),
+        **state.clock.energy(),
+        "validation": validation,
+        "final_sha256": final and final["model.safetensors"],
+        "final_files": final,
+    }
+    write_record_section(state.folder, pretrain=section)
+    if status == "exhausted":
+        raise UserError(no_step_left(state))
+    if status == "diverged":
+        raise UserError(
+            f"{state.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
+            " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
+        )
+    if validation:
+        family = stock_family(state.config.model)
+        form = f"transformers' {FAMILIES[family].architecture}" if family else "this suite's own, for `cramming glue`"
+        say(
+            f"{state.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
+            f", validation loss {validation['loss']:.3f}; model in {state.folder / 'final'} (format: {form})"
+        )
+
+
+def validate_fully(state: TrainState) -> dict[str, Any]:
+    """The record's `pretrain.validation`: `loss` and `accuracy` of the pinned form, `all_mask_loss` and
+    `all_mask_accuracy` with every target hidden behind [MASK] (nats per target both), which compare with other
+    objectives, `bits_per_byte` of the latter, with other vocabularies, and over how many `targets` of `tokens`."""
+    found = validate(state, 1.0)
+    batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
+    loss, accuracy, _ = state.engine.evaluate(batches)
+    bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
+    said = "" if bits is None else f", {bits:.3f} bits per byte"
+    say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
+    further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
+    return {**found, **further, "tokens": len(state.data.held_out.ids_N)}
+
+
+def status_of(reason: EndReason, validation: Mapping[str, Any] | None) -> Status:
+    """What became of a run that ended for this reason, with this validation."""
+    if reason != "finished":
+        return "interrupted"
+    if validation is None:
+        return "exhausted"
+    return "finished" if math.isfinite(validation["loss"]) else "diverged"
+
+
+def export(state: TrainState) -> dict[str, str]:
+    """Write the model folder `final`; the SHA-256 of its files."""
+    model, corpus = state.engine.model, state.data.corpus
+    assert isinstance(model, MaskedLM)
+    special = {f"{name}_token": token for name, token in corpus.manifest.tokenizer.special.items()}
+    save_pretrained(model, state.folder / "final", corpus.tokenizer_file, special)
+    return file_hashes(state.folder / "final")
+
+
+def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
+    """Of the record's section `pretrain`, what was done in the budget (the clock's summary) and how fast.
+
+    All but the peak of memory and the seconds of compiling is about the whole run, not its last process; speed and
+    shares are of all the seconds charged.
+    """
+    work, device = state.work, state.engine.device
+    last_row: dict[str, Any] = next((row for row in reversed(load_metrics(state.folder)) if "loss" in row), {})
+    peak_tflops, seconds = devices.describe(device).peak_tflops, budget["spent_seconds"]
+    peak_flops = peak_tflops * 1e12 * state.mesh.world_size if peak_tflops else None
+    return {
+        "budget": budget,
+        "steps": work.steps,
+        "tokens": work.tokens,
+        "sequences": work.sequences,
+        "exaflops": work.flops / 1e18,
+        "corpus_epochs": work.sequences / state.data.source.num_windows,
+        "train_loss": last_row.get("loss"),
+        "tokens_per_second": work.tokens / seconds if seconds else None,
+        "data_wait_share": work.data_wait_seconds / seconds if seconds else None,
+        "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
+        "recompilations": work.recompilations,
+        "compile_seconds": compile_seconds(),
+        "peak_memory_bytes": devices.peak_memory_bytes(device),
+        "skipped_steps": work.skipped_steps,
+    }
+
+
+def no_step_left(state: TrainState) -> str:
+    """Why a run ended without a step, and what to do."""
+    if has_trained(read_journal(state.folder / JOURNAL)):
+        return (
+            f"{state.folder}: the budget ended and no step is left: there were steps, but no checkpoint to go back or"
+            " on from; begin under another name, with checkpoint.every_minutes well below the budget"
+        )
+    return f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it; raise the budget"
+
+
+def out_of_memory(state: TrainState) -> UserError:
+    """What to do about training that ran out of memory; a micro-batch that `auto` chose is made smaller on record."""
+    rows, engine = state.config.train.rows, state.engine
+    fewer = max((n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0)  # fits where `rows` do, in a ramp too
+    begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
+    if not fewer:
+        return UserError(f"{begins}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)")
+    found = load_record(state.folder)["pretrain"].get("micro_batch_found") if is_run(state.folder) else None
+    if found:
+        found = f"{found}; {rows} did not fit in training"
+        write_record_section(state.folder, pretrain={"micro_batch": fewer, "micro_batch_found": found})
+        return ResumeWithLessError(
+            f"{begins}, though auto had found it to fit; go on with resume=true, which takes {fewer}"
+        )
+    again = " under another name, or go on with resume=true if something else had the memory"
+    return UserError(f"{begins}; set train.micro_batch={fewer}" + (again if state.work.steps else ""))
