@@ -25,7 +25,7 @@ from cramming.files import clear, explained
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.progress import Progress, format_count, say
-from cramming.record import is_run, is_untouched, nothing_to_resume, refuse_finished_run, run_folder, run_lock
+from cramming.record import is_run, is_untouched, refuse_finished_run, run_folder, run_lock
 from cramming.runtime import MAX_VARIANTS, compiled_graphs, is_recompile_limit
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.train_state import ResumeWithLessError, TrainState, build_train_state
@@ -57,6 +57,8 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
             if mesh.is_main and settings["resume"] and not is_run(folder):
+                from cramming.resume import nothing_to_resume
+
                 say(nothing_to_resume(folder))
             run(settings, folder, mesh, mesh.device, judge)
         elif mesh.is_main:

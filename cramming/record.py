@@ -12,15 +12,13 @@
         export/            what `cramming export` makes of it, with a model card
         glue/<init>/       fine-tuning results and predictions
         glue/history.jsonl one line per fine-tuning that was ever scored (eval/finetune/history.py)
-        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue, the
-                           lines of the history that it knows (`history`); and `resumed`, the environment of each
-                           later process that went on with the training
+        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue,
+                           `history` (the lines of it that are known), `resumed` (the environments of later processes)
 
-A record is made of sections that the verbs write one after the other, each atomically. A number that is missing or not
-finite is stored as null: JSON has no NaN, and nobody downstream may mistake a substitute for a measurement.
+The verbs write the record's sections one after the other, each atomically. A number that is missing or not finite is
+stored as null: JSON has no NaN, and nobody may mistake a substitute for a measurement.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +48,13 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
     return expand_home(settings["runs"], "runs") / name
 
 
+# Why a run of this status cannot go on, and what to do.
+_ENDED = {
+    "diverged": "has a run that diverged, which cannot go on; give another name",
+    "exhausted": "has a run whose budget is spent, without a step that was kept; give another name",
+}
+
+
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
 
@@ -58,21 +63,21 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     folder = run_folder(settings)
     if not is_run(folder):
         return False
-    record, begins = load_record(folder), f"name={settings['name']}: {folder}"
+    record, problem = load_record(folder), None
     status = record.get("pretrain", {}).get("status")
     if scored := record.get("config", {}).get("model_path"):
-        raise UserError(f"{begins} has the scores of model_path={scored}; give another name")
-    if status == "diverged":
-        raise UserError(f"{begins} has a run that diverged, which cannot go on; give another name")
-    if status == "exhausted":
-        raise UserError(f"{begins} has a run whose budget is spent, without a step that was kept; give another name")
-    if status == "finished" and not settings["resume"]:
-        raise UserError(
-            f"{begins} already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes"
-            " on with the scoring)"
+        problem = f"has the scores of model_path={scored}; give another name"
+    elif status in _ENDED:
+        problem = _ENDED[status]
+    elif status == "finished" and not settings["resume"]:
+        problem = (
+            "already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes on with"
+            " the scoring)"
         )
-    if not settings["resume"]:
-        raise UserError(f"{begins} has an unfinished run; add resume=true or give another name")
+    elif not settings["resume"]:
+        problem = "has an unfinished run; add resume=true or give another name"
+    if problem:
+        raise UserError(f"name={settings['name']}: {folder} {problem}")
     return bool(status == "finished")
 
 
@@ -86,69 +91,6 @@ def is_untouched(folder: Path) -> bool:
     return [path.name for path in folder.iterdir()] == [LOCK]
 
 
-def nothing_to_resume(folder: Path) -> str:
-    """What to say when `resume=true` finds no run of this name: a misspelt name must not pass for a resume."""
-    names = sorted(other.name for other in folder.parent.iterdir() if is_run(other))
-    near = difflib.get_close_matches(folder.name, names, n=1)
-    hint = f"; did you mean name={near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
-    return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
-
-
-# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
-# (the record keeps what any of its processes forced).
-_FREE_TO_CHANGE = {
-    "resume",
-    "runs",
-    "corpora",
-    "checkpoint",
-    "data.workers",
-    "eval",
-    "report",
-    "export",
-    "study",
-    "bench",
-    "plan",
-    "inspect",
-    "experiment",
-    "model_path",
-    "division",
-    "gates",
-    "forced",
-}
-
-
-def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """UserError naming the first setting in which a resumed run differs from its first start."""
-    before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
-    for key in sorted(before.keys() | now.keys()):
-        free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
-        if not free and before.get(key) != now.get(key):
-            began, again = f"with {key}={before.get(key)}", "resume with the same settings"
-            if key not in before:
-                began, again = "without this setting", "resume with the same settings, and the version that had them"
-            raise UserError(
-                f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or start under another name"
-            )
-
-
-def refuse_changed_corpus(folder: Path, corpus: Mapping[str, Any]) -> None:
-    """UserError when a resumed run would go on with another corpus than it began with (same folder, other content)."""
-    before = load_record(folder).get("corpus", {})
-    for was, now in ((before, corpus), (before.get("validation", {}), corpus.get("validation", {}))):
-        if was.get("manifest_sha256") not in (None, now.get("manifest_sha256")):
-            raise UserError(
-                f"{now['folder']}: this corpus is not the one that the run in {folder} was started with (its manifest"
-                " differs); restore that one, or start under another name"
-            )
-
-
-def _leaves(node: Any, path: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` -> `{"a.b": 1}`; lists count as leaves."""
-    if isinstance(node, Mapping):
-        return {k: v for key, child in node.items() for k, v in _leaves(child, f"{path}.{key}".lstrip(".")).items()}
-    return {path: list(node) if isinstance(node, tuple) else node}
-
-
 def load_record(folder: Path) -> dict[str, Any]:
     """The record of a run folder; UserError if it is missing, broken or of another format version."""
     path = folder / "record.json"
@@ -156,13 +98,13 @@ def load_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such record; is {folder} a run folder?") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number too long, sections too deep
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number too long, nested too deep
         reason = str(error).split(";")[0]
         raise UserError(f"{path}: not readable as JSON ({reason}); restore it or remove the run folder") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT_VERSION:
-        found = record.get("format") if isinstance(record, dict) else type(record).__name__
+    found = record.get("format") if isinstance(record, dict) else type(record).__name__
+    if found != FORMAT_VERSION:
         raise UserError(f"{path}: record format {found}, this version reads {FORMAT_VERSION}")
-    return record
+    return dict(record)
 
 
 def write_record_section(folder: Path, **sections: Any) -> None:
@@ -190,14 +132,9 @@ def _write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _new_record(name: str) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {
-        "format": FORMAT_VERSION,
-        "name": name,
-        "created": now,
-        "suite_version": __version__,
-        "rules_version": RULES_VERSION,
-    }
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    versions = {"suite_version": __version__, "rules_version": RULES_VERSION}
+    return {"format": FORMAT_VERSION, "name": name, "created": created, **versions}
 
 
 def finite(value: Any) -> Any:

@@ -6,6 +6,7 @@ before anything is written, and what is not in it is not taken. A whole folder t
 cannot be told from that moment.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,17 @@ from cramming.journal import (
     read_journal,
     spent_seconds,
 )
-from cramming.record import is_run, load_metrics, load_record, refuse_changed_corpus, refuse_changed_settings
+from cramming.record import is_run, load_metrics, load_record
 
 _OTHER = "start again under another name"
+
+
+def nothing_to_resume(folder: Path) -> str:
+    """What to say when `resume=true` finds no run of this name: a misspelt name must not pass for a resume."""
+    names = sorted(other.name for other in folder.parent.iterdir() if is_run(other))
+    near = difflib.get_close_matches(folder.name, names, n=1)
+    hint = f"; did you mean name={near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
+    return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
 
 
 def checkpoint_to_resume(
@@ -111,3 +120,43 @@ def _refuse_lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> Non
             f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
             f" made (an earlier version's need not have one); restore it or {_OTHER}"
         )
+
+
+# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
+# (the record keeps what any of its processes forced).
+_FREE_TO_CHANGE = {
+    "resume", "runs", "corpora", "checkpoint", "data.workers", "eval", "report", "export", "study", "bench", "plan",
+    "inspect", "experiment", "model_path", "division", "gates", "forced",
+}  # fmt: skip
+
+
+def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """UserError naming the first setting in which a resumed run differs from its first start."""
+    before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
+    for key in sorted(before.keys() | now.keys()):
+        free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
+        if not free and before.get(key) != now.get(key):
+            began, again = f"with {key}={before.get(key)}", "resume with the same settings"
+            if key not in before:
+                began, again = "without this setting", "resume with the same settings, and the version that had them"
+            raise UserError(
+                f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or start under another name"
+            )
+
+
+def refuse_changed_corpus(folder: Path, corpus: Mapping[str, Any]) -> None:
+    """UserError when a resumed run would go on with another corpus than it began with (same folder, other content)."""
+    before = load_record(folder).get("corpus", {})
+    for was, now in ((before, corpus), (before.get("validation", {}), corpus.get("validation", {}))):
+        if was.get("manifest_sha256") not in (None, now.get("manifest_sha256")):
+            raise UserError(
+                f"{now['folder']}: not the corpus that the run in {folder} was started with (its manifest differs);"
+                " restore that one, or start under another name"
+            )
+
+
+def _leaves(node: Any, path: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` -> `{"a.b": 1}`; lists count as leaves."""
+    if isinstance(node, Mapping):
+        return {k: v for key, child in node.items() for k, v in _leaves(child, f"{path}.{key}".lstrip(".")).items()}
+    return {path: list(node) if isinstance(node, tuple) else node}

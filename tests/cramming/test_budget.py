@@ -31,27 +31,20 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "process_age_seconds", lambda: 0.0)
 
 
-class TestConfig:
-    def test_no_limit_and_two_limits_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="exactly one limit counts, found none"):
-            config()
-        with pytest.raises(ValueError, match="found hours=1 and steps=5"):
-            config(hours=1, steps=5)
-
-    @pytest.mark.parametrize("unit", UNITS)
-    @pytest.mark.parametrize("value", [0, -1])
-    def test_a_limit_is_above_zero(self, unit: str, value: int) -> None:
-        with pytest.raises(ValueError, match=f"{unit}={value} is not above 0"):
-            config(**{unit: value})
-
-    @pytest.mark.parametrize("heartbeat", [0, -1, 5.1])
-    def test_the_heartbeat_is_at_most_five_seconds(self, heartbeat: float) -> None:
-        with pytest.raises(ValueError, match="heartbeat_seconds"):
-            config(heartbeat, steps=1)
-
-    @pytest.mark.parametrize("unit", UNITS)
-    def test_unit_and_limit(self, unit: str) -> None:
-        assert (config(**{unit: 3}).unit, config(**{unit: 3}).limit) == (unit, 3.0)
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "exactly one limit counts, found none"),
+        ({"hours": 1, "steps": 5}, "found hours=1 and steps=5"),
+        *(({unit: value}, f"{unit}={value} is not above 0") for unit in UNITS for value in (0, -1)),
+        *(({"steps": 1, "heartbeat": seconds}, "heartbeat_seconds") for seconds in (0, -1, 5.1)),
+    ],
+)
+def test_a_budget_has_one_limit_above_zero_and_a_heartbeat_of_at_most_five_seconds(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(**settings)
 
 
 class TestHeartbeat:

@@ -15,12 +15,12 @@ from cramming.record import (
     finite,
     load_metrics,
     load_record,
-    refuse_changed_settings,
     refuse_finished_run,
     run_folder,
     run_lock,
     write_record_section,
 )
+from cramming.resume import refuse_changed_settings
 
 SETTINGS: dict[str, Any] = {
     "name": "a", "seed": 0, "resume": False, "runs": "runs", "corpora": "corpora", "division": "closed",
@@ -171,34 +171,26 @@ def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
 
 
 class TestMetrics:
-    def test_a_row_takes_back_those_of_later_steps(self, tmp_path: Path) -> None:
-        """A resume goes on from an earlier step, and may have no time to come as far."""
-        log = MetricsLog(tmp_path)
-        for step, kind in ((1, "loss"), (2, "loss"), (2, "validation_loss"), (3, "loss"), (4, "validation_loss")):
-            log.write({"step": step, kind: 5.0})
-        log.write({"step": 2, "validation_loss": 4.0})  # the end
+    @pytest.mark.parametrize(
+        ("written", "kept"),
+        [
+            # A resume goes on from an earlier step, and may have no time to come as far; then the end is validated.
+            (["1 loss", "2 loss", "2 validation_loss", "3 loss", "4 validation_loss", "2 validation_loss"], [0, 1, 5]),
+            # Killed behind step 60, which is done again: the first validation was of weights that are gone.
+            (["50 loss", "60 loss", "60 validation_loss", "60 loss"], [0, 3]),
+            # The last step is logged when training is over, if it is not one of every so many.
+            (["7 validation_loss", "7 loss", "7 validation_loss"], [1, 2]),
+        ],
+    )
+    def test_a_row_takes_back_what_a_resume_does_again(
+        self, tmp_path: Path, written: list[str], kept: list[int]
+    ) -> None:
+        log, rows = MetricsLog(tmp_path), list[dict[str, Any]]()
+        for number, (step, kind) in enumerate(line.split() for line in written):
+            rows.append({"step": int(step), kind: float(number)})
+            log.write(rows[-1])
         log.close()
-        assert load_metrics(tmp_path) == [
-            {"step": 1, "loss": 5.0}, {"step": 2, "loss": 5.0}, {"step": 2, "validation_loss": 4.0},
-        ]  # fmt: skip
-
-    def test_a_step_that_is_done_again_takes_back_its_validation(self, tmp_path: Path) -> None:
-        """The process before was killed behind step 60; its validation is of weights that are gone."""
-        log = MetricsLog(tmp_path)
-        rows = [("loss", 50, 4.0), ("loss", 60, 3.0), ("validation_loss", 60, 3.0), ("loss", 60, 2.0)]
-        for kind, step, value in rows:
-            log.write({"step": step, kind: value})
-        log.close()
-        assert load_metrics(tmp_path) == [{"step": 50, "loss": 4.0}, {"step": 60, "loss": 2.0}]
-
-    def test_the_last_steps_row_leaves_its_validation(self, tmp_path: Path) -> None:
-        """It is logged when training is over, if it is not one of every so many."""
-        log = MetricsLog(tmp_path)
-        rows = [{"step": 7, "validation_loss": 3.0}, {"step": 7, "loss": 2.0}, {"step": 7, "validation_loss": 1.0}]
-        for row in rows:
-            log.write(row)
-        log.close()
-        assert load_metrics(tmp_path) == rows[1:]
+        assert load_metrics(tmp_path) == [rows[number] for number in kept]
 
     def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
@@ -221,9 +213,6 @@ class TestMetrics:
         log.write({"step": 1, "loss": float("nan")})
         assert load_metrics(tmp_path) == [{"step": 1, "loss": None}]
         log.close()
-
-    def test_no_metrics_yet(self, tmp_path: Path) -> None:
-        assert load_metrics(tmp_path) == []
 
 
 class TestLock:
@@ -253,14 +242,3 @@ with run_lock(Path({str(tmp_path / "a")!r})):
             (tmp_path / "a" / name).write_text("half")
         with run_lock(tmp_path / "a"):
             assert sorted(p.name for p in (tmp_path / "a").rglob("*")) == [".lock", "checkpoints"]
-
-    def test_a_run_that_wrote_nothing_leaves_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="corpus"), run_lock(tmp_path / "runs" / "a"):
-            raise UserError("corpus: missing")
-        assert list((tmp_path / "runs").iterdir()) == []
-
-    def test_what_a_run_wrote_stays(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="later"), run_lock(tmp_path / "a"):
-            (tmp_path / "a" / "record.json").write_text("{}")
-            raise UserError("later")
-        assert (tmp_path / "a" / "record.json").exists()

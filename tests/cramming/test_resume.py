@@ -520,7 +520,7 @@ def test_a_resume_with_another_corpus_in_the_same_place(
         start("name=a", f"{setting}={corpus}")
     corpus.rename(tmp_path / "old")
     make_corpus(corpus, documents=50, seed=1)
-    assert "not the one" in refused("resume=true", f"{setting}={corpus}")
+    assert "not the corpus that" in refused("resume=true", f"{setting}={corpus}")
 
 
 def test_a_damaged_journal(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused) -> None:
