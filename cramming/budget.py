@@ -2,9 +2,8 @@
 
 The clock counts everything from the first instruction of the training process to the last synchronised optimizer step:
 imports, compilation, waiting for data, checkpoints, and the work that a crash threw away. Its truth is an append-only
-journal (cramming/journal.py), synced to disk at least every few seconds by a thread of its own, not a number in a
-checkpoint: whoever restores an old or broken checkpoint gets the weights back but not the time. A checkpoint is an
-entry of the journal before it has its name, so that none that is read knows of more than the journal does.
+journal (cramming/journal.py), synced to disk every few seconds by a thread, not a number in a checkpoint: an old or
+broken checkpoint gives the weights back but not the time.
 """
 
 import math
@@ -12,7 +11,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +50,8 @@ class BudgetConfig:
             raise ValueError(
                 f"exactly one limit counts, found {found}; give one, for example budget.steps=1000 or budget.hours=24"
             )
-        for unit, value in given.items():
-            if value <= 0:
-                raise ValueError(f"{unit}={value:g} is not above 0")
+        if self.limit <= 0:
+            raise ValueError(f"{self.unit}={self.limit:g} is not above 0")
         if not 0 < self.heartbeat_seconds <= MAX_HEARTBEAT_SECONDS:
             raise ValueError(f"heartbeat_seconds={self.heartbeat_seconds} is not above 0 and at most 5 (docs/rules.md)")
 
@@ -73,10 +70,9 @@ class BudgetConfig:
 class Work:
     """What the weights have seen so far; saved with them.
 
-    `flops` by the formula of `model.config.flops_per_token`; `last_step_seconds` are the seconds charged to the run
-    when its last optimizer step was synchronised. `skipped_steps` moved no weight.
-    `data_wait_seconds` are those in which steps waited for their batches, `recompilations` the graphs that were
-    compiled after a process's first update; checkpoints made before these two were counted have none of them.
+    `flops` by the formula of `model.config.flops_per_token`; `skipped_steps` moved no weight; `last_step_seconds`: what
+    was charged when the last step was synchronised; `data_wait_seconds`: in which steps waited for their batches;
+    `recompilations`: graphs compiled after a process's first update.
     """
 
     steps: int = 0
@@ -125,18 +121,15 @@ def seconds_before_import() -> float:
 
 
 class Pace:
-    """Predicts how long the next step and the next validation take: the slowest of the last eight, and a tenth more.
+    """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
 
-    A process's first step, and each that compiled, is left out: what it took beyond the work itself will not be
-    repeated. Lengths are per micro-batch, which alone is the same in all steps. `slowest_update_seconds` is that of the
-    run's earlier processes, 0 if there were none.
+    Lengths are per micro-batch, which alone is the same in all steps. A process's first step, and each that compiled,
+    is left out. `slowest_update_seconds` is that of the run's earlier processes, 0 if there were none.
     """
 
     def __init__(self, slowest_update_seconds: float) -> None:
         self._earlier_update = slowest_update_seconds
-        self._steps: deque[float] = deque(maxlen=8)
-        self._updates: deque[float] = deque(maxlen=8)
-        self._validations: deque[float] = deque(maxlen=8)
+        self._steps, self._updates, self._validations = (deque[float](maxlen=8) for _ in range(3))
         self._first: tuple[float, float] | None = None  # per micro-batch, and of its update
 
     def note(self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool) -> None:
@@ -153,11 +146,11 @@ class Pace:
             self._validations.append(seconds / micro_batches)
 
     def step_seconds(self, micro_batches: int) -> float:
-        """For the whole step; 0 before there is one to go by, which is then simply tried."""
+        """For the whole step; 0 before there is one to go by: the first is simply tried."""
         return 1.1 * micro_batches * max(self._steps, default=0.0)
 
     def update_seconds(self) -> float:
-        """For the part after the backward pass: twice the slowest and at least 0.1 s, as no step may end too late.
+        """For the update alone: twice the slowest and at least 0.1 s, as no step may end too late.
 
         The second step has only the first to go by, which took longer than any that follows; the first has only those
         of earlier processes.
@@ -238,12 +231,7 @@ class BudgetClock:
 
     def spent(self) -> float:
         """What is charged so far, in the budget's unit."""
-        return {
-            "hours": self.elapsed_seconds() / 3600,
-            "exaflops": self.charged_flops() / 1e18,
-            "tokens": float(self.work.tokens),
-            "steps": float(self.work.steps),
-        }[self.config.unit]
+        return self._in_unit(self.elapsed_seconds(), self.charged_flops(), self.work.tokens, self.work.steps)
 
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
@@ -253,21 +241,22 @@ class BudgetClock:
         """Until the deadline; infinity where the budget is not one of time."""
         return 3600 * self.config.limit - self.elapsed_seconds() if self.config.unit == "hours" else math.inf
 
-    @property
-    def margin_seconds(self) -> float:
-        """What is left free behind the last update, a ten-thousandth of the budget: a stall there costs that step."""
-        return 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
-
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
         """Whether a step that costs this much ends inside the budget."""
-        cost = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": 1.0}
-        return self.spent() + cost[self.config.unit] <= self.config.limit * (1 + 1e-12)
+        return self.spent() + self._in_unit(seconds, flops, tokens, 1) <= self.config.limit * (1 + 1e-12)
+
+    def has_room_for_update(self, seconds: float) -> bool:
+        """Whether an update that begins now, and takes so long, ends inside the budget.
+
+        A ten-thousandth of a budget of time is left free behind it: a stall there would cost the step.
+        """
+        margin = 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
+        return self.has_room_for(seconds=max(seconds, margin))
 
     def is_near_the_end(self, before: float, now: float) -> bool:
         """Whether 99 % of a budget of hours were passed between the ends of two steps, at progress `before` and `now`.
 
-        Time to save: a later step that ends too late costs no more than a hundredth. Saving takes no more, either: what
-        comes behind the deadline is not charged.
+        Time to save: a later step that ends too late then costs no more than a hundredth.
         """
         return self.config.unit == "hours" and before < 0.99 <= now
 
@@ -284,14 +273,12 @@ class BudgetClock:
         """The record's `pretrain.budget`. Time is charged up to the last step: what follows is not training."""
         seconds = self.work.last_step_seconds
         timed = self.config.unit == "hours"
-        spent = seconds / 3600 if timed else self.spent()
-        overrun = max(0.0, seconds - 3600 * self.config.limit) if timed else 0.0
         return {
             "unit": self.config.unit,
             "limit": self.config.limit,
-            "spent": spent,
+            "spent": seconds / 3600 if timed else self.spent(),
             "spent_seconds": seconds,
-            "overrun_seconds": overrun,
+            "overrun_seconds": max(0.0, seconds - 3600 * self.config.limit) if timed else 0.0,
             "processes": processes_of(read_journal(self.journal)),
             "journal_sha256": file_sha256(self.journal),
         }
@@ -301,6 +288,10 @@ class BudgetClock:
         from cramming import energy
 
         return energy.of_run(read_journal(self.journal))
+
+    def _in_unit(self, seconds: float, flops: float, tokens: int, steps: int) -> float:
+        amounts = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": float(steps)}
+        return amounts[self.config.unit]
 
     def _beat(self) -> None:
         try:
@@ -312,7 +303,7 @@ class BudgetClock:
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
             work, now = asdict(self.work), time.monotonic()  # in this order: no step ended after this entry's time
-            row: Mapping[str, Any] = {
+            row = {
                 "event": event,
                 "process": self.process,
                 "elapsed": round(now - self._began, 3),

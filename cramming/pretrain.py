@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cramming import device as devices
-from cramming.budget import BudgetClock, Pace
+from cramming.budget import Pace
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
@@ -171,8 +171,9 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
             is_whole = engine.forward_backward(step_batches, stop)
             update_began = time.monotonic()
-            may_update, stopped = map(bool, mesh.broadcast(is_whole and update_fits(clock, pace), stop.is_set()))
-            if not may_update:  # the update would end after the deadline
+            fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
+            fits, stopped = map(bool, mesh.broadcast(fits, stop.is_set()))
+            if not fits:  # the update would end after the deadline
                 engine.discard()
                 reason = "stopped" if stopped else reason
                 break
@@ -241,11 +242,6 @@ def before_step(state: TrainState, pace: Pace, stop: StopRequest, is_kept: bool)
         fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
     progress, *flags = state.mesh.broadcast(progress, fits, stop.is_set(), is_kept)
     return progress, bool(flags[0]), bool(flags[1]), bool(flags[2])
-
-
-def update_fits(clock: BudgetClock | None, pace: Pace) -> bool:
-    """Whether an update that begins now ends before the deadline."""
-    return clock is not None and clock.has_room_for(seconds=max(pace.update_seconds(), clock.margin_seconds))
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
