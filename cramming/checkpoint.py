@@ -1,9 +1,8 @@
 """Atomic checkpoints: everything that the next step depends on, in one file that is whole or not there.
 
 A checkpoint holds weights, optimizer state, loss scale, random states (dropout) and the work counters; the data
-position is `sequences` of the counters. It deliberately says nothing about time: that is the journal's
-(cramming/journal.py), of which every checkpoint is an entry before it gets its name. A process that is killed in
-between leaves an entry without a file, and goes on from the checkpoint before it; a file without an entry is not ours.
+position is `sequences` of the counters. Time is the journal's (cramming/journal.py), of which every checkpoint is an
+entry before it gets its name: a kill in between leaves an entry without a file; a file without an entry is not ours.
 """
 
 import hashlib

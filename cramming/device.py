@@ -26,18 +26,18 @@ class DeviceInfo:
 
 def select(requested: str) -> torch.device:
     """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there, or an AMD one is."""
+    has_gpu, problem = torch.cuda.is_available(), None
     if requested not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={requested}: choose one of auto, cpu, cuda")
-    if requested != "cpu" and torch.version.hip and torch.cuda.is_available():  # ROCm calls itself cuda
-        raise UserError(
-            f"device={requested}: this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set"
-            " device=cpu, or take an NVIDIA GPU"
-        )
-    if requested == "cuda" and not torch.cuda.is_available():
+        problem = "choose one of auto, cpu, cuda"
+    elif requested != "cpu" and torch.version.hip and has_gpu:  # ROCm calls itself cuda
+        problem = "this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set device=cpu, or take an"
+        problem += " NVIDIA GPU"
+    elif requested == "cuda" and not has_gpu:
         build = "this torch build has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
-        raise UserError(f"device=cuda: {build} (torch {torch.__version__}); use device=cpu or install a CUDA build")
-    use_cuda = requested == "cuda" or (requested == "auto" and torch.cuda.is_available())
-    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+        problem = f"{build} (torch {torch.__version__}); use device=cpu or install a CUDA build"
+    if problem:
+        raise UserError(f"device={requested}: {problem}")
+    return torch.device("cuda", torch.cuda.current_device()) if requested != "cpu" and has_gpu else torch.device("cpu")
 
 
 def describe(device: torch.device) -> DeviceInfo:

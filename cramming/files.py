@@ -1,11 +1,8 @@
-"""Files on any file system: replaced whole or not at all, one writer per folder, the system's errors in plain words.
+"""Files on any file system: replaced whole or not at all, one writer per folder, the system's errors with advice.
 
-Not every file system can do everything. Clusters and FUSE mounts may lack `flock` or `fsync`:
-
-- A lock is a file `.lock` in the folder. With `flock` the kernel frees it with the process. Without, the file's
-  existence is the lock, which a killed process leaves behind: the message then says which file to delete.
-- A finished file whose `fsync` is not supported is kept: it is whole unless the power fails. The budget's journal is
-  worth nothing without (cramming/budget.py), and refuses.
+Clusters and FUSE mounts may lack `flock` or `fsync`. A lock is a file `.lock` in the folder: with `flock` the kernel
+frees it with the process; without, its existence is the lock, and the message says which file a killed process left. A
+finished file whose `fsync` is not supported is kept; the budget's journal refuses.
 
 Temporary files carry the id of their process. The next holder of the folder's lock removes those of dead processes.
 """
@@ -32,7 +29,7 @@ TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
 _ROOM, _PLACE, _RIGHT = "make room there", "give another place", "get the right to use it, or give another place"
 _TAKEN = "something else has its place; move that, or give another place"
 _GONE = "check that the disk is sound and connected, or give another place"
-# What the machine says that is its state and no defect of the program, and what a user does about it.
+# What a user does about an error that is the machine's state and no defect of the program.
 _ADVICE = {
     "ENOSPC": _ROOM, "EDQUOT": _ROOM, "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
     "EROFS": "it can only be read; give another place", "EACCES": _RIGHT, "EPERM": _RIGHT,
@@ -58,8 +55,15 @@ def explained(error: OSError, place: Path | str, again: str = "run again") -> Us
 
 def sync(descriptor: int) -> None:
     """`fsync`, where the file system has it."""
-    try:
+    with _unless_unsupported():
         os.fsync(descriptor)
+
+
+@contextmanager
+def _unless_unsupported() -> Iterator[None]:
+    """Errors of a call that this file system does not have are ignored."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -118,15 +122,11 @@ def _locked(path: Path, busy: str) -> int:
 
 def _flock(descriptor: int) -> bool:
     """Whether there is such a thing here; BlockingIOError where another process has it."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        return False
-    return True
+    if fcntl is not None:
+        with _unless_unsupported():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -217,9 +217,9 @@ def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
     whole.
 
-    The temporary lies beside the target (same file system) and is synced to disk before the rename, so a power cut or a
-    `kill -9` leaves either version; only to replace a folder takes two renames, between which the old one is called
-    `.old`. On an error the temporary is removed and the target is untouched.
+    The temporary lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves either
+    version; only to replace a folder takes two renames, between which the old one is called `.old`. On an error the
+    temporary is removed and the target is untouched.
     """
     path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
     path.parent.mkdir(parents=True, exist_ok=True)

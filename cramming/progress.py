@@ -24,10 +24,9 @@ def say(message: str) -> None:
         return
     try:
         print(message, flush=True)
-    except BrokenPipeError:
+    except OSError as error:  # without its name it would be taken for an error of what is being made
+        error.filename = "standard output"
         raise
-    except OSError as error:  # else it would be taken for an error of what is being made
-        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -78,9 +77,8 @@ class _RateColumn(ProgressColumn):
 class Progress:
     """`with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
 
-    `total=None` means unknown: no ETA is shown. Until something is done the bar pulses: what is to be counted loads or
-    starts. Without a terminal a line is printed at most every 10 seconds. What was done `before` there was this bar is
-    shown, and left out of the rate that the ETA goes by.
+    `total=None`: unknown, no ETA is shown. Until something is done the bar pulses. Without a terminal a line is printed
+    at most every 10 seconds. What was done `before` is shown, and left out of the rate that the ETA goes by.
     """
 
     def __init__(self, title: str, total: float | None, unit: str = "", before: float = 0.0) -> None:

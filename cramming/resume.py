@@ -7,7 +7,7 @@ cannot be told from that moment.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,77 +46,89 @@ def checkpoint_to_resume(
 
     UserError where settings or corpus are not the run's, or the folder holds what the journal does not know of.
     """
-    if is_run(folder):
-        refuse_changed_settings(folder, settings)
-        refuse_changed_corpus(folder, corpus)
-    path, checkpoints = folder / JOURNAL, folder / "checkpoints"
-    events, newest = read_journal(path), checkpoint.newest_steps(checkpoints)
-    if not is_run(folder) and (events or newest is not None):
+    record = load_record(folder) if is_run(folder) else {}
+    if record:
+        _refuse(changed_settings(folder, record, settings))
+        _refuse(_changed_corpus(folder, record, corpus))
+    events, checkpoints = read_journal(folder / JOURNAL), folder / "checkpoints"
+    newest = checkpoint.newest_steps(checkpoints)
+    if not record and (events or newest is not None):
         raise UserError(f"{folder}: a run's journal or checkpoints without its record.json; restore it or {_OTHER}")
-    _refuse_other_journal(folder, events, corpus)
-    for event in events:
-        if event["event"] == "start" and (event["unit"], event["limit"]) != (budget.unit, budget.limit):
-            raise UserError(
-                f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a process with a limit of"
-                f" {event['limit']:g} {event['unit']} in {JOURNAL}; one run has one budget, {_OTHER}"
-            )
-    if newest is not None and newest > max((event["steps"] for event in events), default=-1):
-        raise UserError(
-            f"{checkpoints}: a checkpoint of step {newest}, which {path} does not reach: it is another run's, or the"
-            f" journal was cut short; put back what was there, or {_OTHER}"
-        )
-    _refuse_later_log(folder, events)
+    _refuse(_other_journal(folder, record.get("pretrain"), events, corpus, budget))
+    _refuse(_more_than_the_journal(folder, events, newest))
     ended = ended_after(events)
     known = [saved for saved in checkpoints_of(events) if ended in (None, saved.steps)]
     found = checkpoint.newest_of(checkpoints, known)
     if ended and found is None:
         raise UserError(f"{folder}: the run ended after {ended} steps and its last checkpoint is gone; {_OTHER}")
     if found:
-        _refuse_lost_log(folder, found, events)
+        _refuse(_lost_log(folder, found, events))
     return found
 
 
-def _refuse_other_journal(folder: Path, events: Sequence[Event], corpus: Mapping[str, Any]) -> None:
-    """The record names the journal that its run began with, and each process the corpus that it read.
+def _refuse(problems: Iterator[str]) -> None:
+    """UserError with the first problem, if there is any."""
+    for problem in problems:
+        raise UserError(problem)
+
+
+def _other_journal(
+    folder: Path,
+    begun: Mapping[str, Any] | None,
+    events: Sequence[Event],
+    corpus: Mapping[str, Any],
+    budget: BudgetConfig,
+) -> Iterator[str]:
+    """The record names the journal that its run began with (`begun`), and each process its corpus and its budget.
 
     A run that was killed while it began has a journal of no step, of which the record does not know yet.
     """
-    begun = load_record(folder).get("pretrain") if is_run(folder) else None
+    path, starts = folder / JOURNAL, [event for event in events if event["event"] == "start"]
     if begun is None and any(event["steps"] or event["event"] == "checkpoint" for event in events):
-        raise UserError(
+        yield (
             f"{folder}: record.json does not know that training began, and {JOURNAL} has steps; restore the record, or"
             f" {_OTHER}"
         )
-    if begun is not None and begun.get("journal_start") != first_line_sha256(folder / JOURNAL):
+    if begun is not None and begun.get("journal_start") != first_line_sha256(path):
         what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
-        raise UserError(f"{folder / JOURNAL}: the journal is {what}; restore it or {_OTHER}")
-    read = [event.get("corpus") for event in events if event["event"] == "start"]
-    if events and (not is_chained(events) or None in read):
-        raise UserError(f"{folder / JOURNAL}: begun by an earlier version, whose journals prove less; {_OTHER}")
-    if any(found != corpus["manifest_sha256"] for found in read):
-        raise UserError(
-            f"{folder / JOURNAL}: a process of this journal read another corpus than {corpus['folder']} (its manifest"
-            f" differs): the journal is another run's; restore it or {_OTHER}"
-        )
+        yield f"{path}: the journal is {what}; restore it or {_OTHER}"
+    if events and (not is_chained(events) or any(event.get("corpus") is None for event in starts)):
+        yield f"{path}: begun by an earlier version, whose journals prove less; {_OTHER}"
+    for event in starts:
+        if event["corpus"] != corpus["manifest_sha256"]:
+            yield (
+                f"{path}: a process of this journal read another corpus than {corpus['folder']} (its manifest differs):"
+                f" the journal is another run's; restore it or {_OTHER}"
+            )
+        if (event["unit"], event["limit"]) != (budget.unit, budget.limit):
+            yield (
+                f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a process with a limit of"
+                f" {event['limit']:g} {event['unit']} in {JOURNAL}; one run has one budget, {_OTHER}"
+            )
 
 
-def _refuse_later_log(folder: Path, events: Sequence[Event]) -> None:
+def _more_than_the_journal(folder: Path, events: Sequence[Event], newest: int | None) -> Iterator[str]:
     """A crash costs the journal what came after its last heartbeat, and no more."""
+    if newest is not None and newest > max((event["steps"] for event in events), default=-1):
+        yield (
+            f"{folder / 'checkpoints'}: a checkpoint of step {newest}, which {folder / JOURNAL} does not reach: it is"
+            f" another run's, or the journal was cut short; put back what was there, or {_OTHER}"
+        )
     logged = max((row["seconds"] for row in load_metrics(folder) if "loss" in row), default=0.0)
     spent = spent_seconds(events)
     if logged > spent + MAX_HEARTBEAT_SECONDS:
-        raise UserError(
+        yield (
             f"{folder / 'metrics.jsonl'}: a step at {logged:.0f} s, {JOURNAL} ends at {spent:.0f} s: the journal was"
             f" cut short; restore it or {_OTHER}"
         )
 
 
-def _refuse_lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> None:
+def _lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> Iterator[str]:
     """Before each checkpoint the log has its row, which says as the journal does when the step ended."""
     ended = [event["last_step_seconds"] for event in events if event.get("sha256") == saved.sha256]
     rows = [row for row in load_metrics(folder) if "loss" in row and row["step"] == saved.steps]
     if not any(row.get("seconds") in ended for row in rows):
-        raise UserError(
+        yield (
             f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
             f" made (an earlier version's need not have one); restore it or {_OTHER}"
         )
@@ -130,28 +142,26 @@ _FREE_TO_CHANGE = {
 }  # fmt: skip
 
 
-def refuse_changed_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """UserError naming the first setting in which a resumed run differs from its first start."""
-    before, now = _leaves(load_record(folder).get("config", {})), _leaves(settings)
+def changed_settings(folder: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting in which a resumed run differs from its first start."""
+    before, now = _leaves(record.get("config", {})), _leaves(settings)
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if not free and before.get(key) != now.get(key):
             began, again = f"with {key}={before.get(key)}", "resume with the same settings"
             if key not in before:
                 began, again = "without this setting", "resume with the same settings, and the version that had them"
-            raise UserError(
-                f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or start under another name"
-            )
+            yield f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or {_OTHER}"
 
 
-def refuse_changed_corpus(folder: Path, corpus: Mapping[str, Any]) -> None:
-    """UserError when a resumed run would go on with another corpus than it began with (same folder, other content)."""
-    before = load_record(folder).get("corpus", {})
+def _changed_corpus(folder: Path, record: Mapping[str, Any], corpus: Mapping[str, Any]) -> Iterator[str]:
+    """The same folder may hold another corpus than the run began with."""
+    before = record.get("corpus", {})
     for was, now in ((before, corpus), (before.get("validation", {}), corpus.get("validation", {}))):
         if was.get("manifest_sha256") not in (None, now.get("manifest_sha256")):
-            raise UserError(
+            yield (
                 f"{now['folder']}: not the corpus that the run in {folder} was started with (its manifest differs);"
-                " restore that one, or start under another name"
+                f" restore that one, or {_OTHER}"
             )
 
 

@@ -128,11 +128,11 @@ def begin_record(
     """
     described = environment(asdict(devices.describe(device)))
     create_run_folder(folder, settings, described, resume=config.resume)
-    meter = None
-    if device.type == "cuda" and mesh.world_size == 1:  # it would know of one card only
+    uuid, meter = devices.nvml_uuid(device), None
+    if uuid and mesh.world_size == 1:  # it would know of one card only
         from cramming import energy
 
-        gpu = energy.Gpu.open(devices.nvml_uuid(device))
+        gpu = energy.Gpu.open(uuid)
         meter = energy.Meter(gpu) if gpu else None
     clock = BudgetClock(config.budget, folder / JOURNAL, meter, data.corpus.manifest_sha256)
     begun = {
