@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from cramming.config import build, config_folder
+from cramming.config import UserError, build, config_folder
 from cramming.data.corpus import corpus_folder
+from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 
@@ -45,3 +46,9 @@ def test_tokenizer_preset_builds(name: str, compose: Callable[..., dict[str, Any
 
 def test_cased_and_uncased_corpora_have_folders_of_their_own(compose: Callable[..., dict[str, Any]]) -> None:
     assert corpus_folder(compose("tokenizer=wordpiece")) != corpus_folder(compose("tokenizer=wordpiece-cased"))
+
+
+@pytest.mark.parametrize("size", [0, -5])
+def test_a_size_that_gives_no_text_is_named(compose: Callable[..., dict[str, Any]], size: int) -> None:
+    with pytest.raises(UserError, match=rf"^data: size={size} must be at least 1"):
+        build(EmbeddedConfig, compose(f"data.size={size}")["data"], "data")
