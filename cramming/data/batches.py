@@ -156,14 +156,14 @@ class BatchSource:
             bounds_S = np.arange(0, (rows + 1) * length, length, dtype=np.int32)
             positions_T = np.tile(np.arange(length), rows)
         else:
-            segments = self._segment_starts(starts_N)
+            sequences = self._sequence_starts(starts_N)
             room = self.most_sequences(rows)
-            while room < len(segments):
+            while room < len(sequences):
                 room *= 2
             bounds_S = np.full(room + 1, rows * length, dtype=np.int32)
-            bounds_S[: len(segments)] = segments
-            sizes = np.diff(np.append(segments, rows * length))
-            positions_T = np.arange(rows * length) - np.repeat(segments, sizes)
+            bounds_S[: len(sequences)] = sequences
+            sizes = np.diff(np.append(sequences, rows * length))
+            positions_T = np.arange(rows * length) - np.repeat(sequences, sizes)
         return Batch(
             torch.from_numpy(masked.ids_NL.reshape(-1)),
             torch.from_numpy(positions_T),
@@ -173,7 +173,7 @@ class BatchSource:
             int((masked.target_ids_M != IGNORE).sum()),
         )
 
-    def _segment_starts(self, starts_N: np.ndarray) -> np.ndarray:
+    def _sequence_starts(self, starts_N: np.ndarray) -> np.ndarray:
         """Ascending starts, in the batch's own coordinates, of rows and of the documents that begin inside them."""
         documents, length = self.stream.document_starts, self.sequence_length
         low_N = np.searchsorted(documents, starts_N, side="right")

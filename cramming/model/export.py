@@ -29,7 +29,7 @@ from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, Names, stock_family
+from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
 
 SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are those of transformers
     "pad_token": "[PAD]",
@@ -105,18 +105,8 @@ def _config_node(config: ModelConfig) -> dict[str, Any]:
         auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items()}
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
-    return {
-        "model_type": name,
-        "architectures": [family.architecture],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_size,
-        "tie_word_embeddings": config.tie_embeddings,
-        **family.to_stock(config),
-        START: {field: getattr(config, field) for field in START_FIELDS},
-    }
+    start = {field: getattr(config, field) for field in START_FIELDS}
+    return {"model_type": name, "architectures": [family.architecture], **to_stock(config, family), START: start}
 
 
 def _tokenizer_node(config: ModelConfig) -> dict[str, Any]:
@@ -199,18 +189,12 @@ def load_encoder_config(
         raise UserError(f"{where}: model_type {family!r} is not one that this suite's model covers ({known})")
     if dropout is not None:
         node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
-    sizes = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers"}
-    sizes |= {"num_attention_heads": "num_heads", "intermediate_size": "intermediate_size"}
-    for key in sizes:
-        if key not in node:
-            raise UserError(f"{where}: {key} is missing")
     try:
-        stock = FAMILIES[family].from_stock(node)
+        stock = from_stock(node, FAMILIES[family])
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
-    values = FAMILIES[family].fixed | stock | {own: node[key] for key, own in sizes.items()} | start | given
-    return build(ModelConfig, values, where)
+    return build(ModelConfig, stock | start | given, where)
 
 
 def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout: float | None = None) -> MaskedLM:
