@@ -1,8 +1,8 @@
 """The architectures that `transformers` has, as points of this suite's model.
 
-For each: which choices the stock class fixes, and two tables that serve both directions, of settings and of parameters
-(own name -> stock names); several stock parameters for one of ours mean that the stock matrices are stacked (BERT's query,
-key and value). What a stock configuration can say and this model cannot compute is refused by name, never dropped.
+For each: which choices the stock class fixes, and two tables that serve both directions, of settings and of parameters;
+several stock parameters for one of ours mean that the stock matrices are stacked (BERT's query, key and value). What
+a stock configuration can say and this model cannot compute is refused by name, never dropped.
 """
 
 from collections.abc import Callable, Mapping

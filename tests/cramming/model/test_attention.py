@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,22 +53,6 @@ def test_kernel_equals_dense(kernel: str, packing: Packing, window: int | None) 
     torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(
-    ("kernel", "packing"),
-    [("dense", RAGGED), ("sdpa", ROWS), ("sdpa", IN_ROWS), ("products", ROWS), ("products", IN_ROWS)],
-)
-def test_a_query_subset_get_what_they_got_among_all(kernel: str, packing: Packing, window: int | None) -> None:
-    q, k, v = torch.randn(96, 3, HEADS, SIZE).unbind(1)
-    queries = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
-    layout = attention.prepare(kernel, packing, 96, window, torch.float32, 0.0)
-    expected = attention.attend(q, k, v, layout)[queries]
-    fewer = attention.restrict(layout, queries, 96)
-    assert fewer is not None
-    out = attention.attend(fewer.at_queries(q), k, v, fewer)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("packing", [ROWS, RAGGED, UNEVEN])
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("kernel", ["padded", "products"])
@@ -94,16 +78,23 @@ def test_one_queries_token_of_each_ragged_sequence_gets_what_it_got_among_all(
         assert attention.restrict(windowed, queries, 96) is None
 
 
-@pytest.mark.parametrize("packing", [ROWS, IN_ROWS])
-@pytest.mark.parametrize("kernel", ["varlen", "padded", "products", FAKE_FLASH])
-def test_fewer_tokens_can_ask_in_a_window_on_equal_rows(kernel: str, packing: Packing) -> None:
-    """What most of these cannot do themselves; so the last layer of a masked language model is what its FLOPs say."""
+SUBSET = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
+
+
+@pytest.mark.parametrize(
+    ("kernel", "packing", "window"),
+    [
+        *product(("sdpa", "products"), (ROWS, IN_ROWS), (None, 3)), *product(("dense",), (RAGGED,), (None, 3)),
+        *product(("varlen", "padded", FAKE_FLASH), (ROWS, IN_ROWS), (3,)),
+    ],
+)  # fmt: skip
+def test_a_query_subset_gets_what_it_got_among_all(kernel: str, packing: Packing, window: int | None) -> None:
+    """With a window in rows SDPA does what some cannot: a last layer costs the FLOPs that are counted."""
     qkv = torch.randn(96, 3, HEADS, SIZE, requires_grad=True)
     q, k, v = qkv.unbind(1)
-    queries = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
-    expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, 3, torch.float32, 0.0))[queries]
+    expected = attention.attend(q, k, v, attention.prepare("dense", packing, 96, window, torch.float32, 0.0))[SUBSET]
     with fake_gpu(StorageTracker("cpu"), 2**26):
-        fewer = attention.restrict(attention.KERNELS[kernel].prepare(packing, 96, 3), queries, 96)
+        fewer = attention.restrict(attention.KERNELS[kernel].prepare(packing, 96, window), SUBSET, 96)
     assert fewer is not None
     out = attention.attend(fewer.at_queries(q), k, v, fewer)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
@@ -249,22 +240,6 @@ def test_varlen_equals_dense_on_cuda(packing: Packing, window: int | None) -> No
     torch.testing.assert_close(grad, expected_grad, atol=5e-2, rtol=5e-2)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
-def test_flex_equals_dense(packing: Packing, window: int | None) -> None:
-    """Forward only: FlexAttention has no backward pass on a CPU."""
-    q, k, v = torch.randn(96, 3, HEADS, SIZE).unbind(1)
-    queries = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])
-    with torch.no_grad():
-        dense = attention.prepare("dense", packing, 96, window, torch.float32, 0.0)
-        flex = attention.prepare("flex", packing, 96, window, torch.float32, 0.0)
-        expected = attention.attend(q, k, v, dense)
-        torch.testing.assert_close(attention.attend(q, k, v, flex), expected, atol=1e-5, rtol=1e-5)
-        fewer = attention.restrict(flex, queries, 96)
-        assert fewer is not None
-        torch.testing.assert_close(attention.attend(q[queries], k, v, fewer), expected[queries], atol=1e-5, rtol=1e-5)
-
-
 def packed(num_tokens: int, aligned: int | None) -> Packing:
     """Documents of all lengths, cut at multiples of `aligned`; some empty ones at the end."""
     ends = torch.randint(1, 300, (num_tokens // 40,)).cumsum(0)
@@ -290,17 +265,21 @@ def test_blocks_of_flex_are_those_of_the_whole_mask(num_tokens: int, window: int
     assert found.shape == expected.shape
 
 
-@pytest.mark.parametrize("window", [None, 40])
-def test_flex_over_many_blocks_equals_dense(window: int | None) -> None:
-    packing, (q, k, v) = packed(1000, 250), torch.randn(1000, 3, HEADS, SIZE).unbind(1)
-    queries = torch.cat([torch.randperm(250)[:70].sort().values + first for first in range(0, 1000, 250)])
+@pytest.mark.parametrize("window", [None, 3, 40])
+@pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS, None])
+def test_flex_equals_dense(packing: Packing | None, window: int | None) -> None:
+    """Also over many blocks. Forward only: FlexAttention has no backward pass on a CPU."""
+    tokens, subset = (96, SUBSET) if packing else (1000, torch.randperm(250)[:70].sort().values)
+    subset = subset if packing else torch.cat([subset + first for first in range(0, 1000, 250)])
+    packing = packing or packed(1000, 250)
+    q, k, v = torch.randn(tokens, 3, HEADS, SIZE).unbind(1)
     with torch.no_grad():
-        expected = attention.attend(q, k, v, attention.prepare("dense", packing, 1000, window, torch.float32, 0.0))
-        flex = attention.prepare("flex", packing, 1000, window, torch.float32, 0.0)
+        expected = attention.attend(q, k, v, attention.prepare("dense", packing, tokens, window, torch.float32, 0.0))
+        flex = attention.prepare("flex", packing, tokens, window, torch.float32, 0.0)
         torch.testing.assert_close(attention.attend(q, k, v, flex), expected, atol=1e-5, rtol=1e-5)
-        fewer = attention.restrict(flex, queries, 1000)
+        fewer = attention.restrict(flex, subset, tokens)
         assert fewer is not None
-        torch.testing.assert_close(attention.attend(q[queries], k, v, fewer), expected[queries], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(attention.attend(q[subset], k, v, fewer), expected[subset], atol=1e-5, rtol=1e-5)
 
 
 def test_the_blocks_of_flex_take_no_mask_of_all_pairs() -> None:
