@@ -1,12 +1,9 @@
-"""The metrics of GLUE, in plain NumPy: Matthews correlation, accuracy, F1, Pearson and Spearman correlation.
+"""The metrics of GLUE, in plain NumPy; tests compare them with scikit-learn and scipy.
 
-They agree with scikit-learn and scipy to rounding (tests compare them). Where a metric is not defined - correlation
-with a constant, F1 without a positive label or prediction, anything of predictions that are not finite - the value is
-NaN and `Scores.problems` says why; nobody gets a zero that was not measured. One case is a number by convention and
-kept, with a note: constant class predictions have Matthews correlation 0 (as in scikit-learn), which is what an
-untrained model scores on CoLA in every published table.
-
-`eval/tasks/metric_modules/glue` offers the same functions as a Hugging Face `evaluate` module that needs no network:
+Where a metric is not defined (correlation with a constant, F1 without a positive label or prediction, predictions that
+are not finite) the value is NaN and `Scores.problems` says why. One case is a number by convention, with a note:
+constant class predictions have Matthews correlation 0 (as in scikit-learn), which an untrained model scores on CoLA in
+every published table. `metric_modules/glue` offers the same as a Hugging Face `evaluate` module without a network:
 
     evaluate.load(str(eval.tasks.metrics.MODULE_FOLDER), "mrpc").compute(predictions=..., references=...)
 """

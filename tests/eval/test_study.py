@@ -59,22 +59,17 @@ def settings(compose: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, 
     return make
 
 
-def test_everything_is_checked_and_all_corpora_are_made_before_anything_trains(
+def test_all_is_checked_and_prepared_before_anything_trains_and_every_run_has_the_users_settings(
     calls: Calls, settings: Settings, tmp_path: Path
 ) -> None:
     main(settings(tmp_path))
-    checks, first = calls[:6], calls.index(("pretrain", calls[9][1]))
+    checks, runs = calls[:6], ran(calls)
     assert [(verb, overrides[-1]) for verb, overrides in checks] == [
         (verb, "--check") for verb in ("glue", "prepare", "pretrain") * 2
     ]
     assert checks[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "--check"]
-    prepared = [o[1] for verb, o in calls[:first] if verb == "prepare" and o[-1] != "--check"]
-    assert prepared[:2] == ["tokenizer.vocab_size=512", "tokenizer.vocab_size=1024"]
-
-
-def test_every_variant_and_seed_runs_with_the_users_settings(calls: Calls, settings: Settings, tmp_path: Path) -> None:
-    main(settings(tmp_path))
-    runs = ran(calls)
+    prepared = calls[6 : calls.index(runs[0])]
+    assert prepared == [("prepare", ["budget.hours=1", f"tokenizer.vocab_size={size}"]) for size in (512, 1024)]
     assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] * 4
     assert runs[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-0", "seed=0"]
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()

@@ -188,11 +188,6 @@ def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any],
     assert finding(few, "R7") == (False, "not in the history as recorded: pretrained/cola")
 
 
-def test_the_bag_of_words_is_not_told(few: dict[str, Any], with_eval: Change) -> None:
-    main(with_eval(few, baselines=True))
-    assert {run["init"] for run in told(few)} == {"pretrained"}
-
-
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever runs from now on is another version of torch."""
     real = scoring.environment

@@ -123,18 +123,6 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tasks
 
 
-@pytest.mark.parametrize("content", ["[]", '{"key": '])
-def test_a_damaged_piece_is_done_again(
-    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str], content: str
-) -> None:
-    few = with_eval(config, tasks=["cola"], seeds=[0])
-    main(few)
-    before = glue_json(few)
-    (Path(config["runs"]) / "first/glue/pretrained/pieces/cola-seed0.json").write_text(content)
-    main(few)
-    assert done == ["cola", "cola"] and glue_json(few) == before
-
-
 def test_stored_scores_are_computed_again_from_their_predictions(
     config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
 ) -> None:
@@ -153,15 +141,16 @@ def test_stored_scores_are_computed_again_from_their_predictions(
 
 
 def perfect_predictions(folder: Path) -> None:
-    np.savez(folder / "cola-seed0.npz", **{"dev.cola": np.arange(20) % 2})
+    np.savez(folder / "predictions/cola-seed0.npz", **{"dev.cola": np.arange(20) % 2})
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: (folder / "cola-seed0.npz").unlink(),
-        lambda folder: (folder / "cola-seed0.npz").write_bytes(b"PK"),
+        lambda folder: (folder / "predictions/cola-seed0.npz").unlink(),
         perfect_predictions,
+        lambda folder: (folder / "pieces/cola-seed0.json").write_text("[]"),
+        lambda folder: (folder / "pieces/cola-seed0.json").write_text('{"key": '),
     ],
 )
 def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
@@ -173,12 +162,12 @@ def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
 ) -> None:
     few = with_eval(config, tasks=["cola"])
     main(few)
-    before, predictions = glue_json(few), Path(config["runs"]) / "first/glue/pretrained/predictions"
-    kept = (predictions / "cola-seed0.npz").read_bytes()
-    damage(predictions)
+    before, folder = glue_json(few), Path(config["runs"]) / "first/glue/pretrained"
+    kept = (folder / "predictions/cola-seed0.npz").read_bytes()
+    damage(folder)
     main(few)
     assert done == ["cola"] * 3 and glue_json(few) == before
-    assert (predictions / "cola-seed0.npz").read_bytes() == kept
+    assert (folder / "predictions/cola-seed0.npz").read_bytes() == kept
 
 
 def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_changed(

@@ -14,6 +14,7 @@ from cramming.config import UserError, file_sha256
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import SINCE_FORMAT_2
 from cramming.record import load_record
+from eval.finetune.history import history_file
 from eval.glue import main
 from eval.report.ranking import rows_of
 from eval.report.render import Paragraph
@@ -78,6 +79,8 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
         row.ranked for row in rows
     )
     assert set(record["constant"]["tasks"]) == set(record["floor"]["tasks"])
+    lines = history_file(Path(config["runs"]) / "first").read_text().splitlines()
+    assert {json.loads(line)["init"] for line in lines} == {"pretrained"}, "no line for what is not fine-tuned"
     stored = (Path(config["runs"]) / "first/glue/floor/glue.json").read_bytes()
     main(with_eval({**config, "name": "again"}, baselines=True))
     assert stored == (Path(config["runs"]) / "again/glue/floor/glue.json").read_bytes()
