@@ -4,9 +4,9 @@
     python benchmarks/gpu/run.py --stage 1 --bundle build/bundle --out measured --scale tiny --device cpu
 
     stage 1  is it right: tests that need a GPU (tests/gpu). How fast: the rate of matrix products, and our steps of
-             three models at two lengths beside what `cramming plan` says of them, kernel by kernel
-    stage 2  beside others: Hugging Face's compiled loops; 11 GiB of memory; each lever for speed against its absence
-    stage 3  a run of three minutes that is killed and resumed; fine-tuning beside `Trainer`; every trick with its gate
+             three models at two lengths against what `cramming plan` says of them, kernel by kernel
+    stage 2  against others: Hugging Face's compiled loops; 11 GiB of memory; each lever for speed with and without
+    stage 3  a run of three minutes that is killed and resumed; fine-tuning against `Trainer`; every trick with its gate
 
 This process only watches: a second one (stage.py) measures, all rows of a stage in turn. Each row is one line of
 `stage<N>.jsonl` as soon as it ended; one that fails is its traceback, one that takes too long, or takes the process

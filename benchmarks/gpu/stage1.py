@@ -1,6 +1,6 @@
 """Stage 1: is what runs on this device right, how fast does it multiply, and how fast and large are our steps?
 
-Steps are measured beside what `cramming plan` says of them, with a table of their kernels, to lie beside the dry run's.
+Steps are measured against what `cramming plan` says of them, with a table of their kernels, as the dry run has one.
 """
 
 import statistics
@@ -15,9 +15,10 @@ from in_process import InProcess
 from lab import MODELS, Lab, Row
 
 from cramming import device as devices
-from cramming.bench.main import matmul_flops, median_seconds
+from cramming.bench.main import matmul_flops
 from cramming.bench.worker import warm_up
 from cramming.plan.memory import Simulation
+from cramming.plan.roofline import repeat_seconds
 from cramming.plan.search import PlanConfig, find_target, planned_config, price_of
 
 KERNELS = 30  # of the slowest, in a row
@@ -43,12 +44,15 @@ def ceilings(lab: Lab) -> dict[str, Any]:
         other = scale.t() if shape else scale
         product = partial(torch._scaled_mm, a, b.t(), scale, other, out_dtype=torch.bfloat16, use_fast_accum=True)
         try:
-            found["tflops"][f"fp8 {name}"] = 2 * size**3 / median_seconds(product, device, 1.0) / 1e12
+            found["tflops"][f"fp8 {name}"] = (
+                2 * size**3 / statistics.median(repeat_seconds(product, device, 1.0)) / 1e12
+            )
         except RuntimeError as error:
             found[f"fp8 {name}"] = str(error).splitlines()[0]
     block = torch.ones(2**30 if device.type == "cuda" else 2**24, device=device)
     target = torch.empty_like(block)
-    found["copy_gb_per_second"] = 8 * block.numel() / median_seconds(lambda: target.copy_(block), device, 1.0) / 1e9
+    seconds = statistics.median(repeat_seconds(lambda: target.copy_(block), device, 1.0))
+    found["copy_gb_per_second"] = 8 * block.numel() / seconds / 1e9
     return found
 
 

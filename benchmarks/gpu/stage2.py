@@ -1,4 +1,4 @@
-"""Stage 2: Hugging Face's compiled loops beside ours, the memory of a small card, and each lever beside its absence."""
+"""Stage 2: Hugging Face's compiled loops and ours, the memory of a small card, and each lever with and without."""
 
 import statistics
 from functools import partial
@@ -35,7 +35,7 @@ LEVERS: tuple[Lever, ...] = (  # the most wanted first
     Lever("bf16 residual stream", ("precision.residual=bf16",), BF16),
     Lever("max-autotune", ("runtime.tune=max-autotune",)),
     Lever("fp8 by rows", ("precision.mode=fp8", "precision.fp8_scaling=rowwise")),
-    Lever("micro-batches of 65,536 tokens beside 8,192", (), rows_without=64),
+    Lever("micro-batches of 65,536 tokens against 8,192", (), rows_without=64),
     Lever("micro-batches of 131,072 tokens", (), rows=1024),
     Lever("the whole pass compiled", MODEL),
     Lever("all logits at once", ("memory.loss_chunk=1073741824",)),
@@ -58,10 +58,10 @@ def rows(lab: Lab) -> list[Row]:
         for lever in LEVERS
     ]
     return [
-        Row(f"BERT {short} beside Hugging Face", 110, partial(against_loop, lab, "bert-base", "bert loop")),
+        Row(f"BERT {short} against Hugging Face", 110, partial(against_loop, lab, "bert-base", "bert loop")),
         Row("BERT-base in 11 GiB", 45, partial(capped, lab, "bert-base")),
         *levers[:2],
-        Row(f"ModernBERT {short} beside Hugging Face", 140, partial(against_loop, lab, "modern", "modernbert loop")),
+        Row(f"ModernBERT {short} against Hugging Face", 140, partial(against_loop, lab, "modern", "modernbert loop")),
         *levers[2:5],
         Row("BERT-large in 11 GiB", 70, partial(capped, lab, "bert-large")),
         *levers[5:],

@@ -1,4 +1,4 @@
-"""Stage 3: a run that is killed and resumed, fine-tuning beside `Trainer`, and every trick's speed and gate."""
+"""Stage 3: a run that is killed and resumed, fine-tuning against `Trainer`, and every trick's speed and gate."""
 
 import signal
 import subprocess
@@ -37,7 +37,7 @@ def rows(lab: Lab) -> list[Row]:
     names = [*(name for name in FIRST if name in every), *(name for name in every if name not in FIRST)]
     return [
         Row("run killed and resumed", 275, partial(killed_and_resumed, lab)),
-        Row("fine-tuning beside Trainer", 100, partial(fine_tuned, lab)),
+        Row("fine-tuning against Trainer", 100, partial(fine_tuned, lab)),
         *(
             Row(f"trick: {name}", 50 if any(x in name for x in COMPILING) else 10, partial(trick_row, lab, every[name]))
             for name in names

@@ -2,20 +2,14 @@
 
 A trick for speed that silently stops converging is worse than none (pytorch/pytorch#96693). So the loss of each step,
 on the same batches from the same weights, is compared with the fp32 eager reference: the mean distance of every ten
-steps.
+steps. Another order of sums changes a number by one unit in its last place, and training carries that on: the distance
+grows tenfold in about ten steps until the two runs differ as two runs do. So the noise floor is measured step by step
+in the same run, by repetitions of the reference with perturbed starting weights, and the tolerance is MULTIPLE of the
+farthest repetition so far, looking AHEAD (rounding that is thirty times larger is some twenty steps ahead), and never
+less than LEAST. Sound runs came to at most 0.5 of that, planted faults to 4 times or more (docs/log.md, 2026-11-21).
 
-How far may it stray? Another order of sums changes a number by one unit in its last place, and training carries that
-on: the distance grows tenfold in about ten steps until the two runs differ as two runs do. One number for all steps is
-then either narrower than that end or blind to what a fault does at the start. So the noise floor is measured in the
-same run, by repetitions of the reference whose starting weights were perturbed by that much, and the tolerance holds
-step by step: MULTIPLE of the farthest repetition so far, looking AHEAD (rounding that is thirty times larger is some
-twenty steps ahead), and never less than LEAST. At the default size (docs/log.md, 2026-11-21) compiled code,
-accumulation and further repetitions came to at most 0.5 of that, a learning rate 1 % off to 7 times, all other faults
-tried to 4 times or more. A number format with fewer bits starts where fp32's repetitions end, so there are two noise
-floors: `Trick.rounding` says which unit the weights are moved by, fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32,
-fp8 and 8- or 4-bit state).
-
-Verdicts are kept per device and torch version in one JSON file (`gates` in the configuration), with the noise floors;
+`Trick.rounding` says by which unit the weights are perturbed: fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8
+and 8- or 4-bit state). Verdicts are kept per device and torch version in one JSON file (the setting `gates`);
 `pretrain` refuses a trick that failed there, unless it is named in `forced`.
 """
 

@@ -7,7 +7,6 @@ conditions.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from cramming.bench.worker import Worker, warm_up
 from cramming.bench.workload import SPECIAL, Spec
 from cramming.config import UserError, build, expand_home
 from cramming.environment import git
+from cramming.plan.roofline import repeat_seconds
 from cramming.precision import float32_products, resolve
 from cramming.progress import Progress, say
 
@@ -187,18 +187,4 @@ def matmul_flops(device: torch.device, dtype: torch.dtype, tf32: bool = False, s
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     with float32_products(tf32):
-        return 2 * size**3 / median_seconds(lambda: a @ b, device, seconds)
-
-
-def median_seconds(work: Callable[[], object], device: torch.device, duration: float) -> float:
-    """Of repeats for `duration` seconds, after a first one that is not counted."""
-    work()
-    seconds: list[float] = []
-    until = time.perf_counter() + duration
-    while not seconds or time.perf_counter() < until:
-        devices.synchronize(device)
-        began = time.perf_counter()
-        work()
-        devices.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        return 2 * size**3 / statistics.median(repeat_seconds(lambda: a @ b, device, seconds))

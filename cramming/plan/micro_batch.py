@@ -3,11 +3,8 @@
 On a GPU it is found by trying: forward and backward passes of two real micro-batches with the trained model itself and
 no update, so that weights, optimizer and random states stay as they were; running out of memory is survived. What runs
 compiled is then tried compiled, from the largest size that fits eagerly on: compiled code needs less. Space for the
-optimizer's state, which the first update makes, is held meanwhile, and a margin. Where that was not enough, the
-training ends with a record of the next smaller size, and a resume goes on with it. On a CPU running out of memory ends
-the process, so there the predicted peak is compared with the memory that is free.
-
-The result changes speed only: a step's loss is the mean over all its targets, however they are cut.
+optimizer's state, which the first update makes, is held meanwhile, and a margin. On a CPU running out of memory ends
+the process, so there the predicted peak is compared with the memory that is free. The result changes speed only.
 """
 
 import copy

@@ -86,9 +86,9 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
     rows = 8192 if device.type == "cuda" else 256 if mode == "fp32" else 16
     a, b = torch.randn(rows, width, dtype=dtype, device=device), torch.randn(width, inner, dtype=dtype, device=device)
-    flops = 2 * rows * width * inner / _best_seconds(lambda: a @ b, device, 0.5)
+    flops = 2 * rows * width * inner / min(repeat_seconds(lambda: a @ b, device, 0.5))
     wide = torch.randn(2**24 if device.type == "cuda" else 2**22, device=device)
-    bandwidth = 8 * wide.numel() / _best_seconds(lambda: F.gelu(wide), device, 0.25)
+    bandwidth = 8 * wide.numel() / min(repeat_seconds(lambda: F.gelu(wide), device, 0.25))
     threads = f" with {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     basis = (
         f"measured now{threads}: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)} products [{rows}, {width}]"
@@ -98,16 +98,18 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     return Rates(flops, bandwidth, KERNEL_SECONDS[device.type], basis)
 
 
-def _best_seconds(work: Callable[[], object], device: torch.device, duration: float) -> float:
+def repeat_seconds(work: Callable[[], object], device: torch.device, duration: float) -> list[float]:
+    """Of each repeat within `duration` seconds, at least one, after a first one that is not counted."""
     work()
     devices.synchronize(device)
-    best, until = float("inf"), time.perf_counter() + duration
-    while time.perf_counter() < until:
+    seconds: list[float] = []
+    until = time.perf_counter() + duration
+    while not seconds or time.perf_counter() < until:
         began = time.perf_counter()
         work()
         devices.synchronize(device)
-        best = min(best, time.perf_counter() - began)
-    return best
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def named(name: str, mode: str) -> Card:

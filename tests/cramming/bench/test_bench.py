@@ -19,6 +19,7 @@ from cramming.bench.workload import Candidate, topic_batches
 from cramming.config import UserError, build
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import DeviceInfo
+from cramming.plan import roofline
 
 Compose = Callable[..., dict[str, Any]]
 TINY = [
@@ -185,7 +186,9 @@ def test_the_ceiling_is_measured_as_it_is_named_and_leaves_no_setting(
 ) -> None:
     torch.set_float32_matmul_precision("medium")
     seen: list[str] = []
-    monkeypatch.setattr(bench.devices, "synchronize", lambda device: seen.append(torch.get_float32_matmul_precision()))
+    monkeypatch.setattr(
+        roofline.devices, "synchronize", lambda device: seen.append(torch.get_float32_matmul_precision())
+    )
     assert bench.matmul_flops(torch.device("cpu"), torch.float32, tf32, seconds=0) > 0
     assert set(seen) == {"high" if tf32 else "highest"} and torch.get_float32_matmul_precision() == "medium"
 
