@@ -169,11 +169,11 @@ def _global_every(node: Node) -> int:
 
 
 def _rope_theta(node: Node, kind: str, old_key: str, default: float) -> float:
-    parameters = (node.get("rope_parameters") or {}).get(kind) or {}
+    parameters: Node = (node.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default" or node.get("rope_scaling"):
         raise UserError(f"rope_parameters: only rope_type 'default' is supported, not {parameters or 'rope_scaling'}")
-    theta: float = parameters.get("rope_theta", node.get(old_key, default))
-    return theta
+    theta: Any = parameters.get("rope_theta")
+    return float(node.get(old_key, default) if theta is None else theta)
 
 
 _SHARED = {"norm": "layernorm", "embedding_norm": True, "qk_norm": False, "head_transform": True}
