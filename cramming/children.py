@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
 
-CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
-
 
 def run_or_exit(arguments: Sequence[str]) -> None:
     """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0."""

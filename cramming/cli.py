@@ -10,14 +10,15 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
-from cramming.children import CHECK, run_or_exit
+from cramming.children import run_or_exit
 from cramming.config import RootConfig, UserError, build, compose, config_folder, expand_home
 from cramming.files import explained
-from cramming.overrides import group_without_a_name, one_line, sweep_of, with_implied, with_quotes
+from cramming.overrides import CHECK, Words, one_line, parse, points_of, with_implied
 
 
 class Verb(NamedTuple):
@@ -97,27 +98,63 @@ def main() -> None:
     if arguments[0] not in VERBS:
         _fail(f"unknown verb {arguments[0]!r}; the verbs are: {', '.join(VERBS)}")
     signal.signal(signal.SIGTERM, _terminate)
-    try:
+    with ending_in_one_line():
         run_verb(arguments[0], arguments[1:])
+
+
+@contextmanager
+def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
+    """A user's mistake, an interrupt or a full disk inside ends the process with one line; our own defects go on.
+
+    `reader_has_gone`: what is said where nobody reads the output any more, as in `cramming ... | head`.
+    """
+    try:
+        yield
     except KeyboardInterrupt as interrupt:
         _fail(*_ending(interrupt))
-    except BrokenPipeError as error:  # `cramming ... | head`
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.args == (UNREAD,):
-            _fail(UNREAD, 128 + signal.SIGPIPE)
+        if reader_has_gone:
+            _fail(reader_has_gone, 128 + signal.SIGPIPE)
         sys.exit(128 + signal.SIGPIPE)
     except UserError as error:
         _fail(str(error))
     except OSError as error:
         _fail(str(explained(error, "a file in use")))
+    except Exception as error:
+        if (interrupt_behind := _interrupt_behind(error)) is None:
+            raise
+        # It came while a library was imported, which made an error of its own of it. What is half imported may
+        # crash when the interpreter takes itself down.
+        message, code = _ending(interrupt_behind)
+        print(f"cramming: {message}", file=sys.stderr, flush=True)
+        os._exit(code)
 
 
 def _print_completion(shell: str) -> None:
-    from cramming.completion import SHELLS, completion_script
+    if shell not in ("bash", "zsh"):
+        _fail(f"completion knows bash and zsh, not {shell!r}")
+    print(completion_script(shell))
 
-    if shell not in SHELLS:
-        _fail(f"completion knows {' and '.join(SHELLS)}, not {shell!r}")
-    print(completion_script(shell, VERBS))
+
+def completion_script(shell: str) -> str:
+    """A script for the shell's `eval`: completes the verb, then asks Hydra for the groups and settings."""
+    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return prefix + _COMPLETION.format(verbs=" ".join([*VERBS, "completion"]))
+
+
+# Hydra's own script cannot serve: it would ask `cramming -sc query=bash`, which has no verb.
+_COMPLETION = """_cramming() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" choices="{verbs}"
+    if [ "$COMP_CWORD" -gt 1 ]; then
+        local -a words=($COMP_LINE)
+        word="${{COMP_LINE##* }}"
+        choices=$(COMP_LINE="cramming ${{COMP_LINE#* * }}" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
+    fi
+    COMPREPLY=($(compgen -o nospace -W "$choices" -- "$word"))
+}}
+COMP_WORDBREAKS=${{COMP_WORDBREAKS//=}}
+complete -o nospace -o default -F _cramming cramming"""
 
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
@@ -138,12 +175,11 @@ def _fail(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def run_verb(verb: str, overrides: Sequence[str]) -> None:
-    """Compose the configuration from `overrides` and call the verb's `main(config)`; raises UserError."""
-    flags = [CHECK] * (CHECK in overrides)
-    if flags and verb not in ("run", *PIPELINE):
+def run_verb(verb: str, arguments: Sequence[str]) -> None:
+    """Let Hydra compose the configuration and call the verb's `main(config)`; raises UserError."""
+    words = parse(verb, with_positional(verb, arguments))
+    if words.check and verb not in ("run", *PIPELINE):
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
-    overrides = with_quotes(with_implied(with_positional(verb, [o for o in overrides if o != CHECK])))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -152,86 +188,56 @@ def run_verb(verb: str, overrides: Sequence[str]) -> None:
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    mistakes: list[UserError | OSError | None] = []
-
     def job(config: DictConfig) -> None:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            # Each job in a process of its own: its budget clock counts from the start of its process.
-            run_or_exit([verb, *HydraConfig.get().overrides.task, *flags])
-        else:
-            mistakes.append(_mistake_of(verb, config, overrides, checks_only=bool(flags)))
+        with ending_in_one_line(UNREAD):
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                # Each job in a process of its own: its budget clock counts from the start of its process.
+                run_or_exit([verb, *HydraConfig.get().overrides.task, *[CHECK] * words.check])
+            else:
+                _call_verb(verb, _plain(config), words)
 
-    sweep = sweep_of(verb, overrides)
-    job.__module__ = "cramming.cli"
-    sys.argv = [f"cramming {verb}", *overrides]
+    sys.argv = [f"cramming {verb}", *words.overrides, *words.flags]
     try:
-        if sweep and verb in ("run", *PIPELINE):
-            check_points(verb, sweep)
+        if words.multirun and verb in ("run", *PIPELINE):
+            check_points(verb, points_of(words.overrides))
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from None
-    except ValueError as error:
-        if "Config group override must be" not in str(error):
-            raise
-        raise group_without_a_name(overrides) from None
-    if mistakes and mistakes[0]:
-        raise mistakes[0]
 
 
-def check_points(verb: str, overrides: Sequence[str]) -> None:
+def _plain(config: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise UserError(one_line(error)) from None
+
+
+def check_points(verb: str, points: Sequence[list[str]]) -> None:
     """UserError for a mistake in any point of a multirun, before a day goes into those that come before it."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     from cramming.record import refuse_finished_run, run_folder
 
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    points = [with_implied(point) for point in BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]]
-    common, folders, trains = set(points[0]).intersection(*points), set[Path](), verb in ("run", "pretrain")
+    points = [with_implied(point) for point in points]
+    common = set.intersection(*map(set, points)) if points else set[str]()
+    folders, trains = set[Path](), verb in ("run", "pretrain")
     for point in points:
-        settings = compose(point)
+        settings, varied = compose(point), [override for override in point if override not in common]
         try:
             check(verb, settings)
             if trains:
                 refuse_finished_run(settings)
         except UserError as error:
-            raise UserError(f"{' '.join(o for o in point if o not in common) or 'the only point'}: {error}") from None
+            raise UserError(f"{' '.join(varied) or 'the only point'}: {error}") from None
         folder = run_folder(settings)
         if trains and folder in folders:
-            varied = next((o.partition("=")[0] for o in point if o not in common), "seed")
+            first = varied[0].partition("=")[0] if varied else "seed"
             raise UserError(
                 f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
-                f" example 'name={varied.rpartition('.')[2]}-${{{varied}}}'"
+                f" example 'name={first.rpartition('.')[2]}-${{{first}}}'"
             )
         folders.add(folder)
-
-
-def _mistake_of(verb: str, config: Any, overrides: Sequence[str], checks_only: bool) -> UserError | OSError | None:
-    """Do the verb's work; a mistake is returned, past Hydra, which would add lines of its own."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-        if checks_only:
-            check(verb, settings)
-        else:
-            _call_verb(verb, settings, overrides)
-    except BrokenPipeError:
-        return BrokenPipeError(UNREAD)
-    except (UserError, OSError) as error:
-        return error
-    except OmegaConfBaseException as error:
-        return UserError(one_line(error))
-    except Exception as error:
-        if (interrupt := _interrupt_behind(error)) is None:
-            raise
-        # It came while a library was imported, which made an error of its own of it. What is half imported may
-        # crash when the interpreter takes itself down.
-        message, code = _ending(interrupt)
-        print(f"cramming: {message}", file=sys.stderr, flush=True)
-        os._exit(code)
-    return None
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -242,10 +248,12 @@ def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def _call_verb(verb: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
+def _call_verb(verb: str, settings: dict[str, Any], words: Words) -> None:
     _check_root(settings)
-    if verb == "run":
-        run_all(settings, overrides)
+    if words.check:
+        check(verb, settings)
+    elif verb == "run":
+        run_all(settings, words.overrides)
     else:
         judge = VERBS[verb].judge
         _load(VERBS[verb].module)(settings, *([_load(judge)] if judge else []))
@@ -289,7 +297,3 @@ def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
     run_or_exit(["run", *overrides, CHECK])
     for verb in _pipeline(settings):
         run_or_exit([verb, *overrides])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,67 @@
-"""Overrides as they are typed, before Hydra reads them, and Hydra's messages after it has: one line, in our words."""
+"""The words behind a verb, before Hydra reads them: flags, settings, and what settings imply."""
 
+import argparse
+import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn, get_args
+from typing import Any, NamedTuple, NoReturn, get_args
+
+import yaml
 
 from cramming.config import UserError, config_folder
 
+CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 CHOICES = ("optim", "schedule", "start")  # groups of which each file has settings of its own
 
 
+class Words(NamedTuple):
+    """`flags` are Hydra's own, `--check` is ours."""
+
+    overrides: list[str]
+    flags: list[str]
+    check: bool
+    multirun: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; settings have no dashes, for example name=a seed=1; `{self.prog} --help`")
+
+
+def parse(verb: str, words: Sequence[str]) -> Words:
+    """Tell flags from settings; UserError for a flag that neither we nor Hydra know."""
+    parser = _Parser(prog=f"cramming {verb}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in ((CHECK,), ("--resolve",), ("--shell-completion", "-sc")):
+        parser.add_argument(*names, action="store_true")
+    for names in (("--package", "-p"), ("--config-dir", "-cd")):
+        parser.add_argument(*names)
+    one_of = parser.add_mutually_exclusive_group()
+    for names in (("--multirun", "-m"), ("--help", "-h"), ("--hydra-help",)):
+        one_of.add_argument(*names, action="store_true")
+    one_of.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    one_of.add_argument("--info", "-i", nargs="?")
+    found = parser.parse_intermixed_args(list(words))
+    flags = [word for word in words if word not in (CHECK, *found.overrides)]
+    _refuse_unnamed_groups(found.overrides)
+    return Words(with_quotes(with_implied(found.overrides)), flags, found.check, found.multirun)
+
+
+def _refuse_unnamed_groups(overrides: Sequence[str]) -> None:
+    """UserError for `model=` or `model=3`, which Hydra answers with a traceback."""
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        plain = re.fullmatch(r"[\w.~]*", value) is not None
+        if "=" in override and plain and (config_folder() / group).is_dir() and not isinstance(_value(value), str):
+            raise UserError(f"{override}: give the name of one of its files, for example experiment=none; see --help")
+
+
+def _value(text: str) -> Any:
+    return None if text == "~" else yaml.safe_load(text)
+
+
 def with_implied(overrides: Sequence[str]) -> list[str]:
-    """The overrides, and before the first of them what they mean besides.
+    """The overrides, and before them what they mean besides.
 
     `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses.
     `optim.name=sgd` is `optim=sgd`: each choice has settings of its own.
@@ -19,9 +70,7 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
     real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
     chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
     implied = [*["eval=glue_sane"] * (real_glue and not chosen), *_implied_budget(overrides)]
-    # Flags may stand before and after the settings, but not among them.
-    first = next((place for place, word in enumerate(overrides) if "=" in word and not word.startswith("-")), 0)
-    return [*overrides[:first], *implied, *overrides[first:]]
+    return [*implied, *overrides]
 
 
 def _implied_budget(overrides: Sequence[str]) -> list[str]:
@@ -56,61 +105,25 @@ def with_quotes(overrides: Sequence[str]) -> list[str]:
     return [re.sub(f"{in_quotes}|{value}", quoted, override) for override in overrides]
 
 
-def sweep_of(verb: str, arguments: Sequence[str]) -> list[str]:
-    """The overrides of the several jobs that Hydra will run, or empty where it is one, or none.
+def points_of(overrides: Sequence[str]) -> list[list[str]]:
+    """The points of a multirun, as Hydra's own sweeper has them; none where another sweeper chooses them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    UserError for flags that Hydra would answer with a screen of usage or a traceback.
-    """
-    from hydra._internal.utils import get_args_parser
-
-    def refuse(message: str) -> NoReturn:
-        words, known = (
-            message.removeprefix("unrecognized arguments: "),
-            f"`cramming {verb} --hydra-help` lists the flags",
-        )
-        if words != message:
-            kind = "unknown flag" if words.startswith("-") else "cannot stand behind a flag"
-            message = (
-                f"{words}: {kind}; settings have no dashes and stand together, for example name=a seed=1 --cfg job"
-            )
-        raise UserError(f"{message}; {known}")
-
-    if {"--version", "--shell-completion", "-sc"}.intersection(arguments):  # these act as soon as they are parsed
+    if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []
-    parser = get_args_parser()
-    parser.error = refuse
-    flags = parser.parse_args(list(arguments))
-    if flags.hydra_help or not flags.multirun:
-        return []
-    for flag in ("cfg", "info", "help"):
-        if getattr(flags, flag):
-            refuse(f"--multirun --{flag}: only one job's settings can be printed; give --{flag} with the values of one")
-    return flags.overrides
-
-
-def group_without_a_name(overrides: Sequence[str]) -> UserError:
-    """For `model=` or `model=3`, which Hydra answers with a bare ValueError."""
-    empty = [o for o in overrides if re.fullmatch(r"\w*=(null|~|[\d.]+)?", o)]
-    return UserError(
-        f"{', '.join(empty)}: a group of settings needs the name of one of its files, for example experiment=none;"
-        " `--help` lists them"
-    )
+    choices = [
+        [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+        if one.is_sweep_override()
+        else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
+        for one in OverridesParser.create().parse_overrides(list(overrides))
+    ]
+    return [list(point) for point in itertools.product(*choices)]
 
 
 def one_line(error: Exception) -> str:
-    """Hydra's and OmegaConf's messages, without their inner stack and key dumps."""
-    text = str(error.__cause__ or error) if "Error merging override" in str(error) else str(error)
-    text = re.split(r"\n\s*(?:full_key|object_type|reference_type|See https|Config search path)", text)[0]
-    key = re.search(r"full_key: (\S+)", str(error) + str(error.__cause__))
-    words = " ".join(text.split())
-    words = re.sub(r" To append to your .*|^Lexer\w+Exception: ", "", words)
-    if "LexerNoViableAlt" in text or re.search("no viable alternative|mismatched input|extraneous input", words):
-        place = f"{override}: " if isinstance(override := getattr(error, "override", None), str) else ""
-        return f"{place}{words}; put special characters into quotes: 'key=\"value\"'"
-    if unknown := re.fullmatch(r"Could not override '(.+?)'\.", words):
-        return f"{unknown[1]}: unknown setting; `--cfg job` prints all that there are"
-    if isinstance(override := getattr(error, "override", None), str):
-        words = f"{override}: {words}"
-    if key and key.group(1) not in words:
-        words = f"{key.group(1)}: {words}"
-    return words
+    """What Hydra or OmegaConf says, on one line and without its dumps."""
+    text = str(error)
+    for dump in ("\nTo append to your config", "\nConfig search path", "\nSee https:", "object_type="):
+        text = text.partition(dump)[0]
+    override = getattr(error, "override", None)
+    return " ".join(f"{override}: {text}".split() if override else text.split())

@@ -42,7 +42,6 @@ LEVELS = {
     "cramming.data.masking": 0,
     "cramming.children": 0,
     "cramming.process_pool": 0,
-    "cramming.completion": 0,
     "cramming.bench.tricks": 0,
     "cramming.overrides": 0,
     "cramming.bench.gate": 1,

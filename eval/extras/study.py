@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from cramming.children import CHECK, run_process
+from cramming.children import run_process
 from cramming.config import UserError, build, check_rules, expand_home, folder_name
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
+from cramming.overrides import CHECK
 from cramming.progress import say
 from eval.report import plots
 from eval.report.ranking import columns_of

@@ -9,7 +9,7 @@ from cramming.budget import BudgetConfig
 from cramming.checks import Config
 from cramming.config import UserError, build, compose, config_folder
 from cramming.journal import Unit
-from cramming.overrides import sweep_of, with_implied
+from cramming.overrides import parse, with_implied
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 LIMITS = {"hours": 24, "minutes": 0.05, "exaflops": 1, "tokens": 1e9, "steps": 1000}  # of the groups
@@ -58,12 +58,10 @@ def test_what_says_no_budget_implies_none() -> None:
 
 
 @pytest.mark.parametrize("typed", ["eval.data_dir=x", "budget.steps=3"])
-@pytest.mark.parametrize("flags", [["{}", "--cfg", "job"], ["--cfg", "job", "{}"]])
-def test_what_is_implied_stands_beside_what_implies_it(typed: str, flags: list[str]) -> None:
-    """Hydra wants the settings together: those behind or before a flag, but not both."""
-    arguments = with_implied([word.format(typed) for word in flags])
-    assert len(arguments) > len(flags)
-    sweep_of("glue", arguments)
+@pytest.mark.parametrize("words", [["{}", "--cfg", "job"], ["--cfg", "job", "{}"], ["a=1", "--cfg", "job", "{}"]])
+def test_flags_may_stand_anywhere(typed: str, words: list[str]) -> None:
+    found = parse("glue", [word.format(typed) for word in words])
+    assert found.flags == ["--cfg", "job"] and typed in found.overrides and len(found.overrides) > 1
 
 
 @pytest.mark.parametrize("base", [[], *([f"experiment={name}"] for name in EXPERIMENTS)])
