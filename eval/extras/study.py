@@ -23,7 +23,7 @@ from cramming.progress import say
 from eval.report import plots
 from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
-from eval.rules.record import Scores
+from eval.rules.record_sections import Scores
 from eval.tasks.suites import AVERAGES
 
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers

@@ -22,7 +22,8 @@ from eval.report.wording import (
 )
 from eval.rules.evidence import names_of
 from eval.rules.load import Run
-from eval.rules.record import Budget, Metric, Record, Scores, TaskScore
+from eval.rules.record import Record
+from eval.rules.record_sections import Budget, Metric, Scores, TaskScore
 from eval.rules.table import RULES, Verdict
 from eval.tasks.suites import AVERAGES
 

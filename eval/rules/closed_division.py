@@ -11,7 +11,8 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from eval.rules.evidence import Outcome, all_or, before, few, kept, names_of, of_pretraining
-from eval.rules.record import Environment, Git, Pretraining, Record
+from eval.rules.record import Record
+from eval.rules.record_sections import Environment, Git, Pretraining
 from eval.tasks.suites import AVERAGES
 
 MAX_HOURS = 24.0

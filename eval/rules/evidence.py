@@ -6,7 +6,8 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from eval.finetune.history import PROTOCOL
-from eval.rules.record import FineTuning, Pretraining, Record, Scores, Source, TaskScore
+from eval.rules.record import Record
+from eval.rules.record_sections import FineTuning, Pretraining, Scores, Source, TaskScore
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
 Check = Callable[[Record], Outcome]

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
 from eval.rules.evidence import Outcome, all_or, before, few, fine_tuned, made_with, other_sizes, swept
-from eval.rules.record import FineTuning, Record, Scores
+from eval.rules.record import Record
+from eval.rules.record_sections import FineTuning, Scores
 from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3

@@ -16,7 +16,8 @@ from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
 from eval.finetune.history import history_file, read_history
 from eval.rules.journal import last_logged_seconds, summarise_journal
-from eval.rules.record import OtherRun, Record, read_record
+from eval.rules.record import Record, read_record
+from eval.rules.record_sections import OtherRun
 
 # What numpy raises for a damaged file of arrays.
 DAMAGED_ARRAYS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)

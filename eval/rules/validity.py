@@ -24,7 +24,8 @@ from eval.rules.evidence import (
     official_sizes,
     other_sizes,
 )
-from eval.rules.record import Journal, Pretraining, Record, Scores, TaskScore
+from eval.rules.record import Record
+from eval.rules.record_sections import Journal, Pretraining, Scores, TaskScore
 from eval.tasks.metrics import lowest
 from eval.tasks.suites import AVERAGES
 

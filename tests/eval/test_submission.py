@@ -13,7 +13,7 @@ import pytest
 from cramming.data.task_files import GLUE, ExampleFile
 from eval.report import submission
 from eval.report.submission import FILES, archive, collect, to_tsv, validate
-from eval.rules.record import Scores, read
+from eval.rules.record_sections import Scores, read
 
 
 @pytest.fixture(autouse=True)
