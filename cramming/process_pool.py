@@ -56,16 +56,9 @@ def process_pool(
 
     try:
         for _ in range(workers):
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_work, args=(theirs, partial(begin, *inherited)), daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a worker never sees Ctrl-C
-            try:
-                process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
+            process, pipe = _start(partial(begin, *inherited))
             processes.append(process)
-            threads.append(threading.Thread(target=_serve, args=(ours, sent, calls, died), daemon=True))
+            threads.append(threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True))
             threads[-1].start()
         yield submit
     except BaseException:
@@ -79,6 +72,18 @@ def process_pool(
             thread.join()
         for process in processes:
             process.join()
+
+
+def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_work, args=(theirs, begin), daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a worker never sees Ctrl-C
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return process, ours
 
 
 def _serve(pipe: Connection, sent: Sequence[Any], calls: Calls, died: str) -> None:

@@ -28,7 +28,7 @@ def complete(
     pipeline: Pipeline,
     writer: CorpusWriter,
 ) -> Manifest:
-    """Write orders and card; the manifest, which is left to write."""
+    """Write all but the manifest, which is returned."""
     folder, data, stats = preparation.folder, preparation.data, pipeline.stats
     streams = {split: TokenStream(folder, shards, writer.encoder.dtype) for split, shards in writer.shards.items()}
     orders = write_orders(folder, data.orders, writer.documents["train"], streams["train"], writer.token_use)
@@ -46,13 +46,7 @@ def complete(
         dtype="uint16" if writer.encoder.dtype.itemsize == 2 else "uint32",
         tokenizer=info,
         sources=sources,
-        counts={
-            "documents_read": stats["source"].documents_in,
-            "documents": stats["tokens"].documents_out,
-            "long_documents_cut": stats["normalise"].notes["long_documents_cut"],
-            "text_bytes": found["bytes"],
-            "unknown_tokens": int(writer.token_use[info.special_ids["unk"]]),
-        },
+        counts=_counts(pipeline, found["bytes"], int(writer.token_use[info.special_ids["unk"]])),
         removed=stats.removed(),
         splits=writer.shards,
         stages=[stage.line() for stage in stats.values()],
@@ -66,6 +60,17 @@ def complete(
     return replace(manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
+def _counts(pipeline: Pipeline, text_bytes: int, unknown_tokens: int) -> dict[str, int]:
+    stats = pipeline.stats
+    return {
+        "documents_read": stats["source"].documents_in,
+        "documents": stats["tokens"].documents_out,
+        "long_documents_cut": stats["normalise"].notes["long_documents_cut"],
+        "text_bytes": text_bytes,
+        "unknown_tokens": unknown_tokens,
+    }
+
+
 def _statistics(
     preparation: Preparation,
     streams: dict[Split, TokenStream],
@@ -76,12 +81,8 @@ def _statistics(
     """What the card shows; `further` files count as the folder's bytes."""
     folder, use_V = preparation.folder, writer.token_use
     lengths = {split: token_lengths(stream) for split, stream in streams.items()}
-    by_source: dict[str, dict[str, int]] = {}
-    for split, documents in writer.documents.items():
-        for name, row in documents.by_source(lengths[split]).items():
-            before = by_source.get(name, {})
-            by_source[name] = {key: value + before.get(key, 0) for key, value in row.items()}
-    characters, words, documents_ = (
+    by_source = _by_source(writer, lengths)
+    characters, words, count = (
         sum(getattr(documents, key) for documents in writer.documents.values())
         for key in ("characters", "words", "documents")
     )
@@ -99,7 +100,7 @@ def _statistics(
         "tokens_per_character": _ratio(tokens, characters),
         "tokens_per_word": _ratio(tokens, words),
         "unknown_rate": round(int(use_V[writer.encoder.ids.unk]) / tokens, 8),
-        "characters_lost": _characters_lost(tokenizer, use_V, characters, words, documents_),
+        "characters_lost": _characters_lost(tokenizer, use_V, characters, words, count),
         "by_source": by_source,
         "tokens_per_byte_by_source": {
             name: round(row["tokens"] / row["bytes"], 6) for name, row in by_source.items() if row["bytes"]
@@ -109,6 +110,16 @@ def _statistics(
         **_distributions(np.concatenate(list(lengths.values())), use_V),
         **({"remark": remark} if remark else {}),
     }
+
+
+def _by_source(writer: CorpusWriter, lengths: dict[Split, np.ndarray]) -> dict[str, dict[str, int]]:
+    """Documents, bytes and tokens of each source, over both splits."""
+    total: dict[str, dict[str, int]] = {}
+    for split, documents in writer.documents.items():
+        for name, row in documents.by_source(lengths[split]).items():
+            before = total.get(name, {})
+            total[name] = {key: value + before.get(key, 0) for key, value in row.items()}
+    return total
 
 
 def _ratio(number: int, by: int) -> float | None:

@@ -36,7 +36,7 @@ class Document(NamedTuple):
     """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then.
 
     A long one may come in parts, numbered from 0, with nothing of the same `source` between them. With `damage` it is
-    none: it stands for what had to be left out, so that the ledger can count it.
+    none: it stands for what had to be left out, so that it is counted.
     """
 
     text: str
