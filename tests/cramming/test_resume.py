@@ -407,7 +407,7 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int
 ) -> None:
     auto = ["train.micro_batch=auto", "checkpoint.every_steps=3"]
-    monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: micro_batch.Found(8, "auto, as told"))
+    monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: (8, "auto, as told"))
     for resume, before, after in (("false", 8, 4), ("true", 4, 2)):
         with monkeypatch.context() as patch:
             break_at(patch, step if resume == "false" else 1, run_out_of_memory)
