@@ -184,7 +184,7 @@ def start_engine(
 def start_model(engine: Engine, start: CooccurrenceStart, seed: int, data: RunData, mesh: Mesh) -> None:
     """Weights that do not come from chance alone; all processes get those of the first."""
     from cramming.model.heads import MaskedLM
-    from cramming.optim.host import HostOptimizer
+    from cramming.parallel.offload import HostOptimizer
     from cramming.start import start_from_text
 
     assert isinstance(engine.model, MaskedLM)

@@ -164,8 +164,7 @@ def build_host_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
-    from cramming.optim.host import HostOptimizer
-    from cramming.parallel.lane import Lane
+    from cramming.parallel.offload import CopyStream, HostOptimizer
 
     groups = parameter_groups(model, config.weight_decay)
-    return HostOptimizer(groups, config.build, Lane(device), at_home)
+    return HostOptimizer(groups, config.build, CopyStream(device), at_home)

@@ -57,12 +57,12 @@ def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> Masked
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
-    from cramming.parallel.lane import Lane
+    from cramming.parallel.offload import CopyStream
 
     blocks, model.encoder.blocks = model.encoder.blocks, nn.ModuleList()
     model.to(device)
     model.encoder.blocks = blocks
-    lane = Lane(device)
+    lane = CopyStream(device)
     for parameter in blocks.parameters():
         parameter.data = lane.host_empty(parameter).copy_(parameter.data)
     return model
@@ -88,12 +88,11 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
 
 
 def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
-    from cramming.parallel.activations import Activations  # only here: most runs keep all on the device
-    from cramming.parallel.host_weights import linked
-    from cramming.parallel.lane import Lane
+    from cramming.parallel.offload import CopyStream, linked
+    from cramming.parallel.offload_activations import Activations  # only here: most runs keep all on the device
 
     blocks = list(model.encoder.blocks)
-    lane = Lane(model.encoder.embeddings.tokens.weight.device)
+    lane = CopyStream(model.encoder.embeddings.tokens.weight.device)
     activations = Activations(lane, len(blocks)) if config.offload_activations else None
     fetched = linked(blocks, lane) if config.offload_weights else None
     kept = _PRODUCTS if model.config.attention_dropout else _PRODUCTS | _ATTENTION

@@ -1,7 +1,7 @@
 """A GPU that is not there: within `fake_gpu` CPU tensors without data are treated as the GPU would treat them.
 
 Attention saves what flash attention saves (queries, keys, values, output, log-sum-exp, no mask), head chunks and loops
-over parameters are the GPU's. What `Lane` puts into host memory counts as such.
+over parameters are the GPU's. What `CopyStream` puts into host memory counts as such.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
-from cramming.parallel.lane import Lane
+from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, StorageTracker
 
 FAKE_FLASH = "fake flash attention"
@@ -40,10 +40,10 @@ def _restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | No
 @contextmanager
 def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
     """The kernel `FAKE_FLASH` exists, the head has so many logits at a time, and `tracker` knows host memory."""
-    host_empty = Lane.host_empty
+    host_empty = CopyStream.host_empty
     flash = attention.KERNELS["sdpa"]._replace(prepare=_prepare, restrict=_restrict)
 
-    def on_host(self: Lane, like: Tensor) -> Tensor:
+    def on_host(self: CopyStream, like: Tensor) -> Tensor:
         category, tracker.category = tracker.category, HOST
         try:
             return host_empty(self, like)
@@ -53,7 +53,7 @@ def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
     with (
         patch.dict(attention.KERNELS, {FAKE_FLASH: flash}),
         patch.dict(heads.CHUNK_ELEMENTS, cpu=chunk_elements),
-        patch.object(Lane, "host_empty", on_host),
+        patch.object(CopyStream, "host_empty", on_host),
     ):
         yield
 

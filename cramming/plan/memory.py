@@ -25,8 +25,8 @@ from cramming.engine import build_model, equip
 from cramming.model.attention import Packing
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
-from cramming.parallel.lane import Lane
 from cramming.parallel.mesh import Mesh
+from cramming.parallel.offload import CopyStream
 from cramming.plan.fake_gpu import FAKE_FLASH, fake_gpu, flash_scratch, update_all_at_once
 from cramming.plan.tracker import Operation, StorageTracker
 
@@ -110,7 +110,7 @@ class Simulation:
 
     def _move_to_host(self, blocks: nn.Module) -> None:
         """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
-        lane = Lane(self.device)
+        lane = CopyStream(self.device)
         for module in blocks.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 host = lane.host_empty(parameter).copy_(parameter.detach())

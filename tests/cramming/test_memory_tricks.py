@@ -19,7 +19,7 @@ from cramming.budget import Work
 from cramming.config import UserError
 from cramming.engine import Engine, StepStats
 from cramming.model.config import ModelConfig
-from cramming.parallel import lane
+from cramming.parallel import offload
 
 Train = Callable[..., list[StepStats]]
 Weights = Callable[[Engine], list[Tensor]]
@@ -159,7 +159,7 @@ class Late:
             self.queue[i] = lambda: None
 
 
-class LateLane(lane.Lane):
+class LateCopies(offload.CopyStream):
     """The slowest side stream there can be; what has not arrived is NaN."""
 
     def copy(self, targets: Any, sources: Any) -> Any:
@@ -183,7 +183,7 @@ def test_nothing_is_read_before_its_copy_was_waited_for(
     weights: Weights,
 ) -> None:
     plain = make_engine()
-    monkeypatch.setattr("cramming.parallel.lane.Lane", LateLane)
+    monkeypatch.setattr("cramming.parallel.offload.CopyStream", LateCopies)
     Late.queue.clear()
     ours = make_engine(**memory)
     for step in range(3):  # an evaluation between steps fetches weights too

@@ -19,10 +19,9 @@ from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
 from cramming.bench.workload import Candidate
 from cramming.engine import Engine
 from cramming.model import attention, attention_kernels, heads, layers, residual
-from cramming.optim.host import HostOptimizer
 from cramming.parallel import apply
-from cramming.parallel.activations import _BlockPass
-from cramming.parallel.lane import Lane
+from cramming.parallel.offload import CopyStream, HostOptimizer
+from cramming.parallel.offload_activations import _BlockPass
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -143,16 +142,16 @@ def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _late_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host does not wait for the gradients of its weights and adds those that came a step before."""
-    to_host, under_way = Lane.to_host, deque[list[Tensor | None]]()
+    to_host, under_way = CopyStream.to_host, deque[list[Tensor | None]]()
 
-    def broken(self: Lane, tensors: Any) -> list[Tensor | None]:
+    def broken(self: CopyStream, tensors: Any) -> list[Tensor | None]:
         under_way.append(to_host(self, tensors))
         blocks = 3
         if len(under_way) > blocks:
             return under_way.popleft()
         return [None if t is None else torch.zeros_like(t) for t in under_way[-1]]
 
-    monkeypatch.setattr(Lane, "to_host", broken)
+    monkeypatch.setattr(CopyStream, "to_host", broken)
 
 
 def _one_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Activations that wait in host memory for their block's backward pass (lane.py says how they travel)."""
+"""Activations that wait in host memory for their block's backward pass (offload.py says how they travel)."""
 
 import weakref
 from collections import deque
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from cramming.parallel.lane import Event, Forward, Lane, Packed, storage_of, unpack
+from cramming.parallel.offload import CopyStream, Event, Forward, Packed, storage_of, unpack
 
 SMALLEST = 1024  # elements: below, a copy costs more than the place it frees
 BLOCKS_IN_FLIGHT = 2  # whose activations are still on the device while they are copied out
@@ -32,7 +32,7 @@ class _BlockPass:
     A block that `stays` copies nothing, but its backward pass calls the one before all the same.
     """
 
-    def __init__(self, lane: Lane, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
+    def __init__(self, lane: CopyStream, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
         self.lane, self.previous, self.keep, self.stays = lane, previous, keep, stays
         self.saved: dict[tuple[Any, ...], _Saved] = {}
         self.restored = False
@@ -98,7 +98,7 @@ class _BlockPass:
 class Activations:
     """Moves what the blocks save to the host and back. The last two blocks' stays: backward asks for it first."""
 
-    def __init__(self, lane: Lane, blocks: int) -> None:
+    def __init__(self, lane: CopyStream, blocks: int) -> None:
         self.lane, self.blocks = lane, blocks
         self._current: _BlockPass | None = None
         # Weak: the autograd graph owns a pass, and with it its memory.
