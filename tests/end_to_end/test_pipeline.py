@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cramming import cli
+from cramming import cli, overrides
 
 
 def write_rte(folder: Path) -> None:
@@ -33,7 +33,7 @@ def test_from_text_to_the_leaderboard(
     cli.check("run", settings)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "corpora").exists()
     for verb in cli.PIPELINE:
-        cli._call_verb(verb, settings, [])
+        cli._call_verb(verb, settings, overrides.parse(verb, []))
     record = json.loads((tmp_path / "runs" / "a" / "record.json").read_text(encoding="utf-8"))
     assert record["pretrain"]["status"] == "finished" and record["pretrain"]["steps"] == 3
     assert record["corpus"]["sources"][0]["name"].endswith("a.txt")

@@ -119,9 +119,14 @@ def _learning_rate_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Candidate, "learning_rate", lambda self, step: 1.02 * rate(self, step))
 
 
-def _clipped_before_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients in fp16 that are clipped as they are, 65536 times too large; the update then takes the scale off."""
-    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", lambda self, optimizer: None)
+def _clipped_by_the_scaled_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16 gradients that are clipped by the norm of the scaled ones, up to 65536 times too large."""
+    scale = torch.amp.GradScaler.scale
+
+    def only_losses(scaler: Any, x: Tensor) -> Any:
+        return scale(scaler, x) if x.requires_grad else x
+
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", only_losses)
 
 
 def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +258,7 @@ FAULTS: dict[str, Fault] = {
     "optimizer in few bits": Fault(_around_adamw(_state_lost), FEW_BITS),
     "moments in 8 bits": Fault(_scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
     "bias correction": Fault(_around_adamw(_second_step_for_the_first), PLAIN),
-    "loss scaling": Fault(_clipped_before_unscaled, the("fp16"), size="few"),
+    "loss scaling": Fault(_clipped_by_the_scaled_norm, the("fp16"), size="few"),
     "learning rate": Fault(_learning_rate_too_high, PLAIN),
 }  # fmt: skip
 
