@@ -338,7 +338,7 @@ except FirstStep:
     counted = {file: n for file, n in lines.items() if n > 1}  # a package's docstring is nothing to read
     print(len(counted), sum(counted.values()))
 """
-# What a newcomer must read before the first training step; docs/design.md wants 25 files and 5,000 lines.
+# What a newcomer must read before the first training step; 25 files and 5,000 lines are the goal.
 MOST_FILES, MOST_LINES = 39, 6400
 
 

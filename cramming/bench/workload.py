@@ -49,7 +49,8 @@ class Workload:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.device = device
         config = Config.of(spec["settings"])
-        self.config = config = replace(config, model=replace(config.model, vocab_size=spec["vocab_size"]))
+        model, train = replace(config.model, vocab_size=spec["vocab_size"]), replace(config.train, batch_ramp=None)
+        self.config = config = replace(config, model=model, train=train)
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         length, last_layer = self.train.sequence_length, config.attention.last_layer
         self.flops_per_token = flops_per_token(config.model, length, config.targets_per_row / length, last_layer)

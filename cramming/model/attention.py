@@ -38,7 +38,10 @@ class AttentionConfig:
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
     """The kernel that `auto` stands for: the first in the table that suits."""
-    return next(name for name, kernel in KERNELS.items() if kernel.suits(packing, half_window, dtype, dropout))
+    for name, kernel in KERNELS.items():
+        if kernel.suits(packing, half_window, dtype, dropout):
+            return name
+    raise AssertionError("the last kernel of the table suits everything")
 
 
 def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:

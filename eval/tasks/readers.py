@@ -203,4 +203,8 @@ def _hub_split(task: Task, source: ExampleFile, labelled: bool) -> Split:
     texts = tuple(list(rows[name]) for name in task.hub_text)
     if not labelled:
         return Split(source, texts, None, [int(i) for i in rows["idx"]])
-    return Split(source, texts, _numbers(task, rows["label"]))
+    labels = _numbers(task, rows["label"])
+    if not task.regression and not np.isin(labels, range(task.outputs)).all():
+        where = f"{HUB_DATASET} ({source.hub_config}, {source.hub_split})"
+        raise UserError(f"{where}: labels outside 0..{task.outputs - 1}")
+    return Split(source, texts, labels)

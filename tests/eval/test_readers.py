@@ -266,6 +266,14 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
     assert data.blind[-1].labels is None and data.blind[-1].ids == [0, 1, 2]
 
 
+def test_hub_labels_that_the_task_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"sentence": ["a", "b"], "label": [0, -1], "idx": [0, 1]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict(rows))
+    monkeypatch.setattr("eval.tasks.readers.prepare_hub", lambda: True)
+    with pytest.raises(UserError, match=r"labels outside 0\.\.1"):
+        read_hub_task(GLUE["sst2"])
+
+
 def test_scored_examples_that_are_trained_on_are_counted_whatever_their_labels() -> None:
     source = GLUE["mrpc"].train
     train = Split(source, (["a  b", "c", "e"], ["d", "d", "f"]), np.array([0, 1, 0]))

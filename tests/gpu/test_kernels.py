@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from cramming.model import attention
 from cramming.model.attention import Packing
 from cramming.model.heads import linear_cross_entropy
+from cramming.model.packing import sequence_ids
 
 pytestmark = pytest.mark.gpu
 TOKENS, HEADS, SIZE = 1024, 4, 64
@@ -56,7 +57,7 @@ def test_attention_is_its_definition(device: torch.device, kernel: str, name: st
 
 def mask_of(packing: Packing, window: int | None) -> Tensor:
     """Which token sees which: bool [T, T]."""
-    ids = attention.sequence_ids(packing.bounds_S, TOKENS)
+    ids = sequence_ids(packing.bounds_S, TOKENS)
     mask, place = ids[:, None] == ids, torch.arange(TOKENS, device=ids.device)
     return mask if window is None else mask & ((place[:, None] - place).abs() <= window)
 
