@@ -26,10 +26,10 @@ class DeviceInfo:
 
 def select(requested: str) -> torch.device:
     """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there, or an AMD one is."""
-    has_gpu, problem = torch.cuda.is_available(), None
+    has_gpu, problem = requested != "cpu" and torch.cuda.is_available(), None
     if requested not in ("auto", "cpu", "cuda"):
         problem = "choose one of auto, cpu, cuda"
-    elif requested != "cpu" and torch.version.hip and has_gpu:  # ROCm calls itself cuda
+    elif torch.version.hip and has_gpu:  # ROCm calls itself cuda
         problem = "this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set device=cpu, or take an"
         problem += " NVIDIA GPU"
     elif requested == "cuda" and not has_gpu:
@@ -37,7 +37,7 @@ def select(requested: str) -> torch.device:
         problem = f"{build} (torch {torch.__version__}); use device=cpu or install a CUDA build"
     if problem:
         raise UserError(f"device={requested}: {problem}")
-    return torch.device("cuda", torch.cuda.current_device()) if requested != "cpu" and has_gpu else torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
 def describe(device: torch.device) -> DeviceInfo:

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming.checks import Config, Place
-from cramming.config import build, compose
+from cramming.config import UserError, build, compose
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
@@ -114,7 +114,9 @@ def _passed(count: Counter[str]) -> str:
 
 def _failed(error: Exception) -> str:
     text = " ".join(str(error).split())[:200]
-    return f"refused: {text}" if isinstance(error, ValueError) else f"FAILED: {type(error).__name__}: {text}"
+    # model/ knows no UserError: its one refusal is a ValueError that names the setting.
+    is_refusal = isinstance(error, UserError) or text.startswith("attention.kernel=")
+    return f"refused: {text}" if is_refusal else f"FAILED: {type(error).__name__}: {text}"
 
 
 def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, in_force, spelled
-from cramming.config import UserError, expand_home
+from cramming.config import UserError, build, expand_home
 from cramming.files import write_atomically
 from cramming.progress import say
 
@@ -63,6 +63,14 @@ class Verdict:
     steps: int
     fall: float
     settings: str = ""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the file of verdicts has for one device and version of torch; noise floors by their rounding."""
+
+    verdicts: dict[str, Verdict]
+    floors: dict[str, Any]
 
 
 def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor) -> Verdict:
@@ -218,8 +226,7 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
         content = json.loads(file.read_text(encoding="utf-8"))
         places: dict[str, dict[str, Any]] = content["places"]
         for here in places.values():
-            for verdict in here["verdicts"].values():
-                Verdict(**verdict)
+            build(Verdicts, here, "place")
         problem = None if content["format"] == FORMAT else f"written in format {content['format']}, not {FORMAT}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"not a table of verdicts in format {FORMAT} ({type(error).__name__}: {error})"

@@ -7,7 +7,7 @@ conditions.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -66,6 +66,8 @@ def main(settings: dict[str, Any]) -> None:
     device, gates = devices.select(settings["device"]), expand_home(settings["gates"], "gates")
     rows, described = chosen(config.only, device), devices.describe(device)
     gate.load(gates)  # a file that cannot be added to is found now, not after the first row
+    for trick in rows:
+        refuse_other_optimizer(trick, settings)
     order = [trick.name for trick in chosen(None, device)]
     earlier, earlier_floors = tables.read_earlier(config.raw, described, settings)
     known = {row["name"]: row for row in earlier}
@@ -86,6 +88,17 @@ def main(settings: dict[str, Any]) -> None:
             bar.advance(1)  # what is written is not lost by a crash later
             say(tables.line(row))
     say(f"{config.out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {raw}")
+
+
+def refuse_other_optimizer(trick: Trick, settings: Mapping[str, Any]) -> None:
+    """UserError where a row changes a setting that the configured choice, such as optim=sgd, does not have."""
+    try:
+        tricks.changed(settings, trick.settings)
+    except KeyError as error:
+        raise UserError(
+            f"bench: the row '{trick.name}' sets {error.args[0]}, which optim={settings['optim']['name']} does not"
+            " have; take optim=adamw, or name other rows in bench.only"
+        ) from None
 
 
 def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:

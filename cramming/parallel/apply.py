@@ -62,9 +62,9 @@ def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> Masked
     blocks, model.encoder.blocks = model.encoder.blocks, nn.ModuleList()
     model.to(device)
     model.encoder.blocks = blocks
-    lane = CopyStream(device)
+    copy_stream = CopyStream(device)
     for parameter in blocks.parameters():
-        parameter.data = lane.host_empty(parameter).copy_(parameter.data)
+        parameter.data = copy_stream.host_empty(parameter).copy_(parameter.data)
     return model
 
 
@@ -92,9 +92,9 @@ def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
     from cramming.parallel.offload_activations import Activations  # only here: most runs keep all on the device
 
     blocks = list(model.encoder.blocks)
-    lane = CopyStream(model.encoder.embeddings.tokens.weight.device)
-    activations = Activations(lane, len(blocks)) if config.offload_activations else None
-    fetched = linked(blocks, lane) if config.offload_weights else None
+    copy_stream = CopyStream(model.encoder.embeddings.tokens.weight.device)
+    activations = Activations(copy_stream, len(blocks)) if config.offload_activations else None
+    fetched = linked(blocks, copy_stream) if config.offload_weights else None
     kept = _PRODUCTS if model.config.attention_dropout else _PRODUCTS | _ATTENTION
     selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
     for index, block in enumerate(blocks):

@@ -72,8 +72,8 @@ def storage_of(tensor: Tensor) -> int:
 class HostWeights:
     """The parameters of one block, at home in host memory, and their copies on the way to the device."""
 
-    def __init__(self, block: nn.Module, lane: CopyStream) -> None:
-        self.lane = lane
+    def __init__(self, block: nn.Module, copy_stream: CopyStream) -> None:
+        self.copy_stream = copy_stream
         self.places = [(module, name) for module in block.modules() for name in module._parameters]
         self.places = [(module, name) for module, name in self.places if module._parameters[name] is not None]
         self.parameters: list[Tensor] = [module._parameters[name] for module, name in self.places]  # type: ignore[misc]
@@ -89,9 +89,9 @@ class HostWeights:
         versions = [p._version for p in self.parameters]
         if self._coming is None or self._coming[0] != versions:
             if self._coming is not None:
-                self.lane.wait(self._coming[2])  # or it arrives in memory that is others' by then
-            copies = [torch.empty_like(p, device=self.lane.device, requires_grad=False) for p in self.parameters]
-            self._coming = versions, copies, self.lane.copy(copies, [p.detach() for p in self.parameters])
+                self.copy_stream.wait(self._coming[2])  # or it arrives in memory that is others' by then
+            copies = [torch.empty_like(p, device=self.copy_stream.device, requires_grad=False) for p in self.parameters]
+            self._coming = versions, copies, self.copy_stream.copy(copies, [p.detach() for p in self.parameters])
 
     @torch.no_grad()
     def fetch(self, dtype: torch.dtype | None) -> list[Tensor]:
@@ -100,7 +100,7 @@ class HostWeights:
         assert self._coming is not None
         _, copies, event = self._coming
         self._coming = None
-        self.lane.wait(event)
+        self.copy_stream.wait(event)
         in_backward = torch._C._current_graph_task_id() != -1  # a recomputed forward pass runs backwards too
         neighbour = self.before if in_backward else self.after
         if neighbour is not None:
@@ -139,7 +139,7 @@ class _Visit:
 
     def __init__(self, weights: HostWeights) -> None:
         self.weights = weights
-        device = weights.lane.device.type
+        device = weights.copy_stream.device.type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         self.tensors: list[Tensor] | None = None
         self.index: dict[int, int] = {}
@@ -177,12 +177,12 @@ class _Fetch(torch.autograd.Function):
         # The last node of the block's backward pass. The host waits here for the block's gradients, then adds them to
         # its own in another thread than the one that goes on with the block before.
         ctx.visit.leave()
-        return None, *ctx.visit.weights.lane.to_host(gradients)
+        return None, *ctx.visit.weights.copy_stream.to_host(gradients)
 
 
-def linked(blocks: Sequence[nn.Module], lane: CopyStream) -> Iterator[HostWeights]:
+def linked(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> Iterator[HostWeights]:
     """The blocks' weights, each knowing its neighbours."""
-    weights = [HostWeights(block, lane) for block in blocks]
+    weights = [HostWeights(block, copy_stream) for block in blocks]
     for before, after in pairwise(weights):
         before.after, after.before = after, before
     return iter(weights)
@@ -205,12 +205,12 @@ class HostOptimizer(torch.optim.Optimizer):
         self,
         groups: Groups,
         build: Callable[[Groups], torch.optim.Optimizer],
-        lane: CopyStream,
+        copy_stream: CopyStream,
         at_home: Collection[nn.Parameter] = frozenset(),
     ) -> None:
-        self._lane = lane
+        self._copy_stream = copy_stream
         self._parameters: list[list[nn.Parameter]] = [group["params"] for group in groups]
-        self._masters = {p: p if p in at_home else _host_copy(p, lane) for ps in self._parameters for p in ps}
+        self._masters = {p: p if p in at_home else _host_copy(p, copy_stream) for ps in self._parameters for p in ps}
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._inner = build([{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups])
         super().__init__(self._outer_groups(), {"fused": self._inner.defaults.get("fused")})
@@ -225,9 +225,9 @@ class HostOptimizer(torch.optim.Optimizer):
         away = [p for p in away if self._masters[p] is not p]
         for p in away:
             if p not in self._gradients:
-                self._gradients[p] = self._lane.host_empty(p)
+                self._gradients[p] = self._copy_stream.host_empty(p)
         buffers = [self._gradients[p] for p in away]
-        arrived = self._lane.copy(buffers, [p.grad for p in away])
+        arrived = self._copy_stream.copy(buffers, [p.grad for p in away])
         if arrived is not None:
             arrived.synchronize()
         for p, buffer in zip(away, buffers):
@@ -269,5 +269,5 @@ class HostOptimizer(torch.optim.Optimizer):
         return [{**inner, "params": own} for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)]
 
 
-def _host_copy(parameter: nn.Parameter, lane: CopyStream) -> nn.Parameter:
-    return nn.Parameter(lane.host_empty(parameter).copy_(parameter.detach()))
+def _host_copy(parameter: nn.Parameter, copy_stream: CopyStream) -> nn.Parameter:
+    return nn.Parameter(copy_stream.host_empty(parameter).copy_(parameter.detach()))

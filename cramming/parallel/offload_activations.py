@@ -32,8 +32,8 @@ class _BlockPass:
     A block that `stays` copies nothing, but its backward pass calls the one before all the same.
     """
 
-    def __init__(self, lane: CopyStream, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
-        self.lane, self.previous, self.keep, self.stays = lane, previous, keep, stays
+    def __init__(self, copy_stream: CopyStream, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
+        self.copy_stream, self.previous, self.keep, self.stays = copy_stream, previous, keep, stays
         self.saved: dict[tuple[Any, ...], _Saved] = {}
         self.restored = False
 
@@ -49,8 +49,8 @@ class _BlockPass:
         key = (storage, tensor.dtype, tensor._version)
         if key not in self.saved:
             whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-            host = self.lane.host_empty(whole)
-            self.saved[key] = _Saved(whole, host, self.lane.copy([host], [whole]))
+            host = self.copy_stream.host_empty(whole)
+            self.saved[key] = _Saved(whole, host, self.copy_stream.copy([host], [whole]))
         self.saved[key].uses += 1
         view = (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         return partial(self._back, self.saved[key], *view)
@@ -58,7 +58,7 @@ class _BlockPass:
     def release(self) -> None:
         """Give up the device's copies; the memory is free for what is queued from now on."""
         for saved in self.saved.values():
-            self.lane.wait(saved.event)
+            self.copy_stream.wait(saved.event)
             saved.device = None
 
     def restore(self) -> None:
@@ -68,14 +68,14 @@ class _BlockPass:
         self.restored = True
         for saved in self.saved.values():
             if saved.device is None and saved.host is not None:
-                saved.device = torch.empty_like(saved.host, device=self.lane.device)
-                saved.event = self.lane.copy([saved.device], [saved.host])
+                saved.device = torch.empty_like(saved.host, device=self.copy_stream.device)
+                saved.event = self.copy_stream.copy([saved.device], [saved.host])
 
     def __del__(self) -> None:
         """A copy nobody asked for (a backward pass cut short) must not arrive in memory that is others' by then."""
         for saved in self.saved.values():
             if saved.device is not None:
-                self.lane.wait(saved.event)
+                self.copy_stream.wait(saved.event)
 
     def _present(self, tensor: Tensor) -> Tensor:
         if self.previous is not None:
@@ -88,7 +88,7 @@ class _BlockPass:
             self.previous.restore()
         whole = saved.device
         assert whole is not None, "the backward pass runs once"
-        self.lane.wait(saved.event)
+        self.copy_stream.wait(saved.event)
         saved.uses -= 1
         if saved.uses == 0:
             saved.device = saved.host = None
@@ -98,8 +98,8 @@ class _BlockPass:
 class Activations:
     """Moves what the blocks save to the host and back. The last two blocks' stays: backward asks for it first."""
 
-    def __init__(self, lane: CopyStream, blocks: int) -> None:
-        self.lane, self.blocks = lane, blocks
+    def __init__(self, copy_stream: CopyStream, blocks: int) -> None:
+        self.copy_stream, self.blocks = copy_stream, blocks
         self._current: _BlockPass | None = None
         # Weak: the autograd graph owns a pass, and with it its memory.
         self._in_flight: deque[weakref.ref[_BlockPass]] = deque()
@@ -134,5 +134,5 @@ class Activations:
             oldest = self._in_flight.popleft()()
             if oldest is not None:
                 oldest.release()
-        self._current = _BlockPass(self.lane, self._current, keep, index >= self.blocks - BLOCKS_IN_FLIGHT)
+        self._current = _BlockPass(self.copy_stream, self._current, keep, index >= self.blocks - BLOCKS_IN_FLIGHT)
         self._in_flight.append(weakref.ref(self._current))

@@ -110,10 +110,10 @@ class Simulation:
 
     def _move_to_host(self, blocks: nn.Module) -> None:
         """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
-        lane = CopyStream(self.device)
+        copy_stream = CopyStream(self.device)
         for module in blocks.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                host = lane.host_empty(parameter).copy_(parameter.detach())
+                host = copy_stream.host_empty(parameter).copy_(parameter.detach())
                 setattr(module, name, nn.Parameter(host, requires_grad=parameter.requires_grad))
 
     def _make_gradients(self) -> None:

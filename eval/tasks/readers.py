@@ -120,7 +120,8 @@ def _wrong_count(line: str, columns: list[str], last: bool) -> str:
 def _label(task: Task, text: str) -> float:
     """The class number or score that this label stands for; UserError without a place."""
     if task.score_range is None:
-        require(text in task.labels, f"{task.label} {text!r} is not one of {', '.join(task.labels)}")
+        if text not in task.labels:
+            raise UserError(f"{task.label} {text!r} is not one of {', '.join(task.labels)}")
         return task.labels.index(text)
     low, high = task.score_range
     try:

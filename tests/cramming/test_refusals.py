@@ -120,7 +120,7 @@ def test_what_one_process_forced_stays_on_record(tmp_path: Path) -> None:
     """A resume on another device, or after a new verdict, does not take it back."""
     write_record_section(tmp_path, pretrain={"forced": ["checkpoint all"]})
     assert train_state.forced_tricks(tmp_path, {"checkpoint all": "passed"}) == ["checkpoint all"]
-    assert train_state.forced_tricks(tmp_path, {"fp8": "forced", "bf16": "untested"}) == ["checkpoint all", "fp8"]
+    assert train_state.forced_tricks(tmp_path, {"fp8": "forced", "bf16": "passed"}) == ["checkpoint all", "fp8"]
 
 
 def test_an_automatic_attention_kernel_hides_no_trick(

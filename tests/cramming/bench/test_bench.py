@@ -100,6 +100,7 @@ def test_a_table_of_verdicts_that_cannot_be_read_is_refused_before_anything_runs
     ("override", "message"),
     [
         ("bench.only=[magic]", r"no trick .'magic'.; there are: last layer at targets"),
+        ("optim=sgd", "the row '8-bit AdamW' sets optim.eps, which optim=sgd does not have"),
         ("bench.vocab_size=3", "bench: vocab_size=3 is below"),
         ("bench.gate={model: {wdith: 3}}", r"bench.gate.model.wdith: unknown setting"),
     ],

@@ -108,6 +108,11 @@ def test_another_value_does_not_hide_a_trick(compose: Compose, overrides: list[s
         (b"{", "not a table of verdicts"),
         (b"\xff", "not a table of verdicts"),
         (b"[]", "not a table of verdicts"),
+        (b'{"format": 2, "places": {"here": {"verdicts": {}}}}', "not a table of verdicts .*floors: missing"),
+        (
+            b'{"format": 2, "places": {"here": {"floors": {}, "verdicts": {"x": {"trick": "x", "passed": "false"}}}}}',
+            "not a table of verdicts .*passed='false'",
+        ),
         (b'{"format": 2, "places": {"here": {"verdicts": {"bf16": true}, "floors": {}}}}', "not a table of verdicts"),
         (b'{"here": {"bf16": {"passed": true, "distance": 0.01, "tolerance": 0.05}}}', "not a table of verdicts"),
         (b'{"format": 3, "places": {}}', "written in format 3, not 2; remove it"),

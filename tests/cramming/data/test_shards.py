@@ -12,7 +12,7 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import MANIFEST, TOKENIZER, Split, corpus_folder
+from cramming.data.manifest import MANIFEST, TOKENIZER, Split, corpus_folder, token_dtype
 from cramming.data.stream import TokenStream
 from data_prep.shard_writer import ShardWriter, resume_point
 
@@ -222,3 +222,8 @@ def test_folder_name_depends_on_what_not_on_where_or_how_fast() -> None:
     assert corpus_folder(config | {"data": {**config["data"], "paths": ["b.txt"]}}) != folder
     assert corpus_folder(config | {"tokenizer": {"kind": "bpe", "vocab_size": 300, "lowercase": True}}) != folder
     assert corpus_folder(config | {"data": {**config["data"], "corpus": "here"}}) == Path("here")
+
+
+@pytest.mark.parametrize(("entries", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
+def test_tokens_take_two_bytes_as_long_as_every_id_fits(entries: int, dtype: str) -> None:
+    assert token_dtype(entries) == np.dtype(dtype)
