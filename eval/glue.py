@@ -25,6 +25,7 @@ from cramming.record import (
     run_lock,
     write_record_section,
 )
+from cramming.record_schema import WITHOUT_ENCODER, read_record
 from eval.extras import sweep
 from eval.extras.minimal_pairs import read_pairs, score_pairs
 from eval.finetune import history
@@ -34,7 +35,6 @@ from eval.finetune.encode import EncodedTask
 from eval.finetune.models import ModelSource, altered, open_model, position_limit
 from eval.finetune.scoring import score_model, show_averages, with_seconds
 from eval.finetune.store import RunStore, write_json
-from eval.rules.record import WITHOUT_ENCODER, read_record
 from eval.tasks.datasets import TaskData, in_one_order
 from eval.tasks.locate import FoundSuite, find_suite, find_tasks
 

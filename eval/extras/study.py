@@ -20,10 +20,10 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.overrides import CHECK
 from cramming.progress import say
+from cramming.record_schema import Scores
 from eval.report import plots
 from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
-from eval.rules.record_sections import Scores
 from eval.tasks.suites import AVERAGES
 
 DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers

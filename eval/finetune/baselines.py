@@ -16,11 +16,11 @@ import numpy as np
 from cramming.config import settings_hash
 from cramming.data.task_files import Task
 from cramming.progress import say
+from cramming.record_schema import WITHOUT_ENCODER
 from eval.finetune.config import SELECTIONS
 from eval.finetune.loop import Predictions
 from eval.finetune.store import RunStore, write_json
 from eval.finetune.summary import summarise
-from eval.rules.record import WITHOUT_ENCODER
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.suites import SuiteName
 

@@ -15,7 +15,7 @@ from cramming.config import UserError, expand_home, file_sha256, require, settin
 from cramming.hub import prepare_hub
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder_config
-from eval.rules.record import Record
+from cramming.record_schema import Record
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
 # Their first position is that behind the padding token's number.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cramming.data.task_files import GLUE
 from cramming.progress import compact
+from cramming.record_schema import Record
 from eval.report.ranking import (
     BAG_OF_WORDS,
     BASELINES,
@@ -40,7 +41,6 @@ from eval.report.wording import (
 from eval.rules.evidence import swept
 from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
-from eval.rules.record import Record
 from eval.tasks.suites import AVERAGES
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
+from cramming.record_schema import Record
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES, Reference
-from eval.rules.record import Record
 from eval.tasks.suites import AVERAGES
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show

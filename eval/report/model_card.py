@@ -16,12 +16,12 @@ from cramming import __version__
 from cramming.data.task_files import ENTRIES
 from cramming.progress import compact
 from cramming.record import RULES_VERSION
+from cramming.record_schema import Record, read_record
 from eval.report import run_page
 from eval.report.ranking import rows_of
 from eval.report.render import Block, Cell, Group, Heading, Paragraph, Table, markdown
 from eval.report.wording import budget_words
 from eval.rules.load import Run
-from eval.rules.record import Record, read_record
 from eval.rules.table import judge
 
 RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "attention", "train", "memory", "runtime")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eval.rules.typed_json import number
+from cramming.record_schema import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

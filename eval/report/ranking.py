@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from scipy.special import stdtr
 
+from cramming.record_schema import WITHOUT_ENCODER, Scores
 from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES
 from eval.rules.evidence import mean_of
 from eval.rules.load import Run
-from eval.rules.record import WITHOUT_ENCODER
-from eval.rules.record_sections import Scores
 from eval.rules.table import Verdict, judge
 from eval.tasks.suites import AVERAGES
 

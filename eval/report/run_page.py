@@ -5,6 +5,7 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from cramming.progress import compact
+from cramming.record_schema import Budget, Metric, Record, Scores, TaskScore
 from eval.report.leaderboard import gain_words
 from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, best_baseline
 from eval.report.render import DASH, Block, Cell, Figure, Group, Heading, Paragraph, Section, Table
@@ -22,8 +23,6 @@ from eval.report.wording import (
 )
 from eval.rules.evidence import names_of
 from eval.rules.load import Run
-from eval.rules.record import Record
-from eval.rules.record_sections import Budget, Metric, Scores, TaskScore
 from eval.rules.table import RULES, Verdict
 from eval.tasks.suites import AVERAGES
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from cramming.data.task_files import GLUE, ExampleFile, Task
+from cramming.record_schema import Scores
 from eval.rules.load import DAMAGED_ARRAYS
-from eval.rules.record_sections import Scores
 
 # File name in the zip -> the task whose labels it uses, and the test set.
 FILES: dict[str, tuple[Task, ExampleFile]] = {

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 from cramming.data.task_files import ENTRIES, GLUE
 from cramming.progress import compact
+from cramming.record_schema import Record, TaskScore
 from eval.report.render import DASH, Cell
 from eval.rules.load import Run
-from eval.rules.record import Record
-from eval.rules.record_sections import TaskScore
 
 SUBSET = "†"
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}

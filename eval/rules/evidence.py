@@ -1,16 +1,13 @@
 """What several rules look at: the history of fine-tunings, sizes of tasks, the wording of evidence."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
+from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
 from eval.finetune.history import PROTOCOL
-from eval.rules.record import Record
-from eval.rules.record_sections import FineTuning, Pretraining, Scores, Source, TaskScore
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
-Check = Callable[[Record], Outcome]
 
 # Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
 # 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well.
@@ -24,31 +21,21 @@ def before(record: Record, version: str) -> bool:
     return record.rules_version in COMPARABLE[: COMPARABLE.index(version)]
 
 
-def of_pretraining(*, holds_without: bool) -> Callable[[Callable[[Record, Pretraining], Outcome]], Check]:
-    """A check of the pretraining: of a record that has none, it is known what it says."""
-
-    def wrap(check: Callable[[Record, Pretraining], Outcome]) -> Check:
-        @wraps(check)
-        def checked(record: Record) -> Outcome:
-            if record.pretrain is None:
-                return holds_without, "no pretraining in this record"
-            return check(record, record.pretrain)
-
-        return checked
-
-    return wrap
-
-
-def all_or(problems: list[str], fine: str) -> Outcome:
+def all_or(problems: Iterable[str], fine: str) -> Outcome:
     """A failure with the first problems as evidence, or success with `fine`."""
-    shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
-    return (False, shown) if problems else (True, fine)
+    found = list(problems)
+    return (False, few(found, 4, "; ")) if found else (True, fine)
 
 
-def few(names: Sequence[str], most: int = 6) -> str:
+def failed(*checks: tuple[object, str]) -> list[str]:
+    """Of (holds, problem) the problems of those that do not hold."""
+    return [problem for holds, problem in checks if not holds]
+
+
+def few(names: Sequence[str], most: int = 6, between: str = ", ") -> str:
     """The first of the names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + more
 
 
 def names_of(sources: Sequence[Source]) -> str:
@@ -64,8 +51,8 @@ def fine_tuned(record: Record, init: str, named: bool = False) -> list[FineTunin
         return []
     lines = record.history_file.entries
     if named:
-        counts = (record.history.entries if record.history else None, section.history_entries)
-        lines = lines[: int(min(count or 0 for count in counts))]
+        recorded = record.history.entries if record.history else None
+        lines = lines[: int(min(recorded or 0, section.history_entries or 0))]
     return [line for line in lines if line.init == init and line.suite == section.suite]
 
 
@@ -74,13 +61,13 @@ def made_with(scored: Scores | FineTuning) -> dict[str, Any]:
     return {key: getattr(scored, key) for key in PROTOCOL}
 
 
-def kept(record: Record, init: str) -> dict[str, FineTuning]:
-    """The line of the history that each result of a section was kept with, by the name of its predictions' file."""
+def kept(record: Record, init: str) -> list[FineTuning]:
+    """The lines of the history that the results of a section were kept with."""
     if (section := record.glue.get(init)) is None:
-        return {}
+        return []
     seeds = set(map(str, section.seeds))
-    lines = [line for line in fine_tuned(record, init, named=True) if made_with(line) == made_with(section)]
-    return {f"{line.task}-seed{line.seed}.npz": line for line in lines if str(line.seed) in seeds}
+    lines = fine_tuned(record, init, named=True)
+    return [line for line in lines if made_with(line) == made_with(section) and str(line.seed) in seeds]
 
 
 def official_sizes(record: Record, init: str, entry: str) -> dict[str, int]:

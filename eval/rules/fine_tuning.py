@@ -1,15 +1,14 @@
-"""The rules of the closed division about the scores: one set of hyperparameters, no selection, seeds, whole tasks.
+"""R18 to R22, of the closed division, about the scores: one set of hyperparameters, no selection, seeds, whole tasks.
 
 Each check's docstring is the rule's sentence in docs/rules.md (a test compares them); `eval.rules.table` numbers them.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
+from cramming.record_schema import FineTuning, Record, Scores
 from eval.rules.evidence import Outcome, all_or, before, few, fine_tuned, made_with, other_sizes, swept
-from eval.rules.record import Record
-from eval.rules.record_sections import FineTuning, Scores
 from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3
@@ -129,34 +128,25 @@ def full_tasks(record: Record) -> Outcome:
     tasks = trained.tasks.items()
     subsets = [entry for entry, task in tasks if task.subset or other_sizes(record, "pretrained", entry, task)]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
-    if trained.suite == "embedded" and not _of_the_corpus(record, trained) and not before(record, "5"):
+    own = record.corpus.manifest_sha256
+    if trained.suite == "embedded" and not before(record, "5") and (own is None or trained.tasks_corpus_sha256 != own):
         problems.append("the embedded tasks are not known to be those of the corpus that the model was trained on")
-    problems += _trained_on_what_is_scored(trained)
+    for name, task in tasks:
+        seen, scored = task.seen_in_training, task.eval_examples  # records of before version 5 do not say
+        if name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
+            problems.append(f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too")
     contents = _contents(trained)
     problems += [f"{OTHER}: {', '.join(contents[OTHER])}"] if OTHER in contents else []
     shown = "".join(f"; {kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data{shown}")
 
 
-def _of_the_corpus(record: Record, trained: Scores) -> bool:
-    """Embedded tasks come with a corpus; records of before version 5 do not say with which."""
-    own = record.corpus.manifest_sha256
-    return own is not None and trained.tasks_corpus_sha256 == own
-
-
-def _trained_on_what_is_scored(trained: Scores) -> Iterator[str]:
-    """GLUE's entries whose scored examples are largely training examples; records of before version 5 do not say."""
-    for name, task in trained.tasks.items():
-        seen, scored = task.seen_in_training, task.eval_examples
-        if name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
-            yield f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too"
-
-
 def _contents(trained: Scores) -> dict[str, list[str]]:
     """GLUE's scored entries with all of their examples, by what the SHA-256 of these says of them."""
     found: dict[str, list[str]] = {}
-    whole = {name: trained.tasks[name] for name in ENTRIES if name in trained.tasks and not trained.tasks[name].subset}
-    for name, task in whole.items() if trained.suite == "glue" else ():
+    for name in ENTRIES if trained.suite == "glue" else ():
+        if (task := trained.tasks.get(name)) is None or task.subset:
+            continue
         sha256, official = task.data_sha256, OFFICIAL_SHA256.get(name)
         if not sha256:
             found.setdefault("SHA-256 of the data not recorded", []).append(name)

@@ -12,7 +12,6 @@ from cramming.journal import (
     Saved,
     first_line_sha256,
     is_chained,
-    lacks_newline,
     limits_of,
     processes_of,
     read_journal,
@@ -21,13 +20,13 @@ from cramming.journal import (
 
 
 def summarise_journal(journal: Path) -> dict[str, Any]:
-    """The record's section `journal` (`eval.rules.record.Journal`); `problem` where it cannot be read.
+    """The record's section `journal`; `problem` where it cannot be read.
 
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
     is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
-    `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows, `config_there` whether
-    there is one; `corpora` what each process read, by the SHA-256 of its manifest; `budgets` its unit and limit, of
-    which there are none before rules version 5.
+    `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows; `corpora` what each
+    process read, by the SHA-256 of its manifest; `budgets` its unit and limit, of which there are none before rules
+    version 5.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -38,7 +37,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     if not events:
         return {"problem": f"{journal}: no event"}
     starts, last = [event for event in events if event["event"] == "start"], events[-1]
-    config, flops = journal.with_name("config.yaml"), last.get("charged_flops")
+    flops = last.get("charged_flops")
     return {
         "sha256": sha256,
         "start": first_line_sha256(journal),
@@ -51,11 +50,10 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "last_step_seconds": last.get("last_step_seconds"),
         "total_seconds": spent_seconds(events),
         "uncharged_seconds": _uncharged_seconds(events),
-        "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
+        "problems": [*_trained_after_the_end(events), *_foreign_checkpoints(events)],
         "budgets": [[event["unit"], event["limit"]] for event in starts if "unit" in event],
         "corpora": [event.get("corpus") for event in starts],
-        "config_budget": _config_budget(config),
-        "config_there": config.exists(),
+        "config_budget": _config_budget(journal.with_name("config.yaml")),
     }  # fmt: skip
 
 
@@ -66,11 +64,6 @@ def _uncharged_seconds(events: Sequence[Event]) -> float:
         if isinstance(wall := event.get("wall"), float):
             found.setdefault(event["process"], []).append(wall - event["elapsed"])
     return sum(max(0.0, late[-1] - late[0]) for late in found.values())
-
-
-def _cut_off(journal: Path) -> Iterator[str]:
-    if lacks_newline(journal):
-        yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
 
 
 def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:

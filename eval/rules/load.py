@@ -14,10 +14,9 @@ from typing import Any
 from cramming.config import UserError, file_sha256
 from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
+from cramming.record_schema import OtherRun, Record, read_record
 from eval.finetune.history import history_file, read_history
 from eval.rules.journal import last_logged_seconds, summarise_journal
-from eval.rules.record import Record, read_record
-from eval.rules.record_sections import OtherRun
 
 # What numpy raises for a damaged file of arrays.
 DAMAGED_ARRAYS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -78,8 +77,8 @@ def load_run(folder: Path) -> Run:
     if (past := history_file(folder)).exists():
         raw["history_file"] = read_history(past, raw.get("history"))
     try:
-        metrics = [row for row in load_metrics(folder) if isinstance(row, dict)]
-    except (OSError, KeyError, TypeError, ValueError):  # plots are a bonus: a damaged log must not hide the scores
+        metrics = load_metrics(folder)
+    except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
         metrics = []
     if (journal := folder / JOURNAL).exists():
         raw["journal"] = {**summarise_journal(journal), "logged_seconds": last_logged_seconds(metrics)}

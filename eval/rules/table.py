@@ -1,16 +1,16 @@
 """The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function of a record.
 
-A check never repairs or guesses: it looks at what is written (`eval.rules.record`), says whether the sentence holds,
-and shows its evidence. A record that breaks a rule marked `both` is invalid: its numbers cannot be trusted, so it is
-listed but not ranked. Rules marked `closed` decide between the closed and the open division.
+A check never repairs or guesses: it looks at what is written (cramming/record_schema.py), says whether the sentence
+holds, and shows its evidence. A record that breaks a rule marked `both` is invalid: its numbers cannot be trusted, so
+it is listed but not ranked. Rules marked `closed` decide between the closed and the open division.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from cramming.record_schema import Record, read_record
 from eval.rules import closed_division, fine_tuning, validity
-from eval.rules.evidence import Check
-from eval.rules.record import Record, read_record
+from eval.rules.evidence import Outcome
 
 
 class Finding(NamedTuple):
@@ -22,11 +22,15 @@ class Finding(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule's number, the division it binds and its check, whose docstring is the rule's sentence."""
+    """A rule's number, the division it binds and its check, whose docstring is the rule's sentence.
+
+    `untrained` is what it says of a record without pretraining, where that needs no check.
+    """
 
     number: str
     division: Literal["both", "closed"]
-    check: Check
+    check: Callable[[Record], Outcome]
+    untrained: bool | None = None
 
     @property
     def sentence(self) -> str:
@@ -35,6 +39,8 @@ class Rule(NamedTuple):
 
     def __call__(self, record: Record) -> Finding:
         """Check `record`."""
+        if record.pretrain is None and self.untrained is not None:
+            return Finding(self.number, self.untrained, "no pretraining in this record")
         return Finding(self.number, *self.check(record))
 
 
@@ -50,6 +56,38 @@ class Verdict(NamedTuple):
         return tuple(f for f in self.findings if not f.ok)
 
 
+RULES = (
+    Rule("R1", "both", validity.format_and_versions),
+    Rule("R2", "both", validity.finite_numbers),
+    Rule("R3", "both", validity.pretraining_finished, untrained=True),
+    Rule("R4", "both", validity.budget_kept, untrained=True),
+    Rule("R5", "both", validity.journal_agrees, untrained=True),
+    Rule("R6", "both", validity.scores_stated),
+    Rule("R7", "both", validity.scores_are_medians),
+    Rule("R8", "both", validity.averages_complete),
+    Rule("R9", "both", validity.subsets_marked),
+    Rule("R10", "closed", closed_division.one_device, untrained=False),
+    Rule("R11", "closed", closed_division.one_day, untrained=False),
+    Rule("R12", "closed", closed_division.masked_language_model, untrained=False),
+    Rule("R13", "closed", closed_division.from_scratch, untrained=False),
+    Rule("R14", "closed", closed_division.own_weights_scored, untrained=False),
+    Rule("R15", "closed", closed_division.corpus_declared),
+    Rule("R16", "closed", closed_division.no_downstream_text),
+    Rule("R17", "closed", closed_division.tokenizer_origin),
+    Rule("R18", "closed", fine_tuning.global_hyperparameters),
+    Rule("R19", "closed", fine_tuning.few_epochs),
+    Rule("R20", "closed", fine_tuning.nothing_selected),
+    Rule("R21", "closed", fine_tuning.enough_seeds),
+    Rule("R22", "closed", fine_tuning.full_tasks),
+    Rule("R23", "closed", closed_division.clean_code),
+    Rule("R24", "closed", closed_division.nothing_forced, untrained=False),
+    Rule("R25", "closed", closed_division.compiled_on_the_clock, untrained=False),
+    Rule("R26", "closed", closed_division.predictions_beside),
+)
+# What a run can already break when its training begins.
+FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")
+
+
 def judge(record: Record) -> Verdict:
     """Check all rules. Invalid: a rule for both divisions is broken. Closed: every rule holds, and the run does not
     itself claim the open division. Open: everything else.
@@ -58,8 +96,7 @@ def judge(record: Record) -> Verdict:
     broken = {rule.division for rule, finding in zip(RULES, findings) if not finding.ok}
     if "both" in broken:
         return Verdict("invalid", findings)
-    holds = not broken and record.division_requested != "open"
-    return Verdict("closed" if holds else "open", findings)
+    return Verdict("open" if broken or record.division_requested == "open" else "closed", findings)
 
 
 def foreseen(known: Mapping[str, Any]) -> list[str]:
@@ -70,41 +107,3 @@ def foreseen(known: Mapping[str, Any]) -> list[str]:
     record = read_record(known)
     findings = [rule(record) for rule in RULES if rule.number in FORESEEABLE]
     return [f"{finding.rule}: {finding.evidence}" for finding in findings if not finding.ok]
-
-
-# The rules that a run can already break when its training begins.
-FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")
-_BOTH = {
-    "R1": validity.format_and_versions,
-    "R2": validity.finite_numbers,
-    "R3": validity.pretraining_finished,
-    "R4": validity.budget_kept,
-    "R5": validity.journal_agrees,
-    "R6": validity.scores_stated,
-    "R7": validity.scores_are_medians,
-    "R8": validity.averages_complete,
-    "R9": validity.subsets_marked,
-}
-_CLOSED = {
-    "R10": closed_division.one_device,
-    "R11": closed_division.one_day,
-    "R12": closed_division.masked_language_model,
-    "R13": closed_division.from_scratch,
-    "R14": closed_division.own_weights_scored,
-    "R15": closed_division.corpus_declared,
-    "R16": closed_division.no_downstream_text,
-    "R17": closed_division.tokenizer_origin,
-    "R18": fine_tuning.global_hyperparameters,
-    "R19": fine_tuning.few_epochs,
-    "R20": fine_tuning.nothing_selected,
-    "R21": fine_tuning.enough_seeds,
-    "R22": fine_tuning.full_tasks,
-    "R23": closed_division.clean_code,
-    "R24": closed_division.nothing_forced,
-    "R25": closed_division.compiled_on_the_clock,
-    "R26": closed_division.predictions_beside,
-}
-RULES = (
-    *(Rule(name, "both", check) for name, check in _BOTH.items()),
-    *(Rule(name, "closed", check) for name, check in _CLOSED.items()),
-)

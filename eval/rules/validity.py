@@ -1,4 +1,4 @@
-"""The rules for both divisions: can the numbers of a record be trusted? A record that breaks one is invalid.
+"""R1 to R9, for both divisions: can the numbers of a record be trusted? A record that breaks one is invalid.
 
 Each check's docstring is the rule's sentence in docs/rules.md (a test compares them); `eval.rules.table` numbers them.
 """
@@ -11,21 +11,20 @@ from typing import Any
 from cramming.data.task_files import ENTRIES
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.record import FORMAT_VERSION
+from cramming.record_schema import Journal, Record, Scores, TaskScore
 from eval.rules.evidence import (
     COMPARABLE,
     Outcome,
     all_or,
     before,
     count_of,
+    failed,
     fine_tuned,
     made_with,
     mean_of,
-    of_pretraining,
     official_sizes,
     other_sizes,
 )
-from eval.rules.record import Record
-from eval.rules.record_sections import Journal, Pretraining, Scores, TaskScore
 from eval.tasks.metrics import lowest
 from eval.tasks.suites import AVERAGES
 
@@ -39,22 +38,19 @@ def format_and_versions(record: Record) -> Outcome:
     """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
     3, 4 or 5), not an older one than wrote it.
     """
-    ok = record.format == FORMAT_VERSION and bool(record.suite_version) and record.rules_version in COMPARABLE
     said = f"format {record.format}, suite {record.suite_version}, rules {record.rules_version}"
-    later = _only_since_5(record)
-    if later and before(record, "5"):
-        return False, f"{said}, but {', '.join(later)} as only version 5 writes it"
-    return ok, said
-
-
-def _only_since_5(record: Record) -> list[str]:
-    """A run cannot go on under another version of the rules than it began with."""
-    pretrain = record.pretrain
-    found: dict[str, Any] = {"corpus.changed": record.corpus.changed}
-    if pretrain:
-        found |= {f"pretrain.{key}": getattr(pretrain, key) for key in ("journal_start", "final_files", "compiled")}
-    linked = record.journal is not None and record.journal.chained is True
-    return [path for path, value in found.items() if value is not None] + (["a linked journal"] if linked else [])
+    training, journal = record.training, record.journal
+    since_5 = {
+        "corpus.changed": record.corpus.changed,
+        "pretrain.journal_start": training.journal_start,
+        "pretrain.final_files": training.final_files,
+        "pretrain.compiled": training.compiled,
+        "a linked journal": (journal and journal.chained) or None,
+    }
+    newer = [name for name, value in since_5.items() if value is not None]
+    if newer and before(record, "5"):
+        return False, f"{said}, but {', '.join(newer)} as only version 5 writes it"
+    return record.format == FORMAT_VERSION and bool(record.suite_version) and record.rules_version in COMPARABLE, said
 
 
 def finite_numbers(record: Record) -> Outcome:
@@ -63,33 +59,28 @@ def finite_numbers(record: Record) -> Outcome:
     def walk(value: Any, path: str) -> Iterator[str]:
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}"
-        elif isinstance(value, Mapping):
-            for key, inner in value.items():
+        elif isinstance(value, Mapping | list):
+            for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
                 yield from walk(inner, f"{path}.{key}" if path else str(key))
-        elif isinstance(value, list):
-            for index, inner in enumerate(value):
-                yield from walk(inner, f"{path}[{index}]")
 
-    return all_or(list(walk(record.raw, "")), "all numbers are finite")
+    return all_or(walk(record.raw, ""), "all numbers are finite")
 
 
-@of_pretraining(holds_without=True)
-def pretraining_finished(record: Record, pretrain: Pretraining) -> Outcome:
+def pretraining_finished(record: Record) -> Outcome:
     """Pretraining ended as finished, and its steps, tokens, parameters, losses and speed are recorded."""
-    if pretrain.status != "finished":
-        exhausted = pretrain.status == "exhausted"
-        why = ": the budget ended without a step that was kept" if exhausted else ", not finished"
-        return False, f"pretraining is {pretrain.status or 'of unknown status'}{why}"
+    training = record.training
+    if training.status != "finished":
+        why = ": the budget ended without a step that was kept" if training.status == "exhausted" else ", not finished"
+        return False, f"pretraining is {training.status or 'of unknown status'}{why}"
     needed = ("parameters", "steps", "tokens", "train_loss", "tokens_per_second")
-    values = {key: getattr(pretrain, key) for key in needed} | {"validation.loss": pretrain.validation.loss}
-    absent = [f"pretrain.{key} is missing" for key, value in values.items() if value is None]
-    return all_or(absent, f"finished after {pretrain.steps} steps")
+    values = {key: getattr(training, key) for key in needed} | {"validation.loss": training.validation.loss}
+    absent = (f"pretrain.{key} is missing" for key, value in values.items() if value is None)
+    return all_or(absent, f"finished after {training.steps} steps")
 
 
-@of_pretraining(holds_without=True)
-def budget_kept(record: Record, pretrain: Pretraining) -> Outcome:
+def budget_kept(record: Record) -> Outcome:
     """The budget names its unit and limit, training spent no more than the limit, and the overrun is 0."""
-    budget = pretrain.budget
+    budget = record.training.budget
     limit, spent, seconds, overrun = budget.limit, budget.spent, budget.spent_seconds, budget.overrun_seconds
     if not budget.unit or limit is None or spent is None or seconds is None or overrun is None:
         keys = ("unit", "limit", "spent", "spent_seconds", "overrun_seconds")
@@ -98,30 +89,27 @@ def budget_kept(record: Record, pretrain: Pretraining) -> Outcome:
     return ok, f"{spent:.6g} of {limit:.6g} {budget.unit}, {seconds:.1f} s, overrun {overrun:g} s"
 
 
-@of_pretraining(holds_without=True)
-def journal_agrees(record: Record, pretrain: Pretraining) -> Outcome:
+def journal_agrees(record: Record) -> Outcome:
     """The journal budget.jsonl lies beside the record, has the recorded SHA-256, and by itself gives the recorded
     processes, steps, seconds and spent budget; every process had the limit of config.yaml, read the corpus of the
     record and went on from a checkpoint of this journal only, none trained after the run's end, and metrics.jsonl knows
     of no later step.
     """
-    journal, budget = record.journal, pretrain.budget
+    journal, training = record.journal, record.training
     if journal is None or journal.problem:
         return False, journal.problem if journal and journal.problem else "budget.jsonl is not beside the record"
-    problems = []
-    if journal.sha256 != budget.journal_sha256:
-        problems.append("the SHA-256 of budget.jsonl is not the recorded one")
-    if journal.processes != budget.processes:
-        problems.append("the processes in budget.jsonl are not those of the record")
-    if journal.steps != pretrain.steps:
-        problems.append(f"{journal.steps} steps in budget.jsonl, {pretrain.steps} in the record")
-    problems += _seconds_differ(journal, budget.spent_seconds)
-    problems += map(str, journal.problems)
-    linked = journal.chained is True
-    if linked:
-        problems += _differs_since_5(record, journal, pretrain)
-    elif not before(record, "5"):
-        problems.append("the lines of budget.jsonl do not name the ones before them")
+    linked, older = journal.chained is True, before(record, "5")
+    problems = failed(
+        (journal.sha256 == training.budget.journal_sha256, "the SHA-256 of budget.jsonl is not the recorded one"),
+        (
+            journal.processes == training.budget.processes,
+            "the processes in budget.jsonl are not those of the record",
+        ),
+        (journal.steps == training.steps, f"{journal.steps} steps in budget.jsonl, {training.steps} in the record"),
+        (linked or older, "the lines of budget.jsonl do not name the ones before them"),
+    )
+    problems += [*_seconds_differ(journal, training.budget.spent_seconds), *map(str, journal.problems)]
+    problems += _differs_since_5(record, journal) if linked else []
     total, uncharged = journal.total_seconds or 0.0, journal.uncharged_seconds or 0.0
     summary = f"{len(journal.processes)} process(es), {total:.1f} s in the journal"
     summary += "" if linked else ", of before version 5: neither its lines nor its checkpoints are linked"
@@ -140,29 +128,34 @@ def _seconds_differ(journal: Journal, seconds: float | None) -> Iterator[str]:
         yield f"metrics.jsonl has a step at {logged:.2f} s, budget.jsonl ends at {total:.2f} s"
 
 
-def _differs_since_5(record: Record, journal: Journal, pretrain: Pretraining) -> Iterator[str]:
+def _differs_since_5(record: Record, journal: Journal) -> Iterator[str]:
     """What only journals have since version 5: each line names the one before it, each start its limit and corpus."""
-    budget, read = pretrain.budget, journal.corpora
-    if journal.start != pretrain.journal_start:
-        yield "budget.jsonl is not the journal that the run began with"
-    if journal.logged_seconds is None:
-        yield "metrics.jsonl is not beside the record, or has no training step: restore it"
-    if None in read or not read:
-        yield "budget.jsonl does not name the corpus that each process read: an earlier version began it"
-    elif any(corpus != record.corpus.manifest_sha256 for corpus in read):
-        yield "a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest)"
-    limits = {"the record": [budget.unit, budget.limit]}
-    if journal.config_there:
-        limits = {"config.yaml": journal.config_budget, **limits}
-    else:
-        yield "config.yaml is not beside the record; restore it (record.json: section config)"
+    budget, manifest = record.training.budget, record.corpus.manifest_sha256
+    spent = journal.spent.get(budget.unit or "")
+    yield from failed(
+        (
+            journal.start == record.training.journal_start,
+            "budget.jsonl is not the journal that the run began with",
+        ),
+        (
+            journal.logged_seconds is not None,
+            "metrics.jsonl is not beside the record, or has no training step: restore it",
+        ),
+        (
+            journal.corpora and all(corpus is not None and corpus == manifest for corpus in journal.corpora),
+            "a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest), or names"
+            " none, as earlier versions did",
+        ),
+        (
+            budget.unit == "hours" or spent == budget.spent,
+            f"{spent} {budget.unit} spent in budget.jsonl, {budget.spent} in the record",
+        ),
+    )
+    limits = {"config.yaml beside the record": journal.config_budget, "the record": [budget.unit, budget.limit]}
     for process, limit in enumerate(journal.budgets):
         for name, other in limits.items():
             if other != limit:
                 yield f"process {process} had a limit of {_limit_words(limit)}, {name} has {_limit_words(other)}"
-    spent = journal.spent.get(budget.unit or "")
-    if budget.unit != "hours" and spent != budget.spent:
-        yield f"{spent} {budget.unit} spent in budget.jsonl, {budget.spent} in the record"
 
 
 def _limit_words(limit: Any) -> str:
@@ -254,7 +247,7 @@ def averages_complete(record: Record) -> Outcome:
     """Every average of the suite is there with its definition in words: the mean of all its entries, or null with the
     list of what is missing.
     """
-    problems = [p for init, section in record.glue.items() for p in _average_problems(init, section)]
+    problems = (p for init, section in record.glue.items() for p in _average_problems(init, section))
     return all_or(problems, "each average is the mean of all its entries, or not printed")
 
 
@@ -262,18 +255,19 @@ def _average_problems(init: str, section: Scores) -> Iterator[str]:
     scores = {name: task.score for name, task in section.tasks.items()}
     for name, average in AVERAGES.get(section.suite or "", {}).items():
         found, where = section.averages.get(name), f"{init}/{name}"
+        absent = [entry for entry in average.entries if scores.get(entry) is None]
         expected = mean_of([scores.get(entry) for entry in average.entries])
         if found is None:
             yield f"{where} is not in the record"
             continue
         if not found.definition:
             yield f"{where} has no definition"
-        if found.value is None and not found.missing:
-            yield f"{where} has neither a value nor a list of what is missing"
-        elif found.value is not None and expected is None:
-            absent = [entry for entry in average.entries if scores.get(entry) is None]
+        if found.value is None:
+            if not found.missing:
+                yield f"{where} has neither a value nor a list of what is missing"
+        elif expected is None:
             yield f"{where} has a value although {', '.join(absent)} is missing"
-        elif found.value is not None and expected is not None and abs(found.value - expected) > SCORE_TOLERANCE:
+        elif abs(found.value - expected) > SCORE_TOLERANCE:
             yield f"{where} is {found.value:.2f}, its entries give {expected:.2f}"
 
 

@@ -20,9 +20,9 @@ from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
+from cramming.record_schema import read_record
 from cramming.train_state import TrainState
 from eval.rules.load import load_run
-from eval.rules.record import read_record
 from eval.rules.table import RULES, judge
 
 Start = Callable[..., Path]

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.record_schema import read_record
 from data_prep import prepare
 from data_prep.prepare import UNFINISHED, main
 from data_prep.sources import hub
 from data_prep.tokenizer import train as vocabulary
 from eval.rules.closed_division import tokenizer_origin
-from eval.rules.record import read_record
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]

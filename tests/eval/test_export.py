@@ -15,8 +15,8 @@ from cramming import pretrain
 from cramming.config import UserError
 from cramming.model.export import CODE, file_hashes
 from cramming.record import load_record, write_record_section
+from cramming.record_schema import read_record
 from eval import export
-from eval.rules.record import read_record
 from eval.rules.table import judge
 
 Export = Callable[..., Path]

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cramming.record_schema import Scores, read, read_record
 from eval.report import plots, submission
 from eval.report.main import main
 from eval.rules.load import load_run
-from eval.rules.record import read_record
-from eval.rules.record_sections import Scores, read
 from eval.rules.table import judge
 
 LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text

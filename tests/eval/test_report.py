@@ -19,6 +19,7 @@ from cramming.config import UserError
 from cramming.data.task_files import GLUE, ExampleFile
 from cramming.journal import Journal
 from cramming.record import Status
+from cramming.record_schema import read_record
 from eval.finetune.history import history_file, stamp
 from eval.report import leaderboard, plots, submission
 from eval.report.main import main
@@ -27,7 +28,6 @@ from eval.report.render import DASH, Paragraph
 from eval.report.run_page import beyond_glue, summary
 from eval.report.wording import anchor
 from eval.rules.load import Run, load_runs
-from eval.rules.record import read_record
 from eval.tasks.suites import AVERAGES
 
 

@@ -14,11 +14,11 @@ import pytest
 from cramming.config import file_sha256
 from cramming.data.task_files import ENTRIES
 from cramming.record import RULES_VERSION
+from cramming.record_schema import read_record
 from eval.finetune.history import history_file
 from eval.rules import table
 from eval.rules.evidence import COMPARABLE
 from eval.rules.load import load_run
-from eval.rules.record import read_record
 from eval.rules.table import RULES, Finding, Verdict, foreseen
 
 Record = dict[str, Any]
@@ -138,9 +138,6 @@ def test_what_the_journal_says_that_breaks_no_rule(glue: Record) -> None:
         glue["journal"]["uncharged_seconds"] = seconds
         finding = find("R5", glue)
         assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
-    glue["journal"].update(corpora=["cd" * 32, None])  # not another corpus, as far as anybody knows
-    evidence = find("R5", glue).evidence
-    assert "an earlier version began it" in evidence and "another corpus" not in evidence
 
 
 def test_counts_are_shown_as_whole_numbers(glue: Record) -> None:
@@ -251,7 +248,6 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(logged_seconds=None),
         lambda r: r["journal"].update(config_budget=["hours", 24.0]),
         lambda r: r["journal"].update(config_budget=None),
-        lambda r: r["journal"].update(config_there=False),
         lambda r: r["corpus"].update(manifest_sha256="0" * 64),
         lambda r: r["journal"].update(corpora=["cd" * 32, None]),
         lambda r: r["journal"].update(corpora=["cd" * 32, "0" * 64]),
@@ -421,11 +417,8 @@ def test_each_rule_can_be_broken(number: str, glue: Record) -> None:
 def test_the_search_for_downstream_text(glue: Record) -> None:
     """Since version 5 it is demanded of text that was not generated; what it removed is shown."""
     search = glue["corpus"]["decontamination"]
-    search |= {"removed": {"CoLA": 3, "QNLI": 1700}, "found": {"CoLA": 2, "QNLI": 900}}
-    search |= {"searchable": {"CoLA": 5, "QNLI": 1000}, "examples": {"CoLA": 9, "QNLI": 1001}}
-    evidence = find("R16", glue).evidence
-    assert find("R16", glue).ok and "documents removed: CoLA 3, QNLI 1700" in evidence
-    assert "CoLA 2 texts found, 5 of 9 searchable; QNLI 900 texts found, 1000 of 1001 searchable" in evidence
+    search["removed"] = {"CoLA": 3, "QNLI": 1700}
+    assert find("R16", glue).ok and "documents removed: CoLA 3, QNLI 1700" in find("R16", glue).evidence
     unscored = {key: value for key, value in glue.items() if key != "glue"}
     assert find("R16", unscored).ok
     search["development"]["MNLI/dev_mismatched.tsv"].update(texts=0)
@@ -529,20 +522,20 @@ def _paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [p for key, child in children for p in [(*path, key), *_paths(child, (*path, key))]]
 
 
-def test_checks_are_total_over_any_content(good: Record) -> None:
+def test_checks_are_total_over_any_content(glue: Record) -> None:
     """Whatever stands in a record's place, the rules answer; they never raise."""
     rng = random.Random(0)
     strange = [None, [], {}, "", "text", math.nan, math.inf, -1, True, [[1]], {"a": None}, 10**400, [None, {}]]
-    paths = _paths(good)
-    for path in [*rng.sample(paths, 100), *(p for p in paths if len(p) <= 2)]:
+    paths = _paths(glue)
+    for path in [*rng.sample(paths, 60), *(p for p in paths if len(p) <= 2)]:
         for value in rng.sample(strange, 2):
-            node: Any = good
+            node: Any = glue
             for key in path[:-1]:
                 node = node[key]
             before, node[path[-1]] = node[path[-1]], value
-            assert len(judge(good).findings) == len(RULES)
+            assert len(judge(glue).findings) == len(RULES)
             node[path[-1]] = before
-    assert judge(good).division == "closed"
+    assert judge(glue).division == "closed"
     assert judge({}).division == "invalid"
 
 

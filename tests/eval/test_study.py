@@ -11,10 +11,10 @@ import pytest
 
 from cramming.config import UserError, build
 from cramming.data.corpus import corpus_folder
+from cramming.record_schema import read_record
 from eval.extras import study
 from eval.extras.study import StudyConfig, main, result, write
 from eval.rules.load import Run
-from eval.rules.record import read_record
 
 Calls = list[tuple[str, list[str]]]
 Settings = Callable[..., dict[str, Any]]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cramming.data.task_files import GLUE, ExampleFile
+from cramming.record_schema import Scores, read
 from eval.report import submission
 from eval.report.submission import FILES, archive, collect, to_tsv, validate
-from eval.rules.record_sections import Scores, read
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cramming.record_schema import read_record
 from eval.extras import sweep
 from eval.rules.fine_tuning import global_hyperparameters, nothing_selected
-from eval.rules.record import read_record
 
 
 def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:

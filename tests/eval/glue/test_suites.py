@@ -14,13 +14,13 @@ from cramming.config import UserError, file_sha256
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import SINCE_FORMAT_2
 from cramming.record import load_record
+from cramming.record_schema import WITHOUT_ENCODER, read_record
 from eval.finetune.history import history_file
 from eval.glue import main
 from eval.report.ranking import rows_of
 from eval.report.render import Paragraph
 from eval.report.run_page import beyond_glue
 from eval.rules.load import load_run
-from eval.rules.record import WITHOUT_ENCODER, read_record
 from eval.rules.table import judge
 from eval.tasks import locate
 
