@@ -14,8 +14,8 @@ from typing import Any
 
 from cramming.bench.tables import replace_section
 from cramming.checks import Config
-from cramming.config import compose
 from cramming.model.heads import cuda_chunks
+from cramming.overrides import compose
 from cramming.plan.cards import CARDS, Card
 from cramming.plan.memory import Simulation, micro_batch_sizes
 from cramming.plan.roofline import POWER_SHARE

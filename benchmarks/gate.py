@@ -28,10 +28,10 @@ from cramming.bench.gate import BASELINE, Curves, NoiseFloor, gate_settings
 from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
 from cramming.bench.worker import Worker
 from cramming.bench.workload import Candidate
-from cramming.config import compose
 from cramming.engine import Engine
 from cramming.environment import cpu_name
 from cramming.model import attention, layers
+from cramming.overrides import compose
 from tests.cramming.bench import test_faults
 
 CPU = torch.device("cpu")

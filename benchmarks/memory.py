@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 from cramming.checks import Config, Place
-from cramming.config import compose
 from cramming.data.batches import Batch
 from cramming.device import available_bytes, select
 from cramming.engine import build_engine
 from cramming.environment import cpu_name, system
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
+from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import CATEGORIES, Simulation
 from cramming.runtime import keep_freed_memory
@@ -45,7 +45,7 @@ SHAPES = {
     "256x4": {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "intermediate_size": 1024},
     "768x12": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072},
 }
-CHECKPOINT, EVERY_SECOND = "memory=checkpoint", "memory.checkpoint_every=2"
+CHECKPOINT, EVERY_SECOND = "memory.checkpoint_every=1", "memory.checkpoint_every=2"
 CASES: dict[str, tuple[str, int, int, list[str]]] = {  # shape, micro-batch, micro-batches, overrides
     "256x4, 8": ("256x4", 8, 1, []),
     "256x4, 32": ("256x4", 32, 1, []),

@@ -32,9 +32,10 @@ from cramming.bench.main import measure
 from cramming.bench.tables import versions
 from cramming.bench.worker import Worker, serve, warm_up
 from cramming.bench.workload import SPECIAL, Candidate, Spec, Workload
-from cramming.config import UserError, compose
+from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig
+from cramming.overrides import compose
 from cramming.precision import Precision, resolve
 
 VOCABULARY, LENGTH = 32768, 128

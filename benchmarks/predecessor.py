@@ -80,7 +80,7 @@ def serve() -> None:
 
 def specs_of(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The predecessor, then our crammed BERT of the same shapes in the same number format, eager and compiled."""
-    from cramming.config import compose
+    from cramming.overrides import compose
 
     hidden, layers, heads, rows = SHAPES[shape]
     common = {"device": args.device, "vocab_size": VOCABULARY}

@@ -41,7 +41,7 @@ PREPARATIONS = {
 def train(program: str, name: str, overrides: list[str], common: list[str], folder: Path) -> list[list[float]]:
     """Step, loss and gradient norm of every step of a run that was stopped once and resumed."""
     size = ["train.batch_size=8", "train.micro_batch=4", "train.log_every=1", "precision=fp32", "device=cpu"]
-    command = [program, "pretrain", f"name={name}", *common, "budget=steps", f"budget.steps={STEPS}", *size, *overrides]
+    command = [program, "pretrain", f"name={name}", *common, f"budget.steps={STEPS}", *size, *overrides]
     log = folder / "runs" / name / "metrics.jsonl"
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-SETTINGS = ["data.size=200000", "tokenizer.vocab_size=1024", "budget=steps", "budget.steps=1", "train.log_every=1"]
+SETTINGS = ["data.size=200000", "tokenizer.vocab_size=1024", "budget.steps=1", "train.log_every=1"]
 
 
 def call(folder: Path, verb: str, *more: str, python: tuple[str, ...] = ()) -> str:

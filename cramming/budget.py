@@ -13,7 +13,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from cramming import IMPORTED_AT
 from cramming.config import file_sha256
@@ -42,9 +42,10 @@ class BudgetConfig:
     tokens: float | None
     steps: int | None
     heartbeat_seconds: float
+    minutes: float | None = None  # another way to write hours
 
     def __post_init__(self) -> None:
-        given = limits_of(vars(self))
+        given = {name: value for name in (*get_args(Unit), "minutes") if (value := getattr(self, name)) is not None}
         if len(given) != 1:
             found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
@@ -63,7 +64,7 @@ class BudgetConfig:
     @property
     def limit(self) -> float:
         """The limit in that unit."""
-        return float(getattr(self, self.unit))
+        return float(limits_of(vars(self))[self.unit])
 
 
 @dataclass

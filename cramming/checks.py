@@ -8,6 +8,7 @@ card that is not there.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ import torch
 from cramming import device as devices
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import RootConfig, UserError, build, expand_home
+from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
 from cramming.data.corpus import MANIFEST, ORDERS
 from cramming.data.masking import ObjectiveConfig
 from cramming.model import attention
@@ -42,26 +43,20 @@ class TrainConfig:
     step, or of what steps grow by with `batch_ramp`.
     """
 
-    sequence_length: int
+    sequence_length: Count
     packing: Literal["rows", "documents"]
-    batch_size: int
+    batch_size: Count
     batch_ramp: BatchRamp | None
-    micro_batch: int | Literal["auto"]
-    log_every: int
-    validations: int
-    validation_tokens: int
-    validation_corpus: Path | None = None  # another corpus's validation split, for losses that compare
-    order: str = "shuffled"  # or "source", or the name of an order file of the corpus; each also with "_reversed"
+    micro_batch: Count | Literal["auto"]
+    log_every: Count
+    validations: Natural
+    validation_tokens: Count
+    validation_corpus: Path | None
+    order: str  # "shuffled", "source", or the name of an order file of the corpus; each also with "_reversed"
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "batch_size", "micro_batch", "log_every", "validation_tokens"):
-            if getattr(self, name) != "auto" and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
         ramp_step(self.batch_ramp, self.batch_size)
-        if self.validations < 0:
-            raise ValueError(f"validations={self.validations} is below 0")
-        if self.order not in ORDERS:
-            raise ValueError(f"order={self.order!r}: choose one of {', '.join(ORDERS)}")
+        require(self.order in ORDERS, f"order={self.order!r}: choose one of {', '.join(ORDERS)}")
 
     @property
     def rows(self) -> int:
@@ -86,15 +81,10 @@ class CooccurrenceStart:
     """
 
     name: str
-    window: int
-    max_tokens: int
-    embedding_std: float
-    decoder_std: float
-
-    def __post_init__(self) -> None:
-        for name in ("window", "max_tokens", "embedding_std", "decoder_std"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)} is not above 0")
+    window: Count
+    max_tokens: Count
+    embedding_std: Positive
+    decoder_std: Positive
 
 
 StartConfig = RandomStart | CooccurrenceStart
@@ -122,7 +112,7 @@ class Config(RootConfig):
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Config":
         """From the composed root configuration; UserError for what is wrong in one section."""
-        return build(cls, {field.name: settings[field.name] for field in fields(cls)}, "")
+        return build(cls, {f.name: settings[f.name] for f in fields(cls) if f.name in settings}, "")
 
     @property
     def targets_per_row(self) -> int:
@@ -154,99 +144,119 @@ class Place:
         return cls(device.type, name, mode, capability, processes, trains=True)
 
 
-def _cannot_be_cut(config: Config, place: Place, sequences: int) -> bool:
-    rows = 1 if config.train.micro_batch == "auto" else config.train.micro_batch
-    return sequences % (rows * place.processes) != 0
+def _unit(config: Config, place: Place) -> int:
+    """Sequences of which every batch is a multiple: one micro-batch in each process."""
+    return place.processes * (1 if config.train.micro_batch == "auto" else config.train.micro_batch)
 
 
 def _lacks_torchao(place: Place) -> bool:
     return place.trains and find_spec("torchao") is None
 
 
-# What does not go together, and what is said then: `c` is the configuration, `p` the place.
-CHECKS: tuple[tuple[Callable[[Config, Place], bool], str], ...] = (
+# What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
+# behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
+CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
+        "train.sequence_length",
         lambda c, p: c.train.sequence_length > c.model.max_length,
-        "train.sequence_length={c.train.sequence_length} is above model.max_length={c.model.max_length}",
+        " is above model.max_length={c.model.max_length}",
     ),
     (
-        lambda c, p: _cannot_be_cut(c, p, c.train.batch_size),
-        "train.batch_size={c.train.batch_size} is not a multiple of train.micro_batch={c.train.micro_batch}"
-        " x {p.processes} process(es); change one of them, or set train.micro_batch=auto",
+        "train.batch_size",
+        lambda c, p: c.train.batch_size % _unit(c, p) != 0,
+        " is not a multiple of train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take"
+        " train.batch_size={fits}, or train.micro_batch=auto",
     ),
     (
-        lambda c, p: _cannot_be_cut(c, p, ramp_step(c.train.batch_ramp, c.train.batch_size)),
-        "train.batch_ramp: the batch grows by a number of sequences that is not a multiple of"
-        " train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take a smaller micro-batch or set"
-        " train.micro_batch=auto",
+        "train.micro_batch",
+        lambda c, p: ramp_step(c.train.batch_ramp, c.train.batch_size) % _unit(c, p) != 0,
+        " x {p.processes} process(es): train.batch_ramp lets the batch grow by a number of sequences that is not a"
+        " multiple of this; take a smaller micro-batch or train.micro_batch=auto",
     ),
     (
+        "train.validation_corpus",
         lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),
-        "train.validation_corpus={c.train.validation_corpus}: no corpus there; prepare it first, or leave it null for"
-        " the run's own held-out text",
+        ": no corpus there; prepare it first, or leave it null for the run's own held-out text",
     ),
     (
+        "optim.name",
         lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p),
-        "optim.name={c.optim.name}: needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw",
+        ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw",
     ),
     (
+        "precision.mode",
         lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p),
-        "precision.mode=fp8: needs the package torchao; pip install 'cramming[lowbit]', or take bf16",
+        ": needs the package torchao; pip install 'cramming[lowbit]', or take bf16",
     ),
     (
+        "precision.mode",
         lambda c, p: p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY,
-        "precision.mode=fp8: needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {p.name}; take"
-        " precision=bf16 (precision.emulate_fp8=true computes it slowly, for tests)",
+        ": needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {p.name}; take precision=bf16"
+        " (precision.emulate_fp8=true computes it slowly, for tests)",
     ),
     (  # products in fp32 want its bits; fp16's range would be widened in some places only
+        "precision.residual",
         lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),
-        "precision.residual=bf16: goes with products in bf16 or fp8, and they are in {p.mode}; set precision.mode=bf16,"
-        " or precision.residual=fp32",
+        ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision.mode=bf16, or"
+        " precision.residual=fp32",
     ),
     (
+        "runtime.tune",
         lambda c, p: c.runtime.tune != "off" and p.kind == "cpu",
-        "runtime.tune={c.runtime.tune}: tries kernels of a GPU, and this is a CPU; set runtime.tune=off",
+        ": tries kernels of a GPU, and this is a CPU; set runtime.tune=off",
     ),
     (
+        "runtime.cuda_graphs",
         lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu",
-        "runtime.cuda_graphs=true: needs a GPU, and this is a CPU; set it to false",
+        ": needs a GPU, and this is a CPU; set it to false",
     ),
     (
+        "memory.activation_budget",
         lambda c, p: c.memory.activation_budget is not None and c.runtime.compile == "off",
-        "memory.activation_budget={c.memory.activation_budget}: only a compiler can keep it; set runtime=compile",
+        ": only a compiler can keep it; set runtime.compile=model",
     ),
     (
+        "memory.offload_activations",
         lambda c, p: c.memory.offload_activations and c.runtime.compile != "off",
-        "memory.offload_activations=true: works uncompiled only; set runtime.compile=off",
+        ": works uncompiled only; set runtime.compile=off",
     ),
     (
+        "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and c.runtime.compile != "off",
-        "memory.offload_weights=true: works uncompiled only; set runtime.compile=off",
+        ": works uncompiled only; set runtime.compile=off",
     ),
     (
+        "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and c.memory.checkpoint_every > 0 and c.memory.checkpoint == "selective",
-        "memory.offload_weights=true: does not go with memory.checkpoint=selective; set it to full",
+        ": does not go with memory.checkpoint=selective; set it to full",
     ),
     (
+        "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and p.processes > 1,
-        "memory.offload_weights=true: works in one process only, this run has {p.processes}; set it to false",
+        ": works in one process only, this run has {p.processes}; set it to false",
     ),
     (  # the scaler's scale and its verdict are made on the device and would be read on the host before they arrive
+        "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and p.mode == "fp16",
-        "memory.offload_weights=true: fp16 scales gradients on the device; set precision=bf16 or fp32",
+        ": fp16 scales gradients on the device; set precision=bf16 or fp32",
     ),
     (
+        "memory.offload_optimizer",
         lambda c, p: c.memory.offload_optimizer and p.mode == "fp16",
-        "memory.offload_optimizer=true: fp16 scales gradients on the device; set precision=bf16 or fp32",
+        ": fp16 scales gradients on the device; set precision=bf16 or fp32",
     ),
 )
 
 
 def check(config: Config, place: Place) -> None:
     """UserError for the first row of `CHECKS` that holds."""
-    for is_broken, message in CHECKS:
-        if is_broken(config, place):
-            raise UserError(message.format(c=config, p=place))
+    unit = _unit(config, place)
+    below = config.train.batch_size // unit * unit
+    fits = " or ".join(str(size) for size in (below, below + unit) if size)
+    for setting, is_broken, reason in CHECKS:
+        value = attrgetter(setting)(config)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        require(not is_broken(config, place), f"{setting}={shown}{reason.format(c=config, p=place, fits=fits)}")
 
 
 def check_run(

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from cramming.children import run_or_exit
-from cramming.config import RootConfig, UserError, build, compose, config_folder, expand_home
+from cramming.config import RootConfig, UserError, build, config_folder, expand_home
 from cramming.files import explained
-from cramming.overrides import CHECK, Words, one_line, parse, points_of, with_implied
+from cramming.overrides import CHECK, Words, compose, one_line, parse, points_of
 
 
 class Verb(NamedTuple):
@@ -70,7 +70,8 @@ def usage() -> str:
     lines += [f"  {name:<10}{verb.summary}" for name, verb in VERBS.items()]
     lines += [
         "",
-        "`cramming <verb> --help` lists the groups of settings, `--cfg job` prints the settings in force,",
+        f"{config_folder() / 'config.yaml'} and the groups beside it explain every setting.",
+        "`cramming <verb> --help` lists the groups, `--cfg job` prints the settings in force,",
         "`--check` (run, prepare, pretrain, glue, report) only says whether settings and named files are in order,",
         "`--multirun` runs one job per combination of values, once all of them are in order, for example",
         "    cramming pretrain --multirun 'name=lr-${optim.lr}' optim.lr=1e-3,2e-3",
@@ -83,23 +84,19 @@ def main() -> None:
     """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     if (system := platform.system()) not in SYSTEMS:
         _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    verb, *rest = sys.argv[1:] or ["help"]
+    if verb in ("-h", "--help", "help"):
         print(usage())
-        return
-    if arguments == ["--version"]:
-        from cramming import __version__
-
-        print(__version__)
-        return
-    if arguments[0] == "completion":
-        _print_completion(arguments[1] if len(arguments) > 1 else "bash")
-        return
-    if arguments[0] not in VERBS:
-        _fail(f"unknown verb {arguments[0]!r}; the verbs are: {', '.join(VERBS)}")
-    signal.signal(signal.SIGTERM, _terminate)
-    with ending_in_one_line():
-        run_verb(arguments[0], arguments[1:])
+    elif verb == "--version":
+        print(importlib.import_module("cramming").__version__)
+    elif verb == "completion":
+        print(completion_script(rest[0] if rest else "bash"))
+    elif verb not in VERBS:
+        _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
+    else:
+        signal.signal(signal.SIGTERM, _terminate)
+        with ending_in_one_line():
+            run_verb(verb, rest)
 
 
 @contextmanager
@@ -122,23 +119,22 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except OSError as error:
         _fail(str(explained(error, "a file in use")))
     except Exception as error:
-        if (interrupt_behind := _interrupt_behind(error)) is None:
+        behind: BaseException | None = error
+        while behind is not None and not isinstance(behind, KeyboardInterrupt):
+            behind = behind.__cause__ or behind.__context__
+        if behind is None:
             raise
         # It came while a library was imported, which made an error of its own of it. What is half imported may
         # crash when the interpreter takes itself down.
-        message, code = _ending(interrupt_behind)
+        message, code = _ending(behind)
         print(f"cramming: {message}", file=sys.stderr, flush=True)
         os._exit(code)
 
 
-def _print_completion(shell: str) -> None:
-    if shell not in ("bash", "zsh"):
-        _fail(f"completion knows bash and zsh, not {shell!r}")
-    print(completion_script(shell))
-
-
 def completion_script(shell: str) -> str:
     """A script for the shell's `eval`: completes the verb, then asks Hydra for the groups and settings."""
+    if shell not in ("bash", "zsh"):
+        _fail(f"completion knows bash and zsh, not {shell!r}")
     prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return prefix + _COMPLETION.format(verbs=" ".join([*VERBS, "completion"]))
 
@@ -162,14 +158,6 @@ def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
     return ("terminated", 128 + signal.SIGTERM) if isinstance(interrupt, Terminated) else ("interrupted", 130)
 
 
-def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt that an exception was made of, if it was."""
-    behind = error.__cause__ or error.__context__
-    while behind is not None and not isinstance(behind, KeyboardInterrupt):
-        behind = behind.__cause__ or behind.__context__
-    return behind
-
-
 def _fail(message: str, code: int = 2) -> NoReturn:
     print(f"cramming: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
@@ -185,7 +173,7 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from hydra.types import RunMode
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     def job(config: DictConfig) -> None:
@@ -193,8 +181,12 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 # Each job in a process of its own: its budget clock counts from the start of its process.
                 run_or_exit([verb, *HydraConfig.get().overrides.task, *[CHECK] * words.check])
-            else:
-                _call_verb(verb, _plain(config), words)
+                return
+            try:
+                settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+            except OmegaConfBaseException as error:
+                _fail(one_line(error))
+            _call_verb(verb, settings, words)
 
     sys.argv = [f"cramming {verb}", *words.overrides, *words.flags]
     try:
@@ -205,39 +197,25 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
         raise UserError(one_line(error)) from None
 
 
-def _plain(config: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-    except OmegaConfBaseException as error:
-        raise UserError(one_line(error)) from None
-
-
 def check_points(verb: str, points: Sequence[list[str]]) -> None:
     """UserError for a mistake in any point of a multirun, before a day goes into those that come before it."""
     from cramming.record import refuse_finished_run, run_folder
 
-    points = [with_implied(point) for point in points]
-    common = set.intersection(*map(set, points)) if points else set[str]()
     folders, trains = set[Path](), verb in ("run", "pretrain")
     for point in points:
-        settings, varied = compose(point), [override for override in point if override not in common]
+        settings = compose(point)
         try:
             check(verb, settings)
             if trains:
                 refuse_finished_run(settings)
         except UserError as error:
-            raise UserError(f"{' '.join(varied) or 'the only point'}: {error}") from None
-        folder = run_folder(settings)
-        if trains and folder in folders:
-            first = varied[0].partition("=")[0] if varied else "seed"
+            raise UserError(f"{' '.join(point)}: {error}") from None
+        if trains and run_folder(settings) in folders:
             raise UserError(
                 f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
-                f" example 'name={first.rpartition('.')[2]}-${{{first}}}'"
+                " example 'name=lr-${optim.lr}'"
             )
-        folders.add(folder)
+        folders.add(run_folder(settings))
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -265,7 +243,12 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _check_root(settings: dict[str, Any]) -> None:
-    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+    plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    for key in plain.keys() - RootConfig.__dataclass_fields__.keys():
+        raise UserError(
+            f"{key}={plain[key]}: is no setting; type those of a section as {key}.<name>=..., see --cfg job"
+        )
+    build(RootConfig, plain, "")
 
 
 def check(verb: str, settings: dict[str, Any]) -> None:
@@ -279,8 +262,8 @@ def _pipeline(settings: dict[str, Any]) -> list[str]:
     """The verbs of `run`: without `prepare` where a corpus is given."""
     from cramming.data.manifest import MANIFEST
 
-    given_corpus = settings["data"]["corpus"]
-    there = given_corpus and (expand_home(given_corpus, "data.corpus") / MANIFEST).exists()
+    given = settings["data"]["corpus"]
+    there = given and (expand_home(given, "data.corpus") / MANIFEST).exists()
     return [verb for verb in PIPELINE if not (there and verb == "prepare")]
 
 

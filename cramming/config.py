@@ -9,13 +9,12 @@ accepted. Below the entry modules nobody sees a dictionary of settings or a Dict
 import dataclasses
 import hashlib
 import json
+import math
 import re
-import sys
 import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
@@ -26,16 +25,25 @@ class UserError(ValueError):
 
 
 def require(holds: object, problem: str) -> None:
-    """UserError with this line unless `holds`."""
+    """UserError with this line unless `holds`; in a `__post_init__` it needs no path, which `build` puts before it."""
     if not holds:
         raise UserError(problem)
 
 
-def check_rules(*rules: tuple[object, str]) -> None:
-    """For `__post_init__`: ValueError with the message of the first (rule, message) that does not hold."""
-    for holds, problem in rules:
-        if not holds:
-            raise ValueError(problem)
+class Within(NamedTuple):
+    """A number's range, as the mark of an `Annotated` type: `build` refuses what lies outside."""
+
+    holds: Callable[[Any], bool]
+    says: str
+
+
+Count = Annotated[int, Within(lambda n: n >= 1, "at least 1")]
+Natural = Annotated[int, Within(lambda n: n >= 0, "at least 0")]
+Seed = Annotated[int, Within(lambda n: 0 <= n < 2**63, "at least 0 and below 2^63")]
+Positive = Annotated[float, Within(lambda x: x > 0, "above 0")]
+NotNegative = Annotated[float, Within(lambda x: x >= 0, "at least 0")]
+Share = Annotated[float, Within(lambda x: 0 <= x <= 1, "from 0 to 1")]
+Fraction = Annotated[float, Within(lambda x: 0 <= x < 1, "at least 0 and below 1")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,7 @@ class RootConfig:
     """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""
 
     name: str
-    seed: int
+    seed: Seed
     resume: bool
     device: Literal["auto", "cpu", "cuda"]
     division: Literal["closed", "open"]
@@ -52,10 +60,6 @@ class RootConfig:
     model_path: str | None
     gates: Path
     forced: list[str]
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} is not between 0 and 2^63")
 
 
 def folder_name(name: str, setting: str, place: object) -> str:
@@ -84,35 +88,23 @@ def config_folder() -> Path:
     return installed if installed.is_dir() else here.parent / "conf"
 
 
-def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The root configuration with these overrides, as every verb's `main` gets it; Hydra's own errors for mistakes."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(hydra_compose("config", list(overrides)), resolve=True)
-    return typing.cast(dict[str, Any], settings)
-
-
 def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
     """Build the frozen dataclass `cls` from a plain mapping.
 
     `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported
-    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict, nested dataclasses, and
-    `Annotated[Base, table]` for one of several dataclasses (`choose`). A ValueError of the dataclass's own
-    `__post_init__` comes out as a UserError that begins with the path.
+    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict, nested dataclasses,
+    `Annotated[number, Within]`, and `Annotated[Base, table]` for one of several dataclasses (`choose`). A ValueError of
+    the dataclass's own `__post_init__` comes out as a UserError that begins with the path.
     """
-    if not isinstance(node, Mapping):
-        raise UserError(f"{path}: expected a section of settings, found {node!r}")
-    hints = get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in node:
-        if key not in fields:
-            raise UserError(
-                f"{_below(path, key)}: unknown setting; {path or 'the root'} has: {', '.join(sorted(fields))}"
-            )
-    values = {}
+    if not isinstance(node, Mapping):
+        raise UserError(
+            f"{path}={node}: is a section; set one of {', '.join(fields)}, as in {path}.{next(iter(fields))}="
+        )
+    if unknown := [key for key in node if key not in fields]:
+        known = f"{path or 'the root'} has: {', '.join(sorted(fields))}"
+        raise UserError(f"{_below(path, unknown[0])}: unknown setting; {known}")
+    hints, values = get_type_hints(cls, include_extras=True), {}
     for name, field in fields.items():
         if name in node:
             values[name] = _convert(hints[name], node[name], _below(path, name))
@@ -120,10 +112,8 @@ def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
             raise UserError(f"{_below(path, name)}: missing setting ({_describe(hints[name])})")
     try:
         return cls(**values)
-    except UserError:
-        raise
     except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}" if path else str(error)) from None
 
 
 def choose(table: Mapping[str, type[T]], node: Mapping[str, Any] | None, path: str) -> T:
@@ -139,28 +129,34 @@ def _below(path: str, key: str) -> str:
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
-    if get_origin(kind) is Annotated:  # a table of choices; other marks are for others
-        kind, mark = kind.__origin__, kind.__metadata__[0]
-        return choose(mark, value, path) if isinstance(mark, dict) else _convert(kind, value, path)
-    if dataclasses.is_dataclass(kind):
-        return build(typing.cast(type, kind), value, path)
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        mark = kind.__metadata__[0]
+        if isinstance(mark, dict):
+            return choose(mark, value, path)
+        found = _convert(kind.__origin__, value, path)
+        if isinstance(mark, Within):
+            require(mark.holds(found), f"{path}={found} must be {mark.says}")
+        return found
+    if dataclasses.is_dataclass(kind):
+        return build(cast(type, kind), value, path)
     if origin in (Union, types.UnionType):
         return _convert_union(kind, args, value, path)
-    if origin is Literal:
-        # YAML reads `off` and `on` as booleans; 1 == True must not count as a match either.
-        if any(value == choice and type(value) is type(choice) for choice in args):
-            return value
-        raise UserError(f"{path}={value!r}: choose one of {', '.join(map(str, args))}")
-    if origin in (list, tuple):
-        return _convert_sequence(origin, args, value, path)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        many = origin is list or args[1:] == (Ellipsis,)
+        if many or len(args) == len(value):
+            kinds = args[:1] * len(value) if many else args
+            return origin(_convert(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
+    if origin is dict and isinstance(value, Mapping):
         return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
-    if kind is Any:
+    # YAML reads `off` and `on` as booleans; 1 == True must not count as a match either.
+    if kind is Any or (origin is Literal and any(value == one and type(value) is type(one) for one in args)):
         return value
-    return _convert_scalar(kind, value, path)
+    if kind is Path and isinstance(value, (str, Path)) and str(value).strip():
+        return expand_home(value, path)
+    if (scalar := _scalar(kind, value)) is None:
+        raise UserError(f"{path}={value!r}: {'choose' if origin is Literal else 'expected'} {_describe(kind)}")
+    return scalar
 
 
 def _convert_union(kind: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -176,46 +172,32 @@ def _convert_union(kind: Any, args: tuple[Any, ...], value: Any, path: str) -> A
     raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
 
 
-def _convert_sequence(origin: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
-    if not isinstance(value, (list, tuple)):
-        raise UserError(f"{path}={value!r}: expected a list, for example {path}=[a,b]")
-    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
-        if len(value) != len(args):
-            raise UserError(f"{path}={value!r}: expected {len(args)} values, found {len(value)}")
-        return tuple(_convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value)))
-    return origin(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-
-
-def _convert_scalar(kind: Any, value: Any, path: str) -> Any:
+def _scalar(kind: Any, value: Any) -> Any:
+    """The value as a bool, int, float or str; None where it is none."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and number and (isinstance(value, int) or value.is_integer()):
         return int(value)
-    if kind is float and number and abs(value) <= sys.float_info.max:
-        return float(value)
-    if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
+    if kind is float and (number or isinstance(value, str)):  # YAML 1.1 reads 1e-4 as a string
         try:
-            return _convert_scalar(float, float(value), path)
-        except ValueError:
-            pass
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is str and number:  # a name such as `name=42`
-        return str(value)
-    if kind is Path and isinstance(value, (str, Path)) and str(value).strip():
-        return expand_home(value, path)
-    raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
+            return float(value) if math.isfinite(float(value)) else None
+        except (ValueError, OverflowError):
+            return None
+    return str(value) if kind is str and (number or isinstance(value, str)) else None  # a name such as `name=42`
 
 
 def _describe(kind: Any) -> str:
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        within = f" {kind.__metadata__[0].says}" if isinstance(kind.__metadata__[0], Within) else ""
+        return _describe(kind.__origin__) + within
     if origin in (Union, types.UnionType):
         return " or ".join("null" if a is type(None) else _describe(a) for a in args)
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin in (list, tuple):
-        return "a list"
+        return f"a list{f' of {len(args)}' if origin is tuple and Ellipsis not in args else ', for example [a,b]'}"
     names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 

@@ -130,7 +130,9 @@ def out_of_memory(state: TrainState) -> UserError:
     fewer = max((n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0)  # fits where `rows` do, in a ramp too
     begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
     if not fewer:
-        return UserError(f"{begins}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)")
+        return UserError(
+            f"{begins}; use memory.checkpoint_every=1 or a smaller model (`cramming plan` shows what each needs)"
+        )
     found = load_record(state.folder)["pretrain"].get("micro_batch_found") if is_run(state.folder) else None
     if found:
         found = f"{found}; {rows} did not fit in training"

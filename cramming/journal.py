@@ -45,7 +45,9 @@ class Saved(NamedTuple):
 def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     """The limits that a section `budget` sets; a valid one sets exactly one."""
     units: tuple[Unit, ...] = get_args(Unit)
-    return {unit: budget[unit] for unit in units if budget[unit] is not None}
+    minutes = budget.get("minutes")
+    limits = budget if minutes is None else {**budget, "hours": minutes / 60}
+    return {unit: limits[unit] for unit in units if limits[unit] is not None}
 
 
 def read_lines(path: Path) -> Iterator[Event]:

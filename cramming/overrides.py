@@ -3,15 +3,16 @@
 import argparse
 import itertools
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, get_args
-
-import yaml
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 from cramming.config import UserError, config_folder
 
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
-CHOICES = ("optim", "schedule", "start")  # groups of which each file has settings of its own
+SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
+    (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
+    (r"precision=(auto|bf16|fp16|fp8)", r"precision.mode=\1"),
+)
 
 
 class Words(NamedTuple):
@@ -43,54 +44,45 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
     flags = [word for word in words if word not in (CHECK, *found.overrides)]
-    _refuse_unnamed_groups(found.overrides)
     return Words(with_quotes(with_implied(found.overrides)), flags, found.check, found.multirun)
 
 
-def _refuse_unnamed_groups(overrides: Sequence[str]) -> None:
-    """UserError for `model=` or `model=3`, which Hydra answers with a traceback."""
-    for override in overrides:
-        group, _, value = override.lstrip("+").partition("=")
-        plain = re.fullmatch(r"[\w.~]*", value) is not None
-        if "=" in override and plain and (config_folder() / group).is_dir() and not isinstance(_value(value), str):
-            raise UserError(f"{override}: give the name of one of its files, for example experiment=none; see --help")
-
-
-def _value(text: str) -> Any:
-    return None if text == "~" else yaml.safe_load(text)
-
-
-def with_implied(overrides: Sequence[str]) -> list[str]:
-    """The overrides, and before them what they mean besides.
-
-    `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses.
-    `optim.name=sgd` is `optim=sgd`: each choice has settings of its own.
-    """
-    overrides = [re.sub(rf"^\+{{0,2}}({'|'.join(CHOICES)})\.name=", r"\1=", override) for override in overrides]
-    real_glue = any(o.startswith("eval.data_dir=") for o in overrides)
-    chosen = any(o.startswith(("eval=", "experiment=")) for o in overrides)
-    implied = [*["eval=glue_sane"] * (real_glue and not chosen), *_implied_budget(overrides)]
-    return [*implied, *overrides]
-
-
-def _implied_budget(overrides: Sequence[str]) -> list[str]:
-    """A budget that is typed, as a group or as a limit, is the whole budget: no limit of an experiment or of the
-    defaults stays beside it. Two limits that are both typed stay, to be refused."""
+def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The root configuration with these overrides, as every verb's `main` gets it; Hydra's own errors for mistakes."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = OmegaConf.to_container(hydra_compose("config", with_implied(overrides)), resolve=True)
+    return cast(dict[str, Any], settings)
+
+
+def with_implied(overrides: Iterable[str]) -> list[str]:
+    """The overrides as Hydra reads them, and before them what they mean besides.
+
+    `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses. A
+    budget that is typed replaces the one that is set; two that are typed stay, to be refused.
+    """
     from cramming.journal import Unit
 
-    found = (re.fullmatch(r"\+{0,2}budget(?:\.(\w+))?=(.*)", override) for override in overrides)
-    typed: dict[str | None, str] = {match[1]: match[2] for match in found if match}
-    group = typed.pop(None, None)
-    file = config_folder() / "budget" / f"{group}.yaml"
-    if group and not file.is_file():  # several of them (--multirun, whose jobs come here one by one), or a mistake
-        return []
-    if not group and all(typed.get(unit, "null") == "null" for unit in get_args(Unit)):
-        return []
-    limits: Any = OmegaConf.load(file) if group else {}
-    values = {unit: limits.get(unit) for unit in get_args(Unit) if unit not in typed}
-    return [f"budget.{unit}={'null' if value is None else value}" for unit, value in values.items()]
+    found = [_written_out(override) for override in overrides]
+    typed = dict(override.lstrip("+").partition("=")[::2] for override in found)
+    implied = ["eval=glue_sane"] if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"} else []
+    units = [f"budget.{unit}" for unit in (*get_args(Unit), "minutes")]
+    if any(typed.get(unit, "null") != "null" for unit in units):
+        implied += [f"{unit}=null" for unit in units if unit not in typed]
+    return [*implied, *found]
+
+
+def _written_out(override: str) -> str:
+    name, _, value = override.partition("=")
+    if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
+        return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
+    for form, meant in SHORT:
+        if re.fullmatch(rf"\+{{0,2}}{form}", override):
+            return re.sub(rf"^\+{{0,2}}{form}$", meant, override)
+    return override
 
 
 def with_quotes(overrides: Sequence[str]) -> list[str]:
@@ -125,5 +117,7 @@ def one_line(error: Exception) -> str:
     text = str(error)
     for dump in ("\nTo append to your config", "\nConfig search path", "\nSee https:", "object_type="):
         text = text.partition(dump)[0]
+    if text.startswith("Could not override"):
+        text += " There is no such setting; `cramming <verb> --cfg job` prints all, conf/config.yaml explains them"
     override = getattr(error, "override", None)
     return " ".join(f"{override}: {text}".split() if override else text.split())

@@ -39,17 +39,6 @@ class PrecisionConfig:
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     residual: Literal["fp32", "bf16"] = "fp32"
 
-    def __post_init__(self) -> None:
-        if self.fp8_scaling != "tensorwise" and self.mode != "fp8":
-            raise ValueError(
-                f"fp8_scaling={self.fp8_scaling} does nothing with mode={self.mode}; set precision.mode=fp8, or it to"
-                " tensorwise"
-            )
-        if self.emulate_fp8 and self.mode != "fp8":
-            raise ValueError(
-                f"emulate_fp8=true does nothing with mode={self.mode}; set precision.mode=fp8, or it to false"
-            )
-
 
 def resolve(mode: str, device: torch.device) -> Mode:
     """The mode in force on `device`."""

@@ -42,11 +42,9 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         if self.tune != "off" and self.compile == "off":
-            raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime=compile, or it to off")
+            raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off")
         if self.cuda_graphs and self.compile != "model":
-            raise ValueError(
-                f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime=compile, or it to false"
-            )
+            raise ValueError(f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model")
         if self.prefetch < 1:
             raise ValueError(f"prefetch={self.prefetch} is below 1")
 

@@ -25,7 +25,10 @@ import pytest
 import torch
 import yaml
 
-from cramming import CACHE_VARIABLES, config
+from cramming import CACHE_VARIABLES
+from cramming.config import config_folder
+from cramming.overrides import compose as hydra_compose
+from cramming.overrides import with_implied
 
 torch.set_num_threads(1)
 
@@ -118,7 +121,6 @@ TINY_RUN = [
     "train.log_every=1",
     "train.validations=2",
     "train.validation_tokens=512",
-    "budget=steps",
     "budget.steps=12",
 ]
 
@@ -131,7 +133,7 @@ def tiny_overrides(tiny_corpus: Path) -> list[str]:
 
 @functools.cache
 def _composed(*groups: str) -> dict[str, Any]:
-    return config.compose(groups)
+    return hydra_compose(groups)
 
 
 def compose_settings(*overrides: str) -> dict[str, Any]:
@@ -139,9 +141,8 @@ def compose_settings(*overrides: str) -> dict[str, Any]:
 
     Hydra composes the groups (`model=tiny`), once per choice, since that takes a second; values are set here.
     """
-    root = _composed()
-    pairs = [override.split("=", 1) for override in overrides]
-    groups = [key for key, _ in pairs if isinstance(root.get(key), dict) or "/" in key]
+    pairs = [override.split("=", 1) for override in with_implied(overrides)]
+    groups = [key for key, _ in pairs if (config_folder() / key).is_dir()]
     settings = copy.deepcopy(_composed(*(f"{k}={v}" for k, v in pairs if k in groups)))
     for key, text in pairs:
         *sections, name = key.split(".")

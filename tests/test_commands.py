@@ -12,8 +12,8 @@ import pytest
 from cramming import cli
 from cramming.bench.main import BenchConfig
 from cramming.checks import tiny_defaults
-from cramming.config import build, compose
-from cramming.overrides import with_implied, with_quotes
+from cramming.config import build
+from cramming.overrides import compose, with_quotes
 from cramming.plan.search import PlanConfig, planned_config
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig
@@ -45,7 +45,7 @@ def test_the_commands_are_found() -> None:
     verbs = {command.split()[0] for shown, command in SHOWN.items() if shown.startswith("README.md")}
     assert verbs == set(cli.VERBS)
     files = {shown.split(":")[0] for shown in SHOWN}
-    assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/default.yaml"}
+    assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/config.yaml"}
 
 
 def composed(words: list[str]) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ NEED_DATA = ("model_path=", "eval=superglue", "eval=hub")  # a model, other task
 def test_a_command_is_accepted(shown: str, files: None) -> None:
     """Verbs that can be checked beforehand check it; of the others their sections are built."""
     verb, *words = shlex.split(SHOWN[shown], comments=True)
-    settings = composed(with_quotes(with_implied(cli.with_positional(verb, words))))
+    settings = composed(with_quotes(cli.with_positional(verb, words)))
     if settings is None or any(word.startswith(NEED_DATA) for word in words):
         return
     if verb in ("run", *cli.PIPELINE):
@@ -102,6 +102,6 @@ def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
     for shown, command in SHOWN.items():
         verb, *words = shlex.split(command, comments=True)
         if shown.startswith("README.md") and verb in ("run", "pretrain", "plan"):
-            settings = composed(with_quotes(with_implied(words)))
+            settings = composed(with_quotes(words))
             if settings is not None:
                 assert tiny_defaults(planned_config(settings)) is None, shown

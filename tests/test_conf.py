@@ -1,29 +1,19 @@
 """Every YAML file under conf/ composes, and what it composes to builds."""
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cramming.bench.main import BenchConfig
-from cramming.budget import BudgetConfig
-from cramming.checkpoint import CheckpointConfig
-from cramming.checks import STARTS, Config, Place, TrainConfig, check
-from cramming.config import RootConfig, build, config_folder
-from cramming.config import compose as compose_root
+from cramming.checks import Config, Place, check
+from cramming.config import build, config_folder
 from cramming.data.inspect import InspectConfig
-from cramming.data.masking import ObjectiveConfig
-from cramming.model.attention import AttentionConfig
-from cramming.model.config import ModelConfig
-from cramming.optim import OPTIMIZERS
-from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.mesh import ParallelConfig
+from cramming.overrides import compose as compose_root
 from cramming.plan.main import PlanConfig
-from cramming.precision import PrecisionConfig
-from cramming.runtime import RuntimeConfig
-from cramming.schedule import SCHEDULES, sequences_per_step
+from cramming.schedule import sequences_per_step
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.export import ExportConfig
@@ -31,19 +21,9 @@ from eval.extras.study import StudyConfig
 from eval.finetune.config import EvalConfig
 from eval.report.main import ReportConfig
 
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "tokenizer": TokenizerConfig,
-    "model": ModelConfig,
-    "objective": ObjectiveConfig,
-    "precision": PrecisionConfig,
-    "attention": AttentionConfig,
-    "memory": MemoryConfig,
-    "runtime": RuntimeConfig,
     "bench": BenchConfig,
-    "parallel": ParallelConfig,
-    "budget": BudgetConfig,
-    "train": TrainConfig,
-    "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
     "export": ExportConfig,
@@ -51,30 +31,41 @@ SECTIONS: dict[str, type] = {
     "study": StudyConfig,
     "plan": PlanConfig,
 }
-CHOICES: dict[str, dict[str, type]] = {"optim": OPTIMIZERS, "schedule": SCHEDULES, "start": STARTS}
+FILES = sorted(path.relative_to(config_folder()) for path in config_folder().rglob("*.yaml"))
 GROUPS = {
-    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
-    for folder in sorted(config_folder().iterdir())
-    if folder.is_dir()
+    str(group): [file.stem for file in FILES if file.parent == group and str(file) != "data/base.yaml"]
+    for group in sorted({file.parent for file in FILES} - {Path()})
 }
 
 
-def build_all(settings: dict[str, Any], *, data: bool = True) -> None:
-    assert not settings.pop("experiment", None)  # an experiment overrides the sections, it has no settings of its own
-    sections = {key for key, value in settings.items() if isinstance(value, dict)}
-    assert sections == {*SECTIONS, *CHOICES, "data"}
-    chosen = {section: table[settings[section]["name"]] for section, table in CHOICES.items()}
-    for name, cls in (SECTIONS | chosen).items():
-        # Hydra refuses a setting that is in none of the files, however good a default the dataclass has.
-        assert set(settings[name]) == {field.name for field in fields(cls)}, name
-        build(cls, settings[name], name)
-    if data:
-        build(SOURCES[settings["data"]["source"]].config_class, settings["data"], "data")
-    build(RootConfig, {key: value for key, value in settings.items() if not isinstance(value, dict)}, "")
+def assert_defaults_are_written_once(built: Any, path: str) -> None:
+    """Where a dataclass has defaults, too, for what is not made from the root, they are the same."""
+    for field in dataclasses.fields(built):
+        value = getattr(built, field.name)
+        if dataclasses.is_dataclass(value):
+            assert_defaults_are_written_once(value, f"{path}.{field.name}")
+        elif field.default is not dataclasses.MISSING:
+            assert value == field.default, f"{path}.{field.name}"
 
 
-def test_the_defaults_build(compose: Callable[..., dict[str, Any]]) -> None:
-    build_all(compose())
+def build_all(settings: dict[str, Any]) -> list[Any]:
+    config, source = Config.of(settings), SOURCES[settings["data"]["source"]].config_class
+    sections = {name: build(cls, settings[name], name) for name, cls in SECTIONS.items()}
+    sections["data"] = build(source, settings["data"], "data")
+    for name, built in (*sections.items(), *((n, getattr(config, n)) for n in settings.keys() - sections.keys())):
+        if isinstance(settings[name], dict):  # Hydra refuses a setting that is in none of the files
+            assert set(settings[name]) == {field.name for field in dataclasses.fields(built)}, name
+    return [config, *sections.values()]
+
+
+def test_the_defaults_build_and_are_written_once(compose: Callable[..., dict[str, Any]]) -> None:
+    config, *others = build_all(compose("model=bert-base"))
+    for name in ("model", "train", "budget", "checkpoint", "attention", "precision", "memory", "runtime", "parallel"):
+        assert_defaults_are_written_once(getattr(config, name), name)
+    assert_defaults_are_written_once(
+        build(SOURCES["text"].config_class, {**compose("data=text")["data"]}, "data").clean, ""
+    )
+    assert len(others) == len(SECTIONS) + 1
 
 
 # To compose takes a second, so each round takes one option of every group at once; a message names its group.
@@ -85,10 +76,8 @@ def test_every_option_composes_and_builds(compose: Callable[..., dict[str, Any]]
         "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
         "text": ["data.paths=[a.txt]"],
         "hub": ["data.dataset=a/b"],
-        "base": ["data.name=a", "data.source=b"],
     }
-    settings = compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], []))
-    build_all(settings, data=chosen["data"] != "base")
+    build_all(compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], [])))
 
 
 @pytest.mark.parametrize("option", GROUPS["experiment"])
@@ -119,19 +108,8 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
     assert given["data"]["decontaminate"]["tasks"] == "/glue"
 
 
-def test_every_file_is_an_option_of_a_group_of_the_root() -> None:
-    groups = set(GROUPS)
-    assert groups == {*SECTIONS, *CHOICES, "data", "experiment"} - {"checkpoint"}
-    assert {p.name for p in config_folder().iterdir()} - groups == {"config.yaml"}
-    nested = {p.relative_to(config_folder()).parent for p in config_folder().rglob("*.yaml")} - {
-        Path(),
-        *map(Path, GROUPS),
-    }
-    assert nested == {Path("data/filters")}  # a group of a source's own; its options: tests/data_prep/test_presets.py
-
-
-def test_every_file_says_what_it_is_for_and_is_short() -> None:
-    for path in Path(config_folder()).rglob("*.yaml"):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line != "# @package _global_"]
-        assert len(lines) <= 60, path
-        assert lines[0].startswith("# ") and len(lines[0]) > 10, path
+def test_every_file_says_what_it_is_for() -> None:
+    for file in FILES:
+        lines = (config_folder() / file).read_text(encoding="utf-8").splitlines()
+        first = lines[lines[0] == "# @package _global_"]
+        assert first.startswith("# ") and len(first) > 10, file

@@ -6,10 +6,12 @@ text, in its table of verbs, and is the only module that may.
 
 import ast
 import functools
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -318,11 +320,10 @@ def test_nothing_heavy_is_imported_by_the_library_modules_on_the_clock() -> None
 
 
 READ_BEFORE_TRAINING = """
-import sys
+import json, sys
 from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from cramming import pretrain
-from cramming.config import compose
 
 class FirstStep(BaseException):
     pass
@@ -332,7 +333,7 @@ def stop(*_):
 
 register_optimizer_step_post_hook(stop)
 try:
-    pretrain.main(compose(sys.argv[1:]))
+    pretrain.main(json.loads(sys.argv[1]))
 except FirstStep:
     packages = ("cramming", "data_prep", "eval")
     ours = [m.__file__ for name, m in sys.modules.items() if name.split(".")[0] in packages]
@@ -345,10 +346,14 @@ MOST_FILES, MOST_LINES = 39, 6400
 
 
 def test_little_is_read_before_the_first_training_step(
-    tmp_path: Path, tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Files of this project that the default run loads; what only a chosen trick or the end needs is loaded then."""
-    command = [sys.executable, "-c", READ_BEFORE_TRAINING, *tiny_overrides, f"runs={tmp_path}", "name=first"]
+    settings = json.dumps(compose(*tiny_overrides, f"runs={tmp_path}", "name=first"))
+    command = [sys.executable, "-c", READ_BEFORE_TRAINING, settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     files, lines = map(int, done.stdout.splitlines()[-1].split())

@@ -47,7 +47,7 @@ def pieces() -> Iterator[dict[str, Any]]:
     for mode, model in product(MODES, MODELS):
         yield {"part": "training", "model": model, "mode": mode, "memory": "plain", "optimizer": "adamw"}
         yield {"part": "finetuning", "model": model, "mode": mode}
-    for mode, memory, model in product(MODES, MEMORY[1:], MODELS):
+    for mode, memory, model in product(MODES, list(MEMORY)[1:], MODELS):
         yield {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": "adamw"}
     for optimizer in OPTIMIZERS:
         yield {"part": "training", "model": "crammed-bert", "mode": "bf16", "memory": "plain", "optimizer": optimizer}

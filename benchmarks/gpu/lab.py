@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cramming.config import compose
+from cramming.overrides import compose
 
 MODELS = ("bert-base", "crammed-bert", "modern")
 
@@ -51,13 +51,13 @@ SCALES = {
     "full": Scale(
         shape=(), large=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
         compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
-        budget=("budget=hours", "budget.hours=0.05", "checkpoint.every_minutes=0.4"),
+        budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
         examples=None, seconds=1.0,
     ),
     "tiny": Scale(
         shape=SMALL, large=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
         compiled="off", steps=2, rounds=1, trick_batch=4, gate=TINY_GATE, epochs=1, kill_after=0,
-        budget=("budget=steps", "budget.steps=60", "checkpoint.every_steps=10"),
+        budget=("budget.steps=60", "checkpoint.every_steps=10"),
         examples=64, seconds=0.1,
     ),
 }  # fmt: skip

@@ -18,12 +18,13 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming.checks import Config, Place
-from cramming.config import UserError, build, compose
+from cramming.config import UserError, build
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
+from cramming.overrides import compose
 from cramming.plan.memory import Simulation
 from cramming.plan.search import PlanConfig, explore, find_target, planned_config
 from cramming.precision import Precision, PrecisionConfig
@@ -33,7 +34,15 @@ LAYERS = 4  # a window, a global layer, the last one, and more than offloading k
 LENGTH, ROWS = 128, 8
 MODELS = ("bert-base", "crammed-bert", "modern")
 MODES = ("bf16", "fp16", "fp8", "fp32")
-MEMORY = ("plain", "checkpoint", "selective", "offload", "offload-weights", "offload-optimizer", "offload-all")
+MEMORY = {
+    "plain": "memory.checkpoint_every=0",
+    "checkpoint": "memory.checkpoint_every=1",
+    "selective": "memory=selective",
+    "offload": "memory.offload_activations=true",
+    "offload-weights": "memory.offload_weights=true",
+    "offload-optimizer": "memory.offload_optimizer=true",
+    "offload-all": "memory=offload-all",
+}
 OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad")
 aten = torch.ops.aten
 
@@ -121,7 +130,7 @@ def _failed(error: Exception) -> str:
 
 def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> dict[str, Any]:
     """Steps of one engine in both packings, by every kernel."""
-    overrides = [f"model={model}", f"precision={mode}", f"memory={memory}", f"optim={optimizer}",
+    overrides = [f"model={model}", f"precision={mode}", MEMORY[memory], f"optim={optimizer}",
                  f"model.num_layers={LAYERS}"]  # fmt: skip
     began = time.perf_counter()
     row: dict[str, Any] = {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": optimizer}

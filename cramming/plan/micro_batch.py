@@ -64,7 +64,7 @@ def find_micro_batch(engine: Engine, make_batch: MakeBatch, config: Config, sequ
     if rows == 0:
         raise UserError(
             f"train.micro_batch=auto: not even one sequence of {config.train.sequence_length} fits in the memory of"
-            f" {engine.device}; use memory=checkpoint or a smaller model (`cramming plan` shows what each needs)"
+            f" {engine.device}; use memory.checkpoint_every=1 or a smaller model (see `cramming plan`)"
         )
     return rows, f"auto, {how}"
 

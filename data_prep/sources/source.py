@@ -73,7 +73,7 @@ class DataConfig:
     shard_tokens: int = 1 << 26
 
     def __post_init__(self) -> None:
-        folder_name(self.name, "data.name", "corpora")
+        folder_name(self.name, "name", "corpora")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1")
         ranges = {"seed": (0, 2**63 - 1), "workers": (1, 256), "max_documents": (1, 2**63), "shard_tokens": (1, 2**63)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from cramming.children import run_process
-from cramming.config import UserError, build, check_rules, expand_home, folder_name
+from cramming.config import UserError, build, expand_home, folder_name, require
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, write_atomically
@@ -42,9 +42,9 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         nothing = f"nothing to run: seeds={self.seeds}, variants={sorted(self.variants)}"
-        check_rules((self.seeds and self.variants, nothing))
+        require(self.seeds and self.variants, nothing)
         for name in self.variants:
-            folder_name(name, f"study.{self.what}", "runs")
+            folder_name(name, self.what, "runs")
 
     @property
     def variants(self) -> dict[str, list[str]]:

@@ -3,9 +3,9 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from cramming.config import check_rules
+from cramming.config import Count, Fraction, NotNegative, Positive, Seed, Within, require
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
 from eval.tasks.locate import SourceName
 
@@ -21,32 +21,21 @@ class Hyperparameters:
     `pooling` takes the first token or the mean of a sequence; `pooler` puts a dense layer with tanh behind it.
     """
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
     schedule: Literal["constant", "linear", "cosine"]
-    warmup: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    max_grad_norm: float | None
-    dropout: float
-    attention_dropout: float
+    warmup: Fraction
+    weight_decay: NotNegative
+    beta1: Fraction
+    beta2: Fraction
+    eps: Positive
+    max_grad_norm: Positive | None
+    dropout: Fraction
+    attention_dropout: Fraction
     pooling: Literal["cls", "mean"]
     pooler: bool
-    max_length: int
-
-    def __post_init__(self) -> None:
-        positive = {name: getattr(self, name) for name in ("epochs", "batch_size", "learning_rate", "eps")}
-        positive |= {"max_grad_norm": 1.0 if self.max_grad_norm is None else self.max_grad_norm}
-        shares = {n: getattr(self, n) for n in ("warmup", "dropout", "attention_dropout", "beta1", "beta2")}
-        check_rules(
-            *((value > 0, f"{name}={value} must be above 0") for name, value in positive.items()),
-            *((0 <= value < 1, f"{name}={value} must be in [0, 1)") for name, value in shares.items()),
-            (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
-            (self.max_length >= 8, f"max_length={self.max_length} must be at least 8 tokens"),
-        )
+    max_length: Annotated[int, Within(lambda length: length >= 8, "at least 8 tokens")]
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate after `progress` in [0, 1] of all steps."""
@@ -70,34 +59,21 @@ class EvalConfig:
     data_dir: Path | None
     tasks: tuple[str, ...] | None
     init: tuple[Init, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[Seed, ...]
     predict_test: bool
     selection: Selection
     baselines: bool
     sweep: bool
     minimal_pairs: Path | None
-    workers: int | None
-    threads: int
+    workers: Count | None
+    threads: Count
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     hyperparameters: Hyperparameters
 
     def __post_init__(self) -> None:
+        for name, values in {"init": self.init, "seeds": self.seeds, "tasks": self.tasks}.items():
+            require(values is None or 0 < len(values) == len(set(values)), f"{name} must name at least one, each once")
         cores = os.cpu_count() or 1
-        lists = {"init": self.init, "seeds": self.seeds}
-        check_rules(
-            *(
-                (values and len(set(values)) == len(values), f"{name}={list(values)} must name at least one, each once")
-                for name, values in lists.items()
-            ),
-            (all(0 <= s < 2**63 for s in self.seeds), f"seeds={list(self.seeds)} must be between 0 and 2^63"),
-            (self.tasks is None or self.tasks, "tasks=[] names none; null means all that are there"),
-            (
-                min(count for count in (self.threads, self.workers) if count is not None) >= 1,
-                "threads and workers must be at least 1",
-            ),
-            (self.threads <= cores, f"threads={self.threads}: this machine has {cores} cores"),
-            (
-                self.source != "embedded" or self.data_dir is None,
-                "data_dir is for real GLUE data; add eval=glue_sane",
-            ),
-        )
+        require(self.threads <= cores, f"threads={self.threads}: this machine has {cores} cores")
+        given = self.source == "embedded" and self.data_dir
+        require(not given, "data_dir is for real GLUE data; add eval=glue_sane")

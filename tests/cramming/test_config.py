@@ -1,12 +1,13 @@
-"""Settings become dataclasses strictly, and files are replaced whole or not at all."""
+"""Settings become dataclasses strictly."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from cramming.config import RootConfig, UserError, build, settings_hash
+from cramming.config import Count, RootConfig, Share, UserError, build, settings_hash
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ def error_of(node: Any) -> str:
         ("flag", True, True),
         ("count", 3, 3),
         ("count", 3.0, 3),
-        ("count", -1, -1),
         ("rate", 2, 2.0),
         ("rate", "1e-4", 1e-4),
         ("text", "word", "word"),
@@ -79,7 +79,6 @@ def test_accepted_values(key: str, value: Any, expected: Any) -> None:
     ("key", "value"),
     [
         ("flag", 1),
-        ("flag", "true"),
         ("flag", None),
         ("count", True),
         ("count", 1.5),
@@ -87,19 +86,15 @@ def test_accepted_values(key: str, value: Any, expected: Any) -> None:
         ("count", float("inf")),
         ("rate", 10**400),
         ("place", "~nobody-here/a"),
-        ("rate", True),
         ("rate", "fast"),
         ("rate", float("nan")),
-        ("rate", "inf"),
         ("rate", None),
         ("text", True),
         ("text", ["a"]),
-        ("place", 3),
         ("place", ""),
         ("switch", True),
         ("switch", "maybe"),
         ("names", "a"),
-        ("names", {"a": 1}),
         ("pair", [1, 2, 3]),
         ("table", ["a"]),
         ("inner", 3),
@@ -120,15 +115,27 @@ def test_one_and_true_are_not_the_same_choice() -> None:
         build(Level, {"level": True}, "x")
 
 
-def test_unknown_key_lists_the_known_ones() -> None:
+@pytest.mark.parametrize(
+    ("name", "good", "bad"), [("count", [1, 9], [0, -1]), ("share", [0.0, 1.0], [-0.1, 1.1]), ("none", [None, 2], [0])]
+)
+def test_a_number_keeps_to_the_range_of_its_type(name: str, good: list[Any], bad: list[Any]) -> None:
+    @dataclass(frozen=True)
+    class Ranges:
+        count: Count = 1
+        share: Share = 0.0
+        none: Count | None = None
+
+    for value in good:
+        assert getattr(build(Ranges, {name: value}, "x"), name) == value
+    for value in bad:
+        with pytest.raises(UserError, match=rf"^x\.{name}={value} must be (at least 1|from 0 to 1)$"):
+            build(Ranges, {name: value}, "x")
+
+
+def test_unknown_keys_and_choices_list_the_known_ones() -> None:
     message = error_of({"colour": 1})
-    assert message.startswith("top.colour: unknown setting")
-    assert "count" in message
-    assert "rate" in message
-
-
-def test_choices_are_listed() -> None:
-    assert "a, b" in error_of({"inner": {"size": 1, "kind": "c"}})
+    assert message.startswith("top.colour: unknown setting") and "count" in message and "rate" in message
+    assert "choose one of a, b" in error_of({"inner": {"size": 1, "kind": "c"}})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,6 @@ def test_choices_are_listed() -> None:
         ({"inner": {}}, "top.inner.size"),
         ({"inner": {"size": -1}}, "top.inner: size=-1 is below 0"),
         ({"maybe": {"size": -1}}, "top.maybe: size=-1 is below 0"),
-        ({"maybe": {"size": True}}, "top.maybe.size"),
         ({"table": {"a": "b"}}, "top.table.a"),
         ({"names": ["a", None]}, "top.names[1]"),
         ({"pair": [1, "x"]}, "top.pair[1]"),
@@ -151,7 +157,7 @@ def test_nested_places_are_named(node: Any, path: str) -> None:
 
 def test_a_section_must_be_a_mapping() -> None:
     for node in (None, 3, [1]):
-        assert error_of(node).startswith("top: expected a section")
+        assert error_of(node).startswith(f"top={node}: is a section")
 
 
 def test_settings_hash_ignores_order_and_sees_values() -> None:
@@ -162,28 +168,19 @@ def test_settings_hash_ignores_order_and_sees_values() -> None:
     assert settings_hash({"a": 1}, {}) != settings_hash({"a": 1})
 
 
-ROOT = {"name": "a", "seed": 0, "resume": False, "device": "auto", "division": "closed", "runs": "r", "corpora": "c"}
-ROOT |= {"gates": "g", "forced": []}
-
-
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
         ({"seed": "abc"}, "seed='abc': expected a whole number"),
-        ({"seed": 1.5}, "seed=1.5"),
-        ({"seed": -1}, "seed=-1 is not between"),
-        ({"seed": 2**63}, "seed=9223372036854775808 is not between"),
-        ({"resume": "maybe"}, "resume='maybe': expected true or false"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"seed": 2**63}, "seed=9223372036854775808 must be"),
         ({"device": "tpu"}, "device='tpu': choose one of auto, cpu, cuda"),
-        ({"division": "first"}, "division='first': choose one of closed, open"),
-        ({"name": None}, "name=None"),
-        ({"seed": 10**400}, "seed=1000"),
         ({"runs": ["a"]}, r"runs=\['a'\]: expected a path"),
         ({"colour": "red"}, "colour: unknown setting; the root has"),
     ],
 )
-def test_the_roots_own_settings(changes: dict[str, Any], names: str) -> None:
-    build(RootConfig, {**ROOT, "model_path": None}, "")
-    with pytest.raises(UserError, match=names) as caught:
-        build(RootConfig, {**ROOT, "model_path": None, **changes}, "")
-    assert str(caught.value).startswith(next(iter(changes)))
+def test_the_roots_own_settings(compose: Callable[..., dict[str, Any]], changes: dict[str, Any], names: str) -> None:
+    root = {key: value for key, value in compose().items() if not isinstance(value, dict)}
+    build(RootConfig, root, "")
+    with pytest.raises(UserError, match=f"^{names}"):
+        build(RootConfig, {**root, **changes}, "")

@@ -94,7 +94,7 @@ def test_a_stop_between_micro_batches_takes_the_step_back(
     assert result(start("name=a", "model.dropout=0.2", "resume=true")) == result(whole)
 
 
-@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory=offload-optimizer"]])
+@pytest.mark.parametrize("settings", [["memory=offload-all"], ["memory.offload_optimizer=true"]])
 def test_memory_tricks_change_no_bit_of_a_run(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], losses: Losses, result: Result
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_time_budget_is_used_and_never_passed(start: Start, unbroken: Path, mo
     """Four seconds, as if this process had just begun (with `unbroken` its imports are done); stopped, resumed."""
     limit = 4.0
     monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
-    hours = ["budget=hours", "budget.steps=null", f"budget.hours={limit / 3600}", "train.log_every=10"]
+    hours = ["budget.steps=null", f"budget.hours={limit / 3600}", "train.log_every=10"]
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         break_at(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a", *hours)
@@ -215,7 +215,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return of
 
 
-HOURS = ("budget=hours", "budget.steps=null", "budget.hours=1", "schedule=constant", "schedule.warmup=0")
+HOURS = ("budget.steps=null", "budget.hours=1", "schedule=constant", "schedule.warmup=0")
 
 
 def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
@@ -284,7 +284,7 @@ def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeyp
     )
     break_at(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
-        start("name=a", "budget=hours", "budget.steps=null", "budget.hours=100")
+        start("name=a", "budget.steps=null", "budget.hours=100")
     assert foretold[1::2] == [36.0, 36.0]
 
 
@@ -431,7 +431,7 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
         ([], 1, "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2"),
         ([], 5, "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the"),
         (["train.batch_size=9", "train.micro_batch=9"], 1, "; set train.micro_batch=3"),
-        (["train.micro_batch=1"], 1, "; use memory=checkpoint or a smaller model"),
+        (["train.micro_batch=1"], 1, "; use memory.checkpoint_every=1 or a smaller model"),
     ],
 )
 @pytest.mark.parametrize("action", [run_out_of_memory, run_out_of_memory_on_a_cpu])

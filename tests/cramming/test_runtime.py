@@ -149,7 +149,7 @@ def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
 def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
     compose: Callable[..., dict[str, Any]], changes: dict[str, Any]
 ) -> None:
-    config = Config.of(compose("runtime=compile", *(f"runtime.{key}={value}" for key, value in changes.items())))
+    config = Config.of(compose("runtime.compile=model", *(f"runtime.{key}={value}" for key, value in changes.items())))
     with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
         check(config, Place("cpu", "a CPU", "fp32"))
     check(config, Place("cuda", "a GPU", "bf16"))

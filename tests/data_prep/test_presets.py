@@ -34,18 +34,18 @@ def test_data_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -
 def test_filter_preset_builds_with_every_source(name: str, compose: Callable[..., dict[str, Any]]) -> None:
     section = compose("data=wikipedia", f"data/filters={name}")["data"]
     config = build(SOURCES["hub"].config_class, section, "data")
-    assert (config.filters.min_words is None) == (name == "none")
+    assert config.filters.min_words == 50
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokenizer_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -> None:
     config = build(TokenizerConfig, compose(f"tokenizer={name}")["tokenizer"], "tokenizer")
-    assert (config.kind, config.lowercase) == (name.split("-")[0], name == "wordpiece")
+    assert (config.kind, config.lowercase) == (name, name == "wordpiece")
     assert config.vocab_size == 32768
 
 
 def test_cased_and_uncased_corpora_have_folders_of_their_own(compose: Callable[..., dict[str, Any]]) -> None:
-    assert corpus_folder(compose("tokenizer=wordpiece")) != corpus_folder(compose("tokenizer=wordpiece-cased"))
+    assert corpus_folder(compose("tokenizer=wordpiece")) != corpus_folder(compose("tokenizer.lowercase=false"))
 
 
 @pytest.mark.parametrize("size", [0, -5])

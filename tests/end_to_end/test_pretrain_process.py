@@ -98,7 +98,6 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     overrides = [
         "name=a",
         "checkpoint.every_steps=3",
-        "budget=hours",
         "budget.steps=null",
         "budget.heartbeat_seconds=0.2",
     ]

@@ -111,7 +111,7 @@ def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": "diverged"}}))
-    main(settings(tmp_path, what="data", data={"a": ["data/filters=none"], "b": []}, seeds=[0]))
+    main(settings(tmp_path, what="data", data={"a": ["data/filters=gopher"], "b": []}, seeds=[0]))
     assert not calls
     assert "| a | 1 | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 

@@ -66,7 +66,7 @@ SMALL = ["model.hidden_size=64", "model.num_layers=2", "model.num_heads=2", "mod
 
 @pytest.fixture
 def make_engine(device: torch.device, mode: str, compose: Callable[..., dict[str, Any]]) -> Callable[..., Engine]:
-    """`make_engine("model=modern", "runtime=compile")`: seeded weights, small unless the overrides say otherwise."""
+    """`make_engine("model=modern", "runtime.compile=model")`: seeded weights, small unless they say more."""
 
     def make(*overrides: str) -> Engine:
         found = compose(f"precision={mode}", *SMALL, *overrides)

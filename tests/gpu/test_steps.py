@@ -34,11 +34,11 @@ FORMATS = {
     "fp8-rowwise": ["precision.mode=fp8", "precision.fp8_scaling=rowwise"],
 }
 LESS_MEMORY = {
-    "checkpoint": ["memory=checkpoint"],
+    "checkpoint": ["memory.checkpoint_every=1"],
     "selective": ["memory=selective"],
-    "offload": ["memory=offload"],
-    "offload-weights": ["memory=offload-weights"],
-    "offload-optimizer": ["memory=offload-optimizer"],
+    "offload": ["memory.offload_activations=true"],
+    "offload-weights": ["memory.offload_weights=true"],
+    "offload-optimizer": ["memory.offload_optimizer=true"],
     "offload-all": ["memory=offload-all"],
 }
 
@@ -117,7 +117,9 @@ def test_less_memory_trains_alike(make_engine: Make, train: Train, memory: list[
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
 
 
-@pytest.mark.parametrize("memory", [["memory=checkpoint"], ["memory=offload"], ["memory=offload-all"]])
+@pytest.mark.parametrize(
+    "memory", [["memory.checkpoint_every=1"], ["memory.offload_activations=true"], ["memory=offload-all"]]
+)
 def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.device, memory: list[str]) -> None:
     """Of a model whose activations and weights are what counts."""
     peaks = []

@@ -107,7 +107,7 @@ def test_a_cards_numbers_agree_with_each_other(card: Card) -> None:
     assert name is None or int(name[1]) == card.memory
 
 
-@pytest.mark.parametrize("page", ["README.md", "conf/plan/default.yaml"])
+@pytest.mark.parametrize("page", ["README.md", "conf/config.yaml"])
 def test_cards_that_are_named_to_users_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r'plan\.device="([^"]+)"', text) + re.findall(r'by name, "([^"]+)"', text)

@@ -21,7 +21,7 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="fake CUDA 
 
 @pytest.fixture
 def simulate(compose: Callable[..., dict[str, Any]]) -> Simulate:
-    """`simulate("memory=checkpoint", mode="bf16", num_layers=6)`: overrides, the place, and changes of the model."""
+    """`simulate("memory.checkpoint_every=1", mode="bf16", num_layers=6)`: overrides, place, changes of the model."""
 
     def make(*overrides: str, mode: Mode = "fp32", kind: str = "cpu", gib: float = 0.0, **model: Any) -> Simulation:
         config = Config.of(compose("optim=adamw", f"train.sequence_length={LENGTH}", *overrides))
@@ -81,7 +81,12 @@ def test_memory_grows_with_the_micro_batch_and_not_with_their_number(simulate: S
 
 
 def test_checkpointing_lowers_the_activations_and_costs_arithmetic(simulate: Simulate) -> None:
-    settings = ("memory=plain", "memory.checkpoint_every=2", "memory=checkpoint", "memory=selective")
+    settings = (
+        "memory.checkpoint_every=0",
+        "memory.checkpoint_every=2",
+        "memory.checkpoint_every=1",
+        "memory=selective",
+    )
     plain, half, full, selective = (simulate(setting).step(64) for setting in settings)
     assert plain.peak["activations"] > 1.3 * half.peak["activations"] > 1.3 * 1.3 * full.peak["activations"]
     assert plain.flops < half.flops < full.flops < 1.34 * plain.flops  # one more forward pass: a third
@@ -91,7 +96,12 @@ def test_checkpointing_lowers_the_activations_and_costs_arithmetic(simulate: Sim
 
 def test_what_is_offloaded_takes_no_memory_of_a_gpu(simulate: Simulate) -> None:
     """With a GPU here or without one. Of six blocks about two have their activations on the device."""
-    settings = ("memory=plain", "memory=offload", "memory=offload-weights", "memory=offload-optimizer")
+    settings = (
+        "memory.checkpoint_every=0",
+        "memory.offload_activations=true",
+        "memory.offload_weights=true",
+        "memory.offload_optimizer=true",
+    )
     simulations = [simulate(setting, mode="bf16", kind="cuda", num_layers=6) for setting in settings]
     plain, activations, weights, optimizer = (simulation.step(64, 2).peak for simulation in simulations)
     assert activations["activations"] < 0.6 * plain["activations"]
@@ -107,7 +117,10 @@ def test_what_is_offloaded_takes_no_memory_of_a_gpu(simulate: Simulate) -> None:
 
 def test_offloading_is_simulated_by_the_code_that_does_it(simulate: Simulate) -> None:
     """Storages without data are told apart: activations travel to the host and back, weights once more than that."""
-    plain, activations, weights = (simulate(f"memory={m}").step(64) for m in ("plain", "offload", "offload-weights"))
+    plain, activations, weights = (
+        simulate(f"memory.{m}").step(64)
+        for m in ("loss_chunk=null", "offload_activations=true", "offload_weights=true")
+    )
     moved = [sum(op.bytes * count for op, count in cost.micro_batch.items()) for cost in (plain, activations, weights)]
     assert moved[1] > 1.2 * moved[0]
     assert moved[2] > moved[0]
@@ -140,7 +153,7 @@ def test_lower_precision_needs_less(simulate: Simulate) -> None:
 
 
 def test_compiled_settings_are_run_eagerly(simulate: Simulate) -> None:
-    compiled = simulate("runtime=compile", "memory.activation_budget=0.5")
+    compiled = simulate("runtime.compile=model", "memory.activation_budget=0.5")
     assert compiled.step(4).peak == simulate().step(4).peak
 
 

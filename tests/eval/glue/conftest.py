@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForMaskedLM
 
-from cramming.config import compose
 from cramming.data.task_files import GLUE
+from cramming.overrides import compose
 
 WORDS = [f"w{i}" for i in range(20)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -243,7 +243,7 @@ def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.Monke
         ),
         (with_eval(config, seeds=[0, 0]), r"eval: seeds=\[0, 0\]"),
         (with_eval(config, seeds=[-1]), r"eval: seeds=\[-1\] must be between 0 and 2\^63"),
-        (with_eval(config, tasks=[]), r"eval: tasks=\[\] names none"),
+        (with_eval(config, tasks=[]), r"eval: tasks must name at least one"),
         ({**config, "model_path": __file__}, r"test_glue.py: is a file; give the folder it is in"),
         ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
         (with_eval(config, threads=100_000), r"eval: threads=100000: this machine has \d+ cores"),
