@@ -1,22 +1,8 @@
-"""The run folder, and `record.json`, the one document that the rules and the report read.
+"""The run folder `runs/<name>/`, and its `record.json`, the one document that the rules and the report read.
 
-    runs/<name>/
-        config.yaml        the resolved configuration of the first start
-        environment.json   versions, device, git commit
-        git.diff           the uncommitted changes, if any
-        budget.jsonl       the clock's journal (cramming/journal.py): the truth about time
-        metrics.jsonl      one line per logged step and per validation
-        checkpoints/       what a resume needs
-        compile_cache/     compiled code, made on this run's clock
-        final/             the model, in a stock format where one exists
-        export/            what `cramming export` makes of it, with a model card
-        glue/<init>/       fine-tuning results and predictions
-        glue/history.jsonl one line per fine-tuning that was ever scored (eval/finetune/history.py)
-        record.json        everything a report needs, in sections: config, environment, corpus, pretrain, glue,
-                           `history` (the lines of it that are known), `resumed` (the environments of later processes)
-
-The verbs write the record's sections one after the other, each atomically. A number that is missing or not finite is
-stored as null: JSON has no NaN, and nobody may mistake a substitute for a measurement.
+The verbs write the record's sections (config, environment, corpus, pretrain, glue, ...) one after the other, each
+atomically; cramming/record_schema.py has their fields. A number that is missing or not finite is stored as null: JSON
+has no NaN, and nobody may mistake a substitute for a measurement.
 """
 
 import json
@@ -48,36 +34,30 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
     return expand_home(settings["runs"], "runs") / name
 
 
-# Why a run of this status cannot go on, and what to do.
-_ENDED = {
-    "diverged": "has a run that diverged, which cannot go on; give another name",
-    "exhausted": "has a run whose budget is spent, without a step that was kept; give another name",
-}
-
-
 def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
 
     True for a finished run that `resume=true` leaves as it is.
     """
-    folder = run_folder(settings)
+    folder, resume = run_folder(settings), settings["resume"]
     if not is_run(folder):
         return False
-    record, problem = load_record(folder), None
-    status = record.get("pretrain", {}).get("status")
-    if scored := record.get("config", {}).get("model_path"):
-        problem = f"has the scores of model_path={scored}; give another name"
-    elif status in _ENDED:
-        problem = _ENDED[status]
-    elif status == "finished" and not settings["resume"]:
-        problem = (
-            "already has a finished run; give another name, or resume=true keeps it (`cramming run` then goes on with"
-            " the scoring)"
-        )
-    elif not settings["resume"]:
-        problem = "has an unfinished run; add resume=true or give another name"
-    if problem:
-        raise UserError(f"name={settings['name']}: {folder} {problem}")
+    record = load_record(folder)
+    status, scored = record.get("pretrain", {}).get("status"), record.get("config", {}).get("model_path")
+    other = "give another name"
+    rows = (
+        (scored, f"has the scores of model_path={scored}; {other}"),
+        (status == "diverged", f"has a run that diverged, which cannot go on; {other}"),
+        (status == "exhausted", f"has a run whose budget is spent, without a step that was kept; {other}"),
+        (
+            status == "finished" and not resume,
+            f"already has a finished run; {other}, or resume=true keeps it (`cramming run` then goes on to score)",
+        ),
+        (status != "finished" and not resume, f"has an unfinished run; add resume=true or {other}"),
+    )
+    for applies, problem in rows:
+        if applies:
+            raise UserError(f"name={settings['name']}: {folder} {problem}")
     return bool(status == "finished")
 
 
@@ -156,15 +136,14 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                _take_back(rows, row)
-                rows.append(row)
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            _take_back(rows, row)
+            rows.append(row)
     return rows
 
 

@@ -16,10 +16,10 @@ from cramming.model.config import count_parameters
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
 from cramming.model.stock import stock_family
 from cramming.progress import say
-from cramming.record import is_run, run_folder
+from cramming.record import run_folder
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
-from eval.report.model_card import Exported, write_card
+from eval.report.model_card import CARD_TAG, Exported, write_card
 from eval.rules.load import Run, load_run
 
 WEIGHTS = "model.safetensors"
@@ -75,36 +75,27 @@ def main(config: dict[str, Any]) -> None:
 
 def _replaceable(out: Path) -> bool:
     """Whether a folder is empty or one that this verb made: of its files alone, with its card."""
-    if not out.is_dir():
-        return False
-    names = {path.name for path in out.iterdir()}
-    return not names or (names <= FILES and (out / "README.md").is_file() and _is_card(out / "README.md"))
-
-
-def _is_card(path: Path) -> bool:
-    return "pretrained-from-scratch" in path.read_text(encoding="utf-8", errors="replace").split("\n---\n")[0]
+    names, card = {path.name for path in out.iterdir()} if out.is_dir() else {""}, out / "README.md"
+    return not names or (names <= FILES and card.is_file() and CARD_TAG in card.read_text(errors="replace"))
 
 
 def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
     if config["model_path"]:
-        folder = expand_home(config["model_path"], "model_path")
+        folder = expand_home(config["model_path"], "model_path").absolute()
         require(folder.is_dir(), f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
-        run = load_run(folder.absolute().parent) if is_run(folder.absolute().parent) else None
-        made = run and not run.problem and run.record.training.final_sha256
-        return folder, run if run and made and not altered(run.record, open_model(folder).files) else None
+        run = load_run(folder.parent)
+        known = not run.problem and run.record.training.final_sha256
+        return folder, run if known and not altered(run.record, open_model(folder).files) else None
     home, name = run_folder(config), config["name"]
-    require(is_run(home), f"name={name}: no run in {home}; `cramming pretrain name={name}` makes one")
     run, final = load_run(home), home / "final"
-    require(not run.problem, str(run.problem))
+    require(not run.problem, f"name={name}: {run.problem}; `cramming pretrain name={name}` makes a run")
     status = run.record.training.status
-    state = {None: "is missing", "running": "is still running, or was killed"}.get(status, f"is {status}")
     require(
         status == "finished",
-        f"name={name}: the pretraining in {home} {state}, not finished;"
+        f"name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
         " go on with `cramming pretrain` and resume=true, or give model_path=<folder>",
     )
-    require((final / WEIGHTS).is_file(), f"{final / WEIGHTS}: is missing; restore it, or give model_path=<folder>")
     wrong = altered(run.record, open_model(final).files)
     hint = "restore it, or export the folder without the record: copy it elsewhere and give model_path=<copy>"
     require(not wrong, f"{final}/{wrong}; {hint}")
@@ -113,11 +104,8 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The folder's names of the five special tokens, by transformers' keys; UserError where one is missing."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        file = folder / name
-        require(file.is_file(), f"{file}: is missing; restore the tokenizer's files beside the model")
     found = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
-    missing = [role for role, token in found.items() if token is None]
-    lacks = f"{folder / 'tokenizer_config.json'}: {', '.join(missing)} is missing"
-    require(not missing, f"{lacks}; a masked language model needs all five special tokens")
+    lacks = [f"{role} in tokenizer_config.json" for role, token in found.items() if token is None]
+    lacks += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
+    require(not lacks, f"{folder}: {', '.join(lacks)} is missing; restore the tokenizer's files beside the model")
     return {role: str(token) for role, token in found.items()}

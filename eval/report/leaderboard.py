@@ -1,4 +1,4 @@
-"""The leaderboard's tables and their small print, before anybody thinks of Markdown or HTML.
+"""The leaderboard's tables and what their small print needs (templates/leaderboard.j2 says it).
 
 Rows of the closed division on the full official data are ranked by the suite's first average; what is within noise
 shares a place. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
@@ -6,34 +6,26 @@ invalid records, then the rows without pretraining stand in groups of their own 
 same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the reason stands below the table.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cramming.data.task_files import GLUE
 from cramming.progress import compact
 from cramming.record_schema import Record
-from eval.report.ranking import (
-    BAG_OF_WORDS,
-    BASELINES,
-    CONSTANT,
-    NOISE,
-    Row,
-    best_baseline,
-    columns_of,
-    distinct,
-    ranks,
-)
+from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words, ranks
 from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
-from eval.report.render import DASH, Block, Cell, Group, Paragraph, Table
+from eval.report.render import Cell, Figure, Group, Table
+from eval.report.run_page import average_cell, score_cell
 from eval.report.wording import (
+    DASH,
     SUBSET,
-    TITLES,
+    SUITE_TITLES,
     anchor,
     budget_words,
     counted,
     duration,
     model_words,
     or_dash,
-    score_cell,
     score_words,
     spread_words,
     title_of,
@@ -44,45 +36,81 @@ from eval.rules.load import Run
 from eval.tasks.suites import AVERAGES
 
 
-def table(rows: Sequence[Row], suite: str) -> Table:
-    """The suite's leaderboard."""
-    of_suite = [row for row in rows if row.suite == suite]
-    baselines = distinct([r for r in of_suite if r.baseline and r.verdict.division != "invalid"])
-    mine = [r for r in of_suite if not r.baseline or r.verdict.division == "invalid"]
-    invalid = [r for r in mine if r.verdict.division == "invalid"]
-    full = [r for r in mine if r not in invalid and r.main is not None and not r.subset]
-    again = [r for r in full if r.again]
-    closed = [r for r in full if r.verdict.division == "closed" and not r.again]
-    others = [r for r in full if r.verdict.division != "closed"]
-    partial = [r for r in mine if r not in full and r not in invalid]
-    best = {entry: max((row.score(entry) or 0.0 for row in closed), default=None) for entry in columns_of(suite)}
-    ranked = [_row(r, str(place), best) for r, place in zip(closed, ranks(closed))]
-    parts = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
-    groups = [
-        Group(ranked, "Closed division" if again or others or partial or baselines else ""),
-        Group([_row(r) for r in again], "Not ranked: the weights of a row above"),
-        Group([_row(r) for r in others], "Open division, not ranked"),
-        Group([_row(r) for r in partial], parts),
-        Group([_row(r) for r in invalid], "Not ranked: invalid records (a rule for both divisions is broken)", "faint"),
-        Group([_baseline_row(r, same) for r, same in baselines.items()], "Baselines: without pretraining, not ranked"),
-    ]
-    if suite == "glue":
-        groups.append(Group(_references(), f"Published results, same protocol ({PROTOCOL})", "faint"))
-    columns = ["#", "Model", "Division", *number_columns(suite)]
-    return Table(columns, [g for g in groups if g.rows], [*_notes(of_suite, suite)], left=3, kind="scores")
+@dataclass(frozen=True)
+class Board:
+    """The rows of one suite."""
+
+    suite: str
+    rows: Sequence[Row]
+    figure: Figure | None = None
+
+    @property
+    def title(self) -> str:
+        return SUITE_TITLES[self.suite]
+
+    @property
+    def table(self) -> Table:
+        """The suite's leaderboard."""
+        baselines = distinct([r for r in self.rows if r.baseline and r.verdict.division != "invalid"])
+        mine = [r for r in self.rows if not r.baseline or r.verdict.division == "invalid"]
+        invalid = [r for r in mine if r.verdict.division == "invalid"]
+        full = [r for r in mine if r not in invalid and r.main is not None and not r.subset]
+        again = [r for r in full if r.again]
+        closed = [r for r in full if r.ranked]
+        others = [r for r in full if r.verdict.division != "closed"]
+        partial = [r for r in mine if r not in full and r not in invalid]
+        entries = columns_of(self.suite)
+        best = {entry: max((row.score(entry) or 0.0 for row in closed), default=None) for entry in entries}
+        ranked = [_row(r, str(place), best) for r, place in zip(closed, ranks(closed))]
+        parts = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
+        wrong = "Not ranked: invalid records (a rule for both divisions is broken)"
+        groups = [
+            Group(ranked, "Closed division" if again or others or partial or baselines else ""),
+            Group([_row(r) for r in again], "Not ranked: the weights of a row above"),
+            Group([_row(r) for r in others], "Open division, not ranked"),
+            Group([_row(r) for r in partial], parts),
+            Group([_row(r) for r in invalid], wrong, "faint"),
+            Group([_baseline_row(r, s) for r, s in baselines.items()], "Baselines: without pretraining, not ranked"),
+        ]
+        if self.suite == "glue":
+            groups.append(Group(_references(), f"Published results, same protocol ({PROTOCOL})", "faint"))
+        return Table(["#", "Model", "Division", *number_columns(self.suite)], groups, left=3, kind="scores")
+
+    @property
+    def protocols(self) -> dict[str, list[str]]:
+        """How the scores were made, in words, and by that the runs."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            names = found.setdefault(_protocol(row), []) if not row.without_encoder else []
+            names += [row.run.label] if row.run.label not in names else []
+        return dict(sorted(found.items()))
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether an average stands with one."""
+        tuned = (row for row in self.rows if not row.without_encoder)
+        return any(row.spread(name) is not None for row in tuned for name in row.averages)
+
+    @property
+    def has_subset(self) -> bool:
+        """Whether the mark is used."""
+        return any(task.subset for row in self.rows for task in row.section.tasks.values())
+
+    @property
+    def gaps_and_gains(self) -> list[str]:
+        """Why averages are not printed, and what pretraining adds."""
+        gaps = [f"{row.run.label}, {row.init}: {said}" for row in self.rows if (said := _gaps(row))]
+        gains = [f"{row.run.label}: {said}" for row in self.rows if (said := gain_words(row, self.rows))]
+        return gaps + gains
 
 
 def _row(row: Row, rank: str = "", best: Mapping[str, float | None] | None = None) -> list[Cell]:
-    model = Cell(row.run.label, _detail(row), "main", anchor(row.run))
-    return [Cell(rank), model, division_cell(row), *number_cells(row, best if row.ranked else None)]
-
-
-def _detail(row: Row) -> str:
     parts = [BASELINES.get(row.init, row.init), _seeds_words(row), swept(row.section)]
     if not row.baseline:
         parts += [model_words(row.run.record), budget_words(row.run.record)]
         parts += [f"same weights as {', '.join(row.same_weights)}"] if row.same_weights else []
-    return ", ".join(filter(None, parts))
+    model = Cell(row.run.label, ", ".join(filter(None, parts)), "main", anchor(row.run))
+    return [Cell(rank), model, division_cell(row), *number_cells(row, best)]
 
 
 def _baseline_row(row: Row, same: Sequence[Row]) -> list[Cell]:
@@ -100,7 +128,7 @@ def _references() -> list[list[Cell]]:
             Cell("published"),
             Cell(f"{row.avg9:.1f}", spread_words(row.spread)),
             Cell(score_words(row.avg8)),
-            *(Cell(score_words(row.scores.get(c))) for c in columns_of("glue")),
+            *(Cell(score_words(row.scores.get(entry))) for entry in columns_of("glue")),
         ]
         for row in REFERENCES
     ]
@@ -108,16 +136,12 @@ def _references() -> list[list[Cell]]:
 
 def number_columns(suite: str) -> list[str]:
     """The titles of the suite's averages and entries, in the order of `number_cells`."""
-    return [*(TITLES[name] for name in AVERAGES[suite]), *map(title_of, columns_of(suite))]
+    return [*map(title_of, AVERAGES[suite]), *map(title_of, columns_of(suite))]
 
 
 def number_cells(row: Row, best: Mapping[str, float | None] | None = None) -> list[Cell]:
     """The row's averages, then its entries; a score equal to its column's in `best` is set off."""
-    mark = SUBSET if row.subset else ""
-    cells = [
-        Cell(DASH, "", "main") if value is None else Cell(f"{value:.1f}{mark}", spread_words(row.spread(name)), "main")
-        for name, value in row.averages.items()
-    ]
+    cells = [average_cell(row, name) for name in row.averages]
     for entry in columns_of(row.suite):
         leads = row.score(entry) is not None and row.score(entry) == (best or {}).get(entry)
         cells.append(score_cell(row.section.tasks.get(entry), "best" if leads else ""))
@@ -135,37 +159,6 @@ def division_cell(row: Row) -> Cell:
     return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
 
 
-def _notes(rows: Sequence[Row], suite: str) -> Iterator[str]:
-    for name, average in AVERAGES[suite].items():
-        yield f"{TITLES[name]}: {average.definition}."
-    tuned = [row for row in rows if not row.without_encoder]
-    protocols = sorted({_protocol(row) for row in tuned})
-    for protocol in protocols:
-        names = dict.fromkeys(row.run.label for row in tuned if _protocol(row) == protocol)
-        who = "" if len(protocols) == 1 else f" ({', '.join(names)})"
-        yield f"Every score: {protocol}{who}. ± is the standard deviation over seeds."
-    said = {
-        "± of an average: standard deviation over seeds of each seed's own average over all tasks. It is the noise of"
-        " fine-tuning alone: a row is one pretraining run, and how much another would differ is not known.":
-            any(row.spread(name) is not None for row in tuned for name in row.averages),
-        "A row shares the place above it where Welch's t-test on the seeds' averages finds no difference to that"
-        f" place's first row (p >= {NOISE:g}).": sum(row.ranked for row in rows) > 1,
-        f"{BAG_OF_WORDS}: a linear model on tf-idf of words and pairs of words; what no encoder is needed for.":
-            any(row.init == BAG_OF_WORDS for row in rows),
-        f"{CONSTANT}: the training set's most frequent class, or its mean label, whatever the text.":
-            any(row.init == CONSTANT for row in rows),
-        f"{SUBSET} trained or scored on a part of the official data; not comparable with full-task numbers.":
-            any(task.subset for row in rows for task in row.section.tasks.values()),
-    }  # fmt: skip
-    yield from (note for note, applies in said.items() if applies)
-    yield from (f"{row.run.label}, {row.init}: {gaps}." for row in rows if (gaps := _gaps(row)))
-    for row in rows:
-        if not row.baseline and (best := best_baseline(row, rows)):
-            yield f"{row.run.label}: {gain_words(*best)}."
-    if suite == "glue":
-        yield "Published avg-8 is computed here from the published task scores; second-hand numbers are marked so."
-
-
 def _protocol(row: Row) -> str:
     section = row.section
     count = len(section.seeds)
@@ -179,7 +172,7 @@ def _protocol(row: Row) -> str:
 def _gaps(row: Row) -> str:
     """Why averages of the row are not printed; empty where all are."""
     absent = [title_of(entry) for entry in columns_of(row.suite) if row.score(entry) is None]
-    dashed = [TITLES[name] for name, value in row.averages.items() if value is None]
+    dashed = [title_of(name) for name, value in row.averages.items() if value is None]
     if not dashed:
         return ""
     reasons = [(name, task.remark) for name, task in row.section.tasks.items() if task.score is None]
@@ -195,13 +188,6 @@ def _counts(name: str, suite: str) -> bool:
     return any(entry in columns_of(suite) for entry in inside)
 
 
-def gain_words(other: Row, gain: float, count: int) -> str:
-    """Such as `+0.4 points above the best row without pretraining (bag of words)`, and over how many entries."""
-    name = BASELINES.get(other.init, other.init)
-    over = f"on average over the {counted(count, 'entry', 'entries')} that both rows have"
-    return f"{gain:+.1f} points above the best row without pretraining ({name}), {over}"
-
-
 def pretraining_table(runs: Sequence[Run]) -> Table:
     """What each run spent and reached before fine-tuning. Losses are nats per target: of the last steps, of the one
     validation of all runs, and of its form with every target behind [MASK], also in bits per byte."""
@@ -214,20 +200,18 @@ def pretraining_table(runs: Sequence[Run]) -> Table:
 
 def _pretraining_row(run: Run) -> list[Cell]:
     training = run.record.training
-    counts = (training.steps, training.tokens, training.tokens_per_second)
     validation = training.validation
-    bits = (validation.all_mask_loss, validation.bits_per_byte)
     return [
         Cell(run.label, "", "main", anchor(run)),
         Cell(training.status or "unknown"),
         Cell(or_dash(training.parameters, compact)),
         Cell(budget_words(run.record) or DASH),
         Cell(or_dash(training.budget.spent_seconds, duration)),
-        *(Cell(or_dash(count, compact)) for count in counts),
+        *(Cell(or_dash(count, compact)) for count in (training.steps, training.tokens, training.tokens_per_second)),
         Cell(or_dash(training.model_flops_utilization, "{:.0%}".format)),
         Cell(or_dash(training.train_loss, "{:.3f}".format)),
         Cell(or_dash(validation.loss, "{:.3f}".format), _validated(run.record)),
-        *(Cell(or_dash(value, "{:.3f}".format)) for value in bits),
+        *(Cell(or_dash(x, "{:.3f}".format)) for x in (validation.all_mask_loss, validation.bits_per_byte)),
     ]
 
 
@@ -238,8 +222,8 @@ def _validated(record: Record) -> str:
     return ", ".join(filter(None, (f"on {other[:8]}" if other else "", "own masking" if own else "")))
 
 
-def other_protocols() -> list[Block]:
-    """The table of published rows that must not be compared with ours."""
+def other_protocols() -> Table:
+    """The published rows that must not be compared with ours."""
     entries = [entry for entry in columns_of("glue") if entry != "mnli_mismatched"]
     rows = [
         [
@@ -252,6 +236,4 @@ def other_protocols() -> list[Block]:
         for row in OTHER_PROTOCOLS
     ]
     names = [title_of(entry).replace("-m", "") for entry in entries]
-    words = "Tuned per task, trained on MNLI in between, or averaged otherwise: for orientation, never for ranking."
-    columns = ["Model", "Parameters", "Pretraining", "average of 8", *names]
-    return [Paragraph(words), Table(columns, [Group(rows)], left=3)]
+    return Table(["Model", "Parameters", "Pretraining", "average of 8", *names], [Group(rows)], left=3)

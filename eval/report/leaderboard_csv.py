@@ -3,33 +3,70 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
-from cramming.record_schema import Record
 from eval.report.ranking import Row
-from eval.report.references import REFERENCES, Reference
+from eval.report.references import REFERENCES
 from eval.tasks.suites import AVERAGES
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 AVERAGE_NAMES = [average for suite in AVERAGES.values() for average in suite]
-COLUMNS = [
-    "kind", "run", "folder", "init", "suite", "division", "broken_rules", "split", "selection", "seeds",
-    *AVERAGE_NAMES, *(f"{name}_std" for name in AVERAGE_NAMES), "subset", *ENTRIES, *(f"{e}_std" for e in ENTRIES),
-    "parameters", "budget_unit", "budget_limit", "spent_seconds", "tokens", "energy_kwh", "validation_loss",
-    "all_mask_loss", "bits_per_byte", "device", "corpus_sha256", "validation_corpus_sha256", "commit", "created",
-    "source",
-]  # fmt: skip
+
+
+def _task(row: Row, entry: str, value: str) -> Any:
+    return getattr(row.section.tasks[entry], value) if entry in row.section.tasks else None
+
+
+# Each column and where a row has it.
+COLUMNS: dict[str, Callable[[Row], Any]] = {
+    "kind": lambda row: "run",
+    "run": lambda row: row.run.label,
+    "folder": lambda row: row.run.folder.name,
+    "init": lambda row: row.init,
+    "suite": lambda row: row.suite,
+    "division": lambda row: row.verdict.division,
+    "broken_rules": lambda row: " ".join(f.rule for f in row.verdict.broken),
+    "split": lambda row: row.section.split,
+    "selection": lambda row: row.section.selection,
+    "seeds": lambda row: " ".join(map(str, row.section.seeds)),
+    **{name: lambda row, name=name: row.averages.get(name) for name in AVERAGE_NAMES},
+    **{
+        f"{name}_std": lambda row, name=name: row.spread(name) if name in row.averages else None
+        for name in AVERAGE_NAMES
+    },
+    "subset": lambda row: row.subset,
+    **{entry: lambda row, entry=entry: row.score(entry) for entry in ENTRIES},
+    **{f"{entry}_std": lambda row, entry=entry: _task(row, entry, "spread") for entry in ENTRIES},
+    "parameters": lambda row: row.run.record.training.parameters,
+    "budget_unit": lambda row: row.run.record.training.budget.unit,
+    "budget_limit": lambda row: row.run.record.training.budget.limit,
+    "spent_seconds": lambda row: row.run.record.training.budget.spent_seconds,
+    "tokens": lambda row: row.run.record.training.tokens,
+    "energy_kwh": lambda row: row.run.record.training.energy_kwh,
+    "validation_loss": lambda row: row.run.record.training.validation.loss,
+    "all_mask_loss": lambda row: row.run.record.training.validation.all_mask_loss,
+    "bits_per_byte": lambda row: row.run.record.training.validation.bits_per_byte,
+    "device": lambda row: row.run.record.environment.device.name,
+    "corpus_sha256": lambda row: row.run.record.corpus.manifest_sha256,
+    "validation_corpus_sha256": lambda row: row.run.record.corpus.validation.manifest_sha256,
+    "commit": lambda row: row.run.record.environment.git.commit,
+    "created": lambda row: row.run.record.created,
+}
 
 
 def comma_separated(rows: Sequence[Row]) -> str:
     """The text of leaderboard.csv."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, COLUMNS, restval="", lineterminator="\n")
+    writer = csv.DictWriter(buffer, [*COLUMNS, "source"], restval="", lineterminator="\n")
     writer.writeheader()
-    for line in [*map(_values, rows), *map(_published, REFERENCES)]:
+    lines: list[dict[str, Any]] = [{name: value(row) for name, value in COLUMNS.items()} for row in rows]
+    for row in REFERENCES:
+        averages = {"avg9": row.avg9, "avg8": row.avg8, "source": row.source}
+        lines.append({"kind": "published", "run": row.title, "suite": "glue", **averages, **row.scores})
+    for line in lines:
         writer.writerow({name: _cell(value) for name, value in line.items() if value is not None})
     return buffer.getvalue()
 
@@ -40,49 +77,3 @@ def _cell(value: Any) -> Any:
         return round(value, 4) if isinstance(value, float) else value
     text = str(value)
     return f"'{text}" if text.lstrip(" \n")[:1] in FORMULA and not NUMBER.fullmatch(text) else text
-
-
-def _values(row: Row) -> dict[str, Any]:
-    return {
-        "kind": "run",
-        "run": row.run.label,
-        "folder": row.run.folder.name,
-        "init": row.init,
-        "suite": row.suite,
-        "division": row.verdict.division,
-        "broken_rules": " ".join(f.rule for f in row.verdict.broken),
-        "split": row.section.split,
-        "selection": row.section.selection,
-        "seeds": " ".join(map(str, row.section.seeds)),
-        "subset": row.subset,
-        **row.averages,
-        **{f"{name}_std": row.spread(name) for name in row.averages},
-        **{e: task.score for e, task in row.section.tasks.items() if e in ENTRIES},
-        **{f"{e}_std": task.spread for e, task in row.section.tasks.items() if e in ENTRIES},
-        **_of_training(row.run.record),
-    }
-
-
-def _of_training(record: Record) -> dict[str, Any]:
-    training, corpus = record.training, record.corpus
-    return {
-        "parameters": training.parameters,
-        "budget_unit": training.budget.unit,
-        "budget_limit": training.budget.limit,
-        "spent_seconds": training.budget.spent_seconds,
-        "tokens": training.tokens,
-        "energy_kwh": training.energy_kwh,
-        "validation_loss": training.validation.loss,
-        "all_mask_loss": training.validation.all_mask_loss,
-        "bits_per_byte": training.validation.bits_per_byte,
-        "device": record.environment.device.name,
-        "corpus_sha256": corpus.manifest_sha256,
-        "validation_corpus_sha256": corpus.validation.manifest_sha256,
-        "commit": record.environment.git.commit,
-        "created": record.created,
-    }
-
-
-def _published(row: Reference) -> dict[str, Any]:
-    averages = {"avg9": row.avg9, "avg8": row.avg8, "source": row.source}
-    return {"kind": "published", "run": row.title, "suite": "glue", **averages, **row.scores}

@@ -1,4 +1,4 @@
-"""The model card: README.md of an exported folder, as the Hugging Face hub reads it.
+"""The model card (templates/model_card.j2): README.md of an exported folder, as the Hugging Face hub reads it.
 
 A YAML header for the hub's search, then what a stranger needs before using the weights: how to load them, what they
 score, what was spent, on which text, by which recipe, what the rules say, and what the model is not for. All of it
@@ -6,31 +6,23 @@ comes from the run's record; a model that came without one says so. Paths of the
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from cramming import __version__
 from cramming.data.task_files import ENTRIES
-from cramming.progress import compact
-from cramming.record import RULES_VERSION
 from cramming.record_schema import Record, read_record
-from eval.report import run_page
 from eval.report.ranking import rows_of
-from eval.report.render import Block, Cell, Group, Heading, Paragraph, Table, markdown
-from eval.report.wording import budget_words
+from eval.report.render import markdown, text_table
+from eval.report.run_page import RunPage
+from eval.report.wording import budget_words, pairs
 from eval.rules.load import Run
-from eval.rules.table import judge
 
 RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "attention", "train", "memory", "runtime")
 MOST_SOURCES = 20
-STOCK_NOTE = "transformers has this architecture: nothing but torch and transformers is needed."
-CODE_NOTE = (
-    "transformers lacks this architecture: the Python files in this folder compute it, and need nothing but\n"
-    "torch and transformers. Read it before you allow it to run with `trust_remote_code=True`."
-)
+CARD_TAG = "pretrained-from-scratch"
 
 
 @dataclass(frozen=True)
@@ -51,15 +43,19 @@ class Exported:
 def write_card(model: Exported, run: Run | None) -> str:
     """The text of README.md."""
     record = run.record if run else read_record({})
-    template = Template((Path(__file__).parent / "model_card.md").read_text(encoding="utf-8"))
-    text = template.substitute(
-        header=_header(model, record),
-        opening=markdown(_opening(model, run)),
-        code_note=CODE_NOTE if model.remote_code else STOCK_NOTE,
-        name=model.name,
-        trust=", trust_remote_code=True" if model.remote_code else "",
-        record=markdown([*_results(run), *_corpus(record), *_recipe(record)]) if run else "",
-        limits=markdown(_limits(model, record)),
+    train = record.config.get("train")
+    sources = [[s.name or "not given", s.license or "not given", s.sha256 or ""] for s in record.corpus.sources]
+    text = markdown(
+        "model_card.j2",
+        model=model,
+        record=record,
+        header=_header(model, record).strip(),
+        budget=budget_words(record),
+        version=record.suite_version or __version__,
+        one=RunPage(run, rows_of([run])) if run else None,
+        sources=text_table(["Source", "Licence", "SHA-256"], sources[:MOST_SOURCES]),
+        recipe=text_table(["Section", "Settings"], _recipe(record)),
+        trained_length=train.get("sequence_length") if isinstance(train, Mapping) else None,
     )
     for path, name in _paths(record).items():
         text = text.replace(path, name)
@@ -71,7 +67,7 @@ def _header(model: Exported, record: Record) -> str:
 
     named = [source.dataset or "" for source in record.corpus.sources]
     hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
-    tags = ["cramming", "masked-lm", "pretrained-from-scratch", *(["custom_code"] if model.remote_code else [])]
+    tags = ["cramming", "masked-lm", CARD_TAG, *(["custom_code"] if model.remote_code else [])]
     data = ModelCardData(
         language=model.language,
         license=model.license,
@@ -106,91 +102,17 @@ def _index(record: Record) -> list[Any]:
     ]
 
 
-def _opening(model: Exported, run: Run | None) -> list[Block]:
-    how, version = "", __version__
-    if run:
-        how = f" within {budget}" if (budget := budget_words(run.record)) else ""
-        version = run.record.suite_version or __version__
-    words = f"A masked language model of {compact(model.parameters)} parameters (architecture: {model.family})"
-    blocks: list[Block] = [Heading(model.name, 1), Paragraph(f"{words}, pretrained{how} with cramming {version}.")]
-    if not run:
-        blocks.append(Paragraph("No record of its training lies beside it: budget, corpus and scores are not known."))
-    return blocks
-
-
-def _results(run: Run) -> list[Block]:
-    """The run's own page under a heading of the card's, led by the verdict."""
-    verdict = judge(run.record)
-    _, *page = run_page.blocks(run, verdict, rows_of([run]), [], [], 2)
-    broken = f" Broken: {', '.join(finding.rule for finding in verdict.broken)}." if verdict.broken else ""
-    divisions = {"closed": "the closed division", "open": "the open division", "invalid": "no division, it is invalid"}
-    words = f"By the rules, version {RULES_VERSION}, this run belongs to {divisions[verdict.division]}.{broken}"
-    return [Heading("Scores, budget and rules"), Paragraph(words), *page]
-
-
-def _corpus(record: Record) -> list[Block]:
-    """Fingerprint and licence of the text, source by source, and what was removed from it."""
-    corpus = record.corpus
-    lines = {
-        "SHA-256 of its manifest": corpus.manifest_sha256,
-        "SHA-256 of the tokenizer": corpus.tokenizer.sha256,
-        "Documents removed": _pairs(corpus.removed) or "none",
-    }
-    rows = [[s.name or "not given", s.license or "not given", s.sha256 or ""] for s in corpus.sources]
-    blocks: list[Block] = [
-        Heading("Corpus"),
-        _table(["", ""], [[name, value] for name, value in lines.items() if value]),
-        _table(["Source", "Licence", "SHA-256"], rows[:MOST_SOURCES]),
-    ]
-    more = len(rows) - MOST_SOURCES
-    return [*blocks, Paragraph(f"And {more} more sources.")] if more > 0 else blocks
-
-
-def _recipe(record: Record) -> list[Block]:
-    rows = [[name, _pairs(settings)] for name in RECIPE if (settings := record.config.get(name))]
-    training, commit = record.training, record.environment.git.commit
+def _recipe(record: Record) -> list[list[str]]:
+    """The settings, section by section, and what they came to."""
+    training = record.training
     chosen = {
         "precision": training.precision,
         "attention": training.attention_kernels or None,
         "peak learning rate": training.peak_learning_rate,
     }
-    rows.append(["in force", _pairs({name: value for name, value in chosen.items() if value is not None})])
-    source = f"cramming {record.suite_version}" + (f", commit {commit}" if commit else "")
-    return [Heading("Recipe"), _table(["Section", "Settings"], rows), Paragraph(f"Made with {source}.")]
-
-
-def _limits(model: Exported, record: Record) -> list[Block]:
-    tokens, train = record.training.tokens, record.config.get("train")
-    length = train.get("sequence_length") if isinstance(train, Mapping) else None
-    trained_on = f"; trained on {length}" if length else ""
-    lines = {
-        f"Sequences of at most {model.max_length} tokens{trained_on}.": True,
-        f"Trained on {compact(tokens or 0)} tokens, what the budget allowed: a result of a benchmark, not a product. It"
-        " repeats what its corpus says, false or harmful as that may be.": bool(tokens),
-        "Nothing is known of the text it was trained on, nor of what it repeats.": not tokens,
-        "Scores are those of development sets.": bool(record.glue),
-        "The corpus is generated from a grammar: outside of it, the model knows no language.": any(
-            source.kind == "embedded" for source in record.corpus.sources
-        ),
-        "Only the first token type was trained; the others are as at the start.": model.token_types > 1,
-        "Attention weights cannot be asked for: attention is one fused operation.": model.remote_code,
-        "No licence for the weights is given here; those of the text are named under Corpus.": model.license is None,
-    }
-    head: list[Block] = [Heading("Limits"), *(Paragraph(f"- {line}") for line, applies in lines.items() if applies)]
-    return [*head, Heading("File"), Paragraph(f"model.safetensors, SHA-256 {model.weights_sha256}")]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(columns, [Group([[Cell(text) for text in row] for row in rows])], left=len(columns))
-
-
-def _pairs(values: Any) -> str:
-    """`rate 0.25, mask_share 0.8`; a section inside a section in brackets."""
-    if isinstance(values, list):
-        return " and ".join(map(str, values))
-    if not isinstance(values, Mapping):
-        return str(values)
-    return ", ".join(f"{k} ({_pairs(v)})" if isinstance(v, Mapping) else f"{k} {_pairs(v)}" for k, v in values.items())
+    in_force = {name: value for name, value in chosen.items() if value is not None}
+    rows = [[name, pairs(settings)] for name in RECIPE if (settings := record.config.get(name))]
+    return [*rows, ["in force", pairs(in_force)]]
 
 
 def _paths(record: Record) -> dict[str, str]:

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cramming.record_schema import number
@@ -60,13 +61,12 @@ def training(curves: Sequence[Curve]) -> "Figure | None":
     for index, (x, y, scale, x_title, y_title) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), index + 1)
         _style(axes, x_title, y_title)
-        for colour, curve in zip(_cycle(len(curves)), curves):
+        for colour, curve in zip(cycle(COLOURS), curves):
             _draw(axes, curve, x, y, scale, colour)
         if y == "lr":
             axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
             axes.yaxis.get_offset_text().set_color(INK)
-    handles = [handle for _, handle in entries]
-    labels = [label for label, _ in entries]
+    labels, handles = zip(*entries)
     figure.legend(handles, labels, loc="lower center", ncols=LEGEND_COLUMNS, frameon=False, labelcolor=INK, fontsize=9)
     return figure
 
@@ -135,17 +135,11 @@ def _binned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
-    line = _binned(_points(curve.rows, x, y))
-    if line:
+    if line := _binned(_points(curve.rows, x, y)):
         axes.plot([a / scale for a, _ in line], [b for _, b in line], color=colour, linewidth=1.5)
-    held_out = _points(curve.rows, x, "validation_loss") if y == "loss" else []
-    if held_out:
+    if held_out := _points(curve.rows, x, "validation_loss") if y == "loss" else []:
         xs = [a / scale for a, _ in held_out]
         axes.plot(xs, [b for _, b in held_out], "o", color=colour, markersize=4.5, markerfacecolor="none")
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
 
 
 def _figure(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> "Figure":
@@ -177,7 +171,7 @@ def _legend_entries(curves: Sequence[Curve]) -> list[tuple[str, Any]]:
     from matplotlib.lines import Line2D
 
     names = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
-    entries = [(name, Line2D([], [], color=colour)) for name, colour in zip(names, _cycle(len(curves)))]
+    entries = [(name, Line2D([], [], color=colour)) for name, colour in zip(names, cycle(COLOURS))]
     if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
         points = Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5)
         entries.append(("validation loss", points))

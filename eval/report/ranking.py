@@ -5,19 +5,16 @@ with every task of the suite on its full official data, competes for a rank: wha
 model for one, has no limit. A number that is missing stays None all the way.
 """
 
-import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from scipy.special import stdtr
 
 from cramming.record_schema import WITHOUT_ENCODER, Scores
 from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES
 from eval.rules.evidence import mean_of
 from eval.rules.load import Run
-from eval.rules.table import Verdict, judge
+from eval.rules.table import Verdict
 from eval.tasks.suites import AVERAGES
 
 BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
@@ -33,9 +30,13 @@ class Row:
     run: Run
     init: str
     suite: str
-    verdict: Verdict
     section: Scores
     again: bool = False  # a row with the same weights stands before it
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the run."""
+        return self.run.verdict
 
     @property
     def averages(self) -> dict[str, float | None]:
@@ -100,7 +101,13 @@ def main_average(suite: str) -> str:
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """All rows of all readable runs, best first, missing averages last."""
-    rows = [row for run in runs if not run.problem for row in _rows_of_run(run)]
+    rows = [
+        Row(run, init, section.suite, section)
+        for run in runs
+        if not run.problem
+        for init, section in {**run.record.glue, **run.record.without_encoder}.items()
+        if section.suite in AVERAGES
+    ]
     ordered = sorted(rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label))
     found, seen = [], set()
     for row in ordered:
@@ -108,13 +115,6 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
         found.append(replace(row, again=row.ranked and model in seen))
         seen |= {model} if row.ranked else set()
     return found
-
-
-def _rows_of_run(run: Run) -> Iterator[Row]:
-    verdict = judge(run.record)
-    for init, section in {**run.record.glue, **run.record.without_encoder}.items():
-        if section.suite in AVERAGES:
-            yield Row(run, init, section.suite, verdict, section)
 
 
 def ranks(rows: Sequence[Row]) -> list[int]:
@@ -130,16 +130,12 @@ def ranks(rows: Sequence[Row]) -> list[int]:
 
 def within_noise(one: Row, other: Row) -> bool:
     """Whether Welch's t-test on the averages of the single seeds finds no difference (p >= NOISE)."""
+    from scipy.stats import ttest_ind  # takes a second
+
     samples = [row.of_seeds(main_average(one.suite)) for row in (one, other)]
-    if any(len(values) < 2 for values in samples):
+    if any(len(values) < 2 for values in samples) or all(len(set(values)) == 1 for values in samples):
         return one.main == other.main
-    gap = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
-    squares = [statistics.variance(values) / len(values) for values in samples]
-    total = sum(squares)
-    if total == 0:
-        return gap == 0
-    freedom = total**2 / sum(s**2 / (len(values) - 1) for s, values in zip(squares, samples))
-    return 2 * float(stdtr(freedom, -gap / math.sqrt(total))) >= NOISE
+    return float(ttest_ind(*samples, equal_var=False).pvalue) >= NOISE
 
 
 def distinct(rows: Sequence[Row]) -> dict[Row, list[Row]]:
@@ -168,22 +164,26 @@ def columns_of(suite: str) -> list[str]:
 def gain_over(row: Row, other: Row) -> tuple[float | None, int]:
     """Mean difference of the scores over the averages' entries that both have, and how many those are."""
     both = [(row.score(entry), other.score(entry)) for entry in columns_of(row.suite)]
-    pairs = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
-    if not pairs:
-        return None, 0
-    mine, theirs = (sum(column) / len(pairs) for column in zip(*pairs))
-    return mine - theirs, len(pairs)
+    gains = [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
+    return (statistics.fmean(gains) if gains else None), len(gains)
 
 
-def best_baseline(row: Row, rows: Sequence[Row]) -> tuple[Row, float, int] | None:
-    """Of the same run's rows without pretraining the one that `row` is the least above, by how much, and over how many
-    entries; None where there is none. One with fewer entries than others, as the constant class without a correlation,
-    stands back.
+def gain_words(row: Row, rows: Sequence[Row]) -> str:
+    """Such as `+0.4 points above the best row without pretraining (bag of words), on average over ...`: of the same
+    run's baselines the one that a trained model is the least above; empty where there is none. One with fewer entries
+    than others, as the constant class without a correlation, stands back.
     """
-    others = [r for r in rows if r.run is row.run and r.suite == row.suite and r.baseline]
+    others = [r for r in rows if r.run is row.run and r.suite == row.suite and r.baseline and not row.baseline]
     gains = [(other, *gain_over(row, other)) for other in others]
     known = [(other, gain, count) for other, gain, count in gains if gain is not None]
-    return min(known, key=lambda found: (-found[2], found[1]), default=None)
+    if not known:
+        return ""
+    other, gain, count = min(known, key=lambda found: (-found[2], found[1]))
+    name, over = BASELINES.get(other.init, other.init), f"{count} {'entry' if count == 1 else 'entries'}"
+    return (
+        f"{gain:+.1f} points above the best row without pretraining ({name}), on average over the {over} that both rows"
+        " have"
+    )
 
 
 def bars(rows: Sequence[Row], suite: str) -> list[Bar]:

@@ -1,17 +1,24 @@
-"""A report as a small tree of blocks, and the two ways to write it down: Markdown and one self-contained HTML page.
+"""Pages from templates (templates/*.j2), each written once and rendered as HTML and as Markdown.
 
-What a report says is built once (`eval.report.leaderboard`, `eval.report.run_page`) as headings, texts, tables, figures
-and sections; how it looks is decided here. Both renderers are pure functions from blocks to a string. The HTML needs
-nothing from the network: style and plots are inside, and it follows the reader's light or dark setting.
+A page's template says what stands where and calls the macros of html.j2 or md.j2, as `f`, for the form. Numbers and
+tables come from Python. The HTML needs nothing from the network: style and plots are inside.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from pathlib import Path
-from string import Template
+from typing import Any, Literal
 
-DASH = "–"
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cramming.progress import compact
+from cramming.record import RULES_VERSION
+from cramming.record_schema import Scores
+from eval.report.wording import DASH, NOT_OFFICIAL, SUBSET, duration, pairs, score_words, spread_words, title_of
+from eval.rules.evidence import names_of
+from eval.tasks.suites import AVERAGES
 
 
 @dataclass(frozen=True)
@@ -35,148 +42,91 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, the first `left` of them text and the rest numbers; `notes` are the small print, `kind` a style."""
+    """Columns, the first `left` of them text and the rest numbers; `kind` is a style."""
 
     columns: Sequence[str]
     groups: Sequence[Group]
-    notes: Sequence[str] = ()
     left: int = 1
     kind: str = ""
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A heading; `badge` is a division or status beside it."""
-
-    text: str
-    level: int = 2
-    anchor: str = ""
-    badge: str = ""
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Figure:
-    """A plot: inline SVG for the page, and the PNG's path (relative to the report) for Markdown."""
+    """A plot: inline in the page, and as a file (its path relative to the report) in Markdown."""
 
     title: str
     path: str
     svg: str
 
 
-@dataclass(frozen=True)
-class Section:
-    """Blocks that a reader of the page can fold away."""
-
-    title: str
-    blocks: Sequence["Block"]
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of texts, the first column set off."""
+    cells = [[Cell(text, "", "" if place else "main") for place, text in enumerate(row)] for row in rows]
+    return Table(columns, [Group(cells)], left=len(columns))
 
 
-Block = Heading | Paragraph | Table | Figure | Section
+def html(title: str, template: str, **values: Any) -> str:
+    """A page as one self-contained HTML document."""
+    body = _environment("html").get_template(template).render(values)
+    return _environment("html").get_template("page.html").render(title=title, body=body)
 
 
-def markdown(blocks: Sequence[Block]) -> str:
-    """The blocks as GitHub-flavoured Markdown."""
-    return "\n\n".join(part for block in blocks for part in _markdown(block)) + "\n"
+def markdown(template: str, **values: Any) -> str:
+    """A page as GitHub-flavoured Markdown."""
+    text = _environment("md").get_template(template).render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _markdown(block: Block) -> Iterator[str]:
-    if isinstance(block, Heading):
-        badge = f" [{block.badge}]" if block.badge else ""
-        yield f"{'#' * block.level} {_plain(block.text)}{badge}"
-    elif isinstance(block, Paragraph):
-        yield _plain(block.text)
-    elif isinstance(block, Figure):
-        yield f"![{_plain(block.title)}]({block.path})"
-    elif isinstance(block, Section):
-        yield f"**{_plain(block.title)}**"
-        for inner in block.blocks:
-            yield from _markdown(inner)
-    else:
-        yield "\n".join(_markdown_table(block))
-        if block.notes:
-            yield "\n".join(f"- {_plain(note)}" for note in block.notes)
+@cache
+def _environment(form: Literal["html", "md"]) -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    found = Environment(
+        loader=loader, autoescape=form == "html", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    found.filters |= {
+        "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
+        "names_of": names_of, "licences": _licences, "superglue": _superglue,
+    }  # fmt: skip
+    found.globals |= {"RULES_VERSION": RULES_VERSION, "AVERAGES": AVERAGES, "DASH": DASH, "SUBSET": SUBSET}
+    found.globals |= {"NOT_OFFICIAL": NOT_OFFICIAL}
+    found.globals["f"] = found.get_template(f"{form}.j2").module
+    return found
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+def _plain(text: object) -> str:
+    """One line of Markdown that is neither a table's column nor HTML."""
+    return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())
 
 
-def _markdown_table(table: Table) -> Iterator[str]:
-    yield f"| {' | '.join(map(_plain, table.columns))} |"
-    yield "|" + "|".join("---" if i < table.left else "---:" for i in range(len(table.columns))) + "|"
-    for group in table.groups:
-        if group.title and group.rows:
-            yield f"| **{_plain(group.title)}** |" + " |" * (len(table.columns) - 1)
-        for row in group.rows:
-            yield f"| {' | '.join(_markdown_cell(cell, i < table.left) for i, cell in enumerate(row))} |"
+_FORMS: dict[str, Callable[[float], str]] = {
+    "compact": compact, "duration": duration, "giga": lambda value: f"{value / 1e9:.2f}"
+}  # fmt: skip
 
 
-def _markdown_cell(cell: Cell, text: bool) -> str:
-    between = "<br>" if text and cell.small else " "
-    return f"{_plain(cell.text)}{between}{_plain(cell.small)}".strip()
+def _said(value: Any, words: str, form: str = "compact") -> str:
+    """`words` with the value in a form, or in a format such as `.1%`; empty where there is none."""
+    if value is None:
+        return ""
+    return words.format(_FORMS[form](value) if form in _FORMS else format(value, form))
 
 
-def page(title: str, blocks: Sequence[Block]) -> str:
-    """The blocks as one HTML document."""
-    body = "\n".join(_html(block) for block in blocks)
-    folder = Path(__file__).parent
-    template = Template((folder / "page.html").read_text(encoding="utf-8"))
-    style = (folder / "style.css").read_text(encoding="utf-8")
-    return template.substitute(title=escape(title), style=style, body=body)
+def _licences(sources: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys(source.license or "no licence given" for source in sources))
 
 
-def _html(block: Block) -> str:
-    if isinstance(block, Heading):
-        anchor = f' id="{escape(block.anchor)}"' if block.anchor else ""
-        badge = f' <span class="badge {_first(block.badge)}">{escape(block.badge)}</span>' if block.badge else ""
-        return f"<h{block.level}{anchor}>{escape(block.text)}{badge}</h{block.level}>"
-    if isinstance(block, Paragraph):
-        return f"<p>{escape(block.text)}</p>"
-    if isinstance(block, Figure):
-        return f'<figure role="img" aria-label="{escape(block.title)}">{block.svg}</figure>'
-    if isinstance(block, Section):
-        inner = "\n".join(_html(b) for b in block.blocks)
-        return f"<details><summary>{escape(block.title)}</summary>\n{inner}\n</details>"
-    return _html_table(block)
-
-
-def _first(words: str) -> str:
-    """The style of a badge: its first word (`closed`, `open`, `invalid`)."""
-    return escape(words.split(",")[0].split(" ")[0])
-
-
-def _html_table(table: Table) -> str:
-    def kind(index: int) -> str:
-        return "" if index < table.left else ' class="n"'
-
-    head = "".join(f"<th{kind(i)}>{escape(name)}</th>" for i, name in enumerate(table.columns))
-    thead = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
-    lines = [f'<div class="wide"><table class="{escape(table.kind)}">{thead}']
-    for group in table.groups:
-        lines.append(f'<tbody class="{escape(group.tone)}">')
-        if group.title and group.rows:
-            lines.append(f'<tr class="group"><th colspan="{len(table.columns)}">{escape(group.title)}</th></tr>')
-        for row in group.rows:
-            cells = "".join(f"<td{kind(i)}>{_html_cell(cell)}</td>" for i, cell in enumerate(row))
-            lines.append(f"<tr>{cells}</tr>")
-        lines.append("</tbody>")
-    lines.append("</table></div>")
-    if table.notes:
-        lines.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in table.notes)}</ul>')
-    return "\n".join(lines)
-
-
-def _html_cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    if cell.link:
-        text = f'<a href="#{escape(cell.link)}">{text}</a>'
-    if cell.tone:
-        text = f'<span class="{escape(cell.tone)}">{text}</span>'
-    return text + (f" <small>{escape(cell.small)}</small>" if cell.small else "")
+def _superglue(section: Scores) -> str:
+    """The scores and their mean; then why a score is missing, and what the mark on one means."""
+    tasks = {task.title or name: task for name, task in section.tasks.items()}
+    marked = any(task.subset for task in tasks.values())
+    scores = [
+        f"{title} {score_words(task.score, task.subset)} {spread_words(task.spread)}".rstrip()
+        if task.score is not None
+        else f"{title} {DASH}"
+        for title, task in tasks.items()
+    ]
+    average = section.averages.get("superglue5")
+    value = score_words(average.value, marked) if average and average.value is not None else "not printed"
+    parts = [", ".join(scores), f"average {value} ({average and average.definition})"]
+    parts += [f"{title}: {task.remark}" for title, task in tasks.items() if task.remark]
+    parts += [f"{name}: {why}" for name, why in section.absent.items()]
+    return "; ".join([*parts, *([NOT_OFFICIAL] if marked else [])])

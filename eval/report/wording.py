@@ -1,14 +1,16 @@
 """How the report words a number, a run and a score: the same in every table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from cramming.data.task_files import ENTRIES, GLUE
 from cramming.progress import compact
-from cramming.record_schema import Record, TaskScore
-from eval.report.render import DASH, Cell
+from cramming.record_schema import Record
 from eval.rules.load import Run
 
+DASH = "–"
 SUBSET = "†"
+NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
 SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
 
@@ -18,16 +20,9 @@ def or_dash(value: float | None, words: Callable[[float], str]) -> str:
     return DASH if value is None else words(value)
 
 
-def score_words(value: float | None) -> str:
-    """`83.9`, or a dash."""
-    return or_dash(value, lambda score: f"{score:.1f}")
-
-
-def score_cell(task: TaskScore | None, tone: str = "") -> Cell:
-    """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
-    if task is None or task.score is None:
-        return Cell(DASH, "", "warn" if task and task.problem else "")
-    return Cell(f"{task.score:.1f}{SUBSET if task.subset else ''}", spread_words(task.spread), tone)
+def score_words(value: float | None, subset: bool | None = False) -> str:
+    """`83.9`, with the subset's mark, or a dash."""
+    return or_dash(value, lambda score: f"{score:.1f}{SUBSET if subset else ''}")
 
 
 def spread_words(spread: float | None) -> str:
@@ -47,9 +42,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def title_of(name: str) -> str:
-    """The title of an entry or a task, `SST-2`; another name as it is."""
-    return ENTRIES[name][1].title if name in ENTRIES else GLUE[name].title if name in GLUE else name
+def pairs(values: Any) -> str:
+    """`rate 0.25, mask_share 0.8`; a section inside a section in brackets."""
+    if isinstance(values, list):
+        return " and ".join(map(str, values))
+    if not isinstance(values, Mapping):
+        return str(values)
+    return ", ".join(f"{k} ({pairs(v)})" if isinstance(v, Mapping) else f"{k} {pairs(v)}" for k, v in values.items())
+
+
+def title_of(name: object) -> str:
+    """The title of an average, an entry or a task, `SST-2`; another name as it is."""
+    if name in ENTRIES:
+        return ENTRIES[str(name)][1].title
+    return GLUE[str(name)].title if name in GLUE else TITLES.get(str(name), str(name))
 
 
 def model_words(record: Record) -> str:
@@ -64,10 +70,9 @@ def budget_words(record: Record) -> str:
     if limit is None:
         return ""
     device = record.environment.device.name or record.environment.device.kind
+    amount = f"{compact(limit)} {unit}"
     if unit == "hours":
         amount = f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
-    else:
-        amount = f"{compact(limit)} {unit}"
     return f"{amount} on {device}" if device else amount
 
 

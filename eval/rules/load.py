@@ -4,10 +4,9 @@
 wrong. Journal, history and hashes are read from their files; what a record has in their place is no evidence.
 """
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
 from eval.finetune.history import history_file, read_history
 from eval.rules.journal import last_logged_seconds, summarise_journal
+from eval.rules.table import Verdict, judge
 
-# What numpy raises for a damaged file of arrays.
-DAMAGED_ARRAYS = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 FROM_FILES = ("journal", "history_file", "beside", "elsewhere")  # sections of `Record` that no record.json has
 
@@ -33,6 +31,11 @@ class Run:
     record: Record = field(default_factory=lambda: read_record({}))
     metrics: list[dict[str, Any]] = field(default_factory=list)
     problem: str | None = None
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the rules say of the record."""
+        return judge(self.record)
 
 
 def load_runs(runs: Path) -> list[Run]:

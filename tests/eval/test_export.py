@@ -161,13 +161,13 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda r: shutil.rmtree(r / "stock"), r"name=stock: no run in .*cramming pretrain"),
+        (lambda r: shutil.rmtree(r / "stock"), r"name=stock: .*record\.json: no such record.*cramming pretrain"),
         (
             lambda r: write_record_section(r / "stock", pretrain={"status": "interrupted"}),
             "is interrupted, not finished",
         ),
         (lambda r: edit_json(r / "stock/record.json", lambda n: n.pop("pretrain")), "is missing, not finished"),
-        (lambda r: shutil.rmtree(r / "stock/final"), r"model\.safetensors: is missing"),
+        (lambda r: (r / "stock/final/model.safetensors").unlink(), r"final: no weights"),
         (
             lambda r: shutil.copy(r / "own/final/model.safetensors", r / "stock/final"),
             r"final/model\.safetensors: is not as pretraining wrote it",
@@ -205,7 +205,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
         (lambda r: (r / "stock/final/tokenizer_config.json").write_text("[]"), "expected a JSON object, found list"),
         (
             lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
-            "mask_token is missing",
+            r"mask_token in tokenizer_config\.json is missing",
         ),
         (
             lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.update(sep_token=5)),

@@ -1,23 +1,31 @@
-"""The two renderers: the same blocks, nothing lost, nothing unescaped, nothing from outside."""
+"""The two forms of a page: the same content, nothing lost, nothing unescaped, nothing from outside."""
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
-from eval.report.render import Block, Cell, Figure, Group, Heading, Paragraph, Section, Table, markdown, page
+import pytest
+
+from cramming.record_schema import read_record
+from eval.report.ranking import rows_of
+from eval.report.render import Figure, html, markdown
+from eval.report.run_page import RunPage
+from eval.rules.load import Run
 
 NASTY = 'a|b <script>alert("x")</script> & "q"\nnext'
-TABLE = Table(
-    ["Name", "Score"],
-    [Group([[Cell(NASTY, "small", "main", "run-x"), Cell("83.9", "±0.4")]], "First"), Group([], "Empty")],
-    ["a note"],
-)
-BLOCKS: list[Block] = [
-    Heading("Title", 1, badge="open"),
-    Paragraph(NASTY),
-    TABLE,
-    Figure("Loss", "plots/loss.png", '<svg xmlns="http://www.w3.org/2000/svg"></svg>'),
-    Section("More", [Paragraph("inside")]),
-]
+
+
+@pytest.fixture
+def one(make_record: Any) -> RunPage:
+    """A page with nasty words wherever a record, a folder or a file has words."""
+    record = make_record()
+    record["glue"]["pretrained"]["tasks"]["rte"].update(score=None, problem=NASTY)
+    record["environment"]["device"]["name"] = record["corpus"]["sources"][0]["name"] = NASTY
+    record["glue"]["pretrained"]["selection"] = record["pretrain"]["status"] = NASTY
+    run = Run(Path("runs/a"), NASTY, read_record(record))
+    figure = Figure(NASTY, "plots/loss.svg", '<svg xmlns="http://www.w3.org/2000/svg"></svg>')
+    return RunPage(run, rows_of([run]), figure, [NASTY])
 
 
 class _Checker(HTMLParser):
@@ -41,34 +49,30 @@ class _Checker(HTMLParser):
         self.words += data
 
 
-def test_markdown_tables_keep_their_shape() -> None:
-    text = markdown(BLOCKS)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 4
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3}
-    assert "<script" not in text
-    assert "83.9 ±0.4" in text and "![Loss](plots/loss.png)" in text and "# Title [open]" in text
-    assert "- a note" in text and "inside" in text and "Empty" not in text
+def test_markdown_tables_keep_their_shape(one: RunPage) -> None:
+    text = markdown("report.j2", one=one)
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 4
+    for rows in tables:
+        assert rows[1].startswith("|---")
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "<script" not in text and "\n\n\n" not in text
+    assert "70.2 ±0.2" in text and "](plots/loss.svg)" in text and "\n- avg-9: " in text
 
 
-def test_page_is_well_formed_escaped_and_self_contained() -> None:
-    text = page(NASTY, BLOCKS)
+def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
+    text = html(NASTY, "report.j2", one=one)
     checker = _Checker()
     checker.feed(text)
     assert checker.open == []
     assert "<script" not in text
-    assert NASTY in checker.words and "83.9" in checker.words and "a note" in checker.words
+    assert checker.words.count(NASTY) >= 6 and "70.2" in checker.words and "avg-9: " in checker.words
     assert not re.search(r'(?:src|href)="(?!#)', text) and "@import" not in text and "url(" not in text
-    assert "prefers-color-scheme: dark" in text
+    assert "prefers-color-scheme: dark" in text and "position: sticky; left: 0" in text
 
 
-def test_table_without_titles_has_no_head() -> None:
-    text = page("t", [Table(["", ""], [Group([[Cell("a"), Cell("b")]])], left=2)])
-    assert "<thead>" not in text
-
-
-def test_on_a_narrow_screen_names_stay_in_sight_and_averages_in_one_line() -> None:
-    text = page("t", [TABLE])
-    narrow = text[text.index("@media (max-width: 640px)") :]
-    assert "position: sticky; left: 0" in narrow
-    assert "table.tasks td:first-child { white-space: nowrap; }" in text
+def test_energy_that_was_measured_is_a_fact_and_what_was_not_is_none() -> None:
+    known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
+    for found, shown in ((known, True), (dict.fromkeys(known), False)):
+        page = markdown("report.j2", one=RunPage(Run(Path("a"), "a", read_record({"pretrain": found})), []))
+        assert ("| Energy of the GPU | 9.5 kWh, NVML energy counter |" in page) == shown

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -138,14 +137,6 @@ def test_what_the_journal_says_that_breaks_no_rule(glue: Record) -> None:
         glue["journal"]["uncharged_seconds"] = seconds
         finding = find("R5", glue)
         assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
-
-
-def test_counts_are_shown_as_whole_numbers(glue: Record) -> None:
-    _tasks(glue)["qnli"].update(train_examples=108436, official_train_examples=None)
-    assert find("R9", glue).evidence == (
-        "pretrained/qnli: official_train_examples is not on record, not 104743; "
-        "pretrained/qnli is not marked as a subset: train 108436 of 104743"
-    )
 
 
 def test_a_sweep_is_in_the_open_division_whichever_version_wrote_it(glue: Record) -> None:
@@ -515,28 +506,6 @@ def test_a_failed_seed_leaves_its_score_missing_and_the_record_valid(good: Recor
     assert broken(good) == ["R22"]  # R20 holds: what was scored is the last epoch
     section["tasks"]["cola"]["score"] = 50.0  # a median of the seeds that did not fail is a substitute
     assert "R7" in broken(good)
-
-
-def _paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else []
-    return [p for key, child in children for p in [(*path, key), *_paths(child, (*path, key))]]
-
-
-def test_checks_are_total_over_any_content(glue: Record) -> None:
-    """Whatever stands in a record's place, the rules answer; they never raise."""
-    rng = random.Random(0)
-    strange = [None, [], {}, "", "text", math.nan, math.inf, -1, True, [[1]], {"a": None}, 10**400, [None, {}]]
-    paths = _paths(glue)
-    for path in [*rng.sample(paths, 60), *(p for p in paths if len(p) <= 2)]:
-        for value in rng.sample(strange, 2):
-            node: Any = glue
-            for key in path[:-1]:
-                node = node[key]
-            before, node[path[-1]] = node[path[-1]], value
-            assert len(judge(glue).findings) == len(RULES)
-            node[path[-1]] = before
-    assert judge(glue).division == "closed"
-    assert judge({}).division == "invalid"
 
 
 def test_docs_and_table_have_the_same_version_numbers_and_sentences() -> None:

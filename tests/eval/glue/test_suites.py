@@ -18,8 +18,8 @@ from cramming.record_schema import WITHOUT_ENCODER, read_record
 from eval.finetune.history import history_file
 from eval.glue import main
 from eval.report.ranking import rows_of
-from eval.report.render import Paragraph
-from eval.report.run_page import beyond_glue
+from eval.report.render import markdown
+from eval.report.run_page import RunPage
 from eval.rules.load import load_run
 from eval.rules.table import judge
 from eval.tasks import locate
@@ -110,7 +110,7 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     assert set(section["tasks"]) == {"superglue_rte", "cb"} and section["averages"]["superglue5"]["value"] is None
     assert section["tasks"]["cb"]["main_metric"] == "accuracy_f1" and section["tasks"]["cb"]["subset"]
     assert record["minimal_pairs"]["accuracy"] in (0, 100)
-    said = " ".join(block.text for block in beyond_glue(read_record(record)) if isinstance(block, Paragraph))
+    said = markdown("report.j2", one=RunPage(load_run(Path(config["runs"]) / "first"), []))
     assert "SuperGLUE, pretrained: CB" in said and "Minimal pairs: " in said
     for task in section["tasks"].values():
         spread = 100 * task["metrics"][task["main_metric"]]["std"]
