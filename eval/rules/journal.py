@@ -12,6 +12,7 @@ from cramming.journal import (
     Saved,
     first_line_sha256,
     is_chained,
+    lacks_newline,
     limits_of,
     processes_of,
     read_journal,
@@ -50,7 +51,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "last_step_seconds": last.get("last_step_seconds"),
         "total_seconds": spent_seconds(events),
         "uncharged_seconds": _uncharged_seconds(events),
-        "problems": [*_trained_after_the_end(events), *_foreign_checkpoints(events)],
+        "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
         "budgets": [[event["unit"], event["limit"]] for event in starts if "unit" in event],
         "corpora": [event.get("corpus") for event in starts],
         "config_budget": _config_budget(journal.with_name("config.yaml")),
@@ -64,6 +65,11 @@ def _uncharged_seconds(events: Sequence[Event]) -> float:
         if isinstance(wall := event.get("wall"), float):
             found.setdefault(event["process"], []).append(wall - event["elapsed"])
     return sum(max(0.0, late[-1] - late[0]) for late in found.values())
+
+
+def _cut_off(journal: Path) -> Iterator[str]:
+    if lacks_newline(journal):
+        yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
 
 
 def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:

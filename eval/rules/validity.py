@@ -151,7 +151,11 @@ def _differs_since_5(record: Record, journal: Journal) -> Iterator[str]:
             f"{spent} {budget.unit} spent in budget.jsonl, {budget.spent} in the record",
         ),
     )
-    limits = {"config.yaml beside the record": journal.config_budget, "the record": [budget.unit, budget.limit]}
+    limits = {"the record": [budget.unit, budget.limit]}
+    if journal.config_budget is None:
+        yield "config.yaml is not beside the record, or has no limit that can be read: restore it"
+    else:
+        limits["config.yaml"] = journal.config_budget
     for process, limit in enumerate(journal.budgets):
         for name, other in limits.items():
             if other != limit:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
             r"final/model\.safetensors: is not as pretraining wrote it",
         ),
         (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json: is missing"),
-        (
-            lambda r: (r / "stock/final/tokenizer.json").write_text("{}"),
-            r"final/tokenizer\.json: is not as",
-        ),
-        (
-            lambda r: edit_json(r / "stock/final/config.json", lambda n: n.update(hidden_act="relu")),
-            r"final/config\.json: is not as pretraining wrote it",
-        ),
         (lambda r: (r / "stock/final/vocab.txt").write_text("a"), r"final/vocab\.txt: was not written by pretraining"),
-        (lambda r: (r / "stock/final/config.json").unlink(), r"no config\.json"),
         (occupy, r"export\.out=.*export: is there already, and neither empty nor an export"),
     ],
 )
@@ -201,15 +193,9 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     ("damage", "message"),
     [
         (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
-        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("{"), "not readable as JSON"),
-        (lambda r: (r / "stock/final/tokenizer_config.json").write_text("[]"), "expected a JSON object, found list"),
         (
             lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
             r"mask_token in tokenizer_config\.json is missing",
-        ),
-        (
-            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.update(sep_token=5)),
-            "sep_token is 5, not a text",
         ),
     ],
 )
@@ -222,6 +208,22 @@ def test_a_damaged_tokenizer_of_a_folder_without_a_record_is_named(
     assert "\n" not in str(caught.value) and not (runs / "stock" / "export").exists()
 
 
+def test_the_schema_names_what_is_written(runs: Path) -> None:
+    """One name for a value, in the code that writes the record and in the tree that is read."""
+    written = load_record(runs / "own")
+    read, older = read_record(written), {"init", "dataset", "folder", "raw"}
+    assert not read.problems and read.pretrain
+    for section, raw in (
+        (read.pretrain, written["pretrain"]),
+        (read.pretrain.budget, written["pretrain"]["budget"]),
+        (read.pretrain.validation, written["pretrain"]["validation"]),
+        (read.corpus, written["corpus"] | {"validation": None, "decontamination": None}),
+        (read.corpus.sources[0], written["corpus"]["sources"][0]),
+        (read.environment, written["environment"]),
+    ):
+        assert {field.name for field in fields(section)} - set(raw) <= older, type(section)
+
+
 def test_the_record_knows_every_file_of_the_model(runs: Path, run_export: Export, tmp_path: Path) -> None:
     """Of a folder that is no longer the run's, the card does not tell the run's story."""
     for name in ("stock", "own"):
@@ -232,16 +234,3 @@ def test_the_record_knows_every_file_of_the_model(runs: Path, run_export: Export
     (runs / "stock" / "final" / "vocab.txt").write_text("a")
     _, body = card(run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}"))
     assert "No record of its training lies beside it" in body
-
-
-def test_an_error_midway_leaves_nothing(runs: Path, run_export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(export, "write_card", fail)
-    with pytest.raises(OSError, match="disk full"):
-        run_export("name=stock")
-    assert {path.name for path in (runs / "stock").iterdir() if "export" in path.name} == set()
-    (runs / "stock" / "export").mkdir()  # an empty folder is no obstacle
-    monkeypatch.undo()
-    assert (run_export("name=stock") / "README.md").is_file()

@@ -86,6 +86,17 @@ def test_the_limit_is_that_of_config_yaml(tmp_path: Path, text: str | None, foun
     assert (summary["config_budget"], summary["budgets"]) == (found, [["steps", 12.0]])
 
 
+def test_a_newline_that_was_taken_from_the_end_is_told(tmp_path: Path) -> None:
+    """What a crash cut short is no line at all."""
+    journal = tmp_path / "budget.jsonl"
+    problems(tmp_path, *BEGUN)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"event": "hea')
+    assert not summarise_journal(journal)["problems"]
+    journal.write_bytes(whole[:-1])
+    assert "the last line of budget.jsonl has no newline" in summarise_journal(journal)["problems"][0]
+
+
 def test_only_training_steps_have_seconds_on_the_clock() -> None:
     """The last validation comes after the end."""
     rows = [{"step": 1, "loss": 5.0, "seconds": 3.0}, {"step": 1, "validation_loss": 5.0, "seconds": 9.0}]

@@ -44,22 +44,15 @@ def test_svg_is_inline_and_takes_the_pages_colour() -> None:
     assert png(figure).startswith(b"\x89PNG")
 
 
-def test_ids_of_two_figures_in_one_page_differ_and_drawing_is_reproducible() -> None:
-    def ids(name: str) -> set[str]:
+def test_ids_of_two_figures_in_one_page_differ_and_every_reference_has_its_target() -> None:
+    def drawn(name: str) -> tuple[set[str], set[str]]:
         figure = training([Curve("a", [*ROWS, *VALIDATION])])
         assert figure is not None
-        return set(re.findall(r'id="([^"]+)"', svg(figure, name)))
+        text = svg(figure, name)
+        return set(re.findall(r'id="([^"]+)"', text)), set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
 
-    assert ids("one") and not ids("one") & ids("two")
-    assert ids("one") == ids("one")
-
-
-def test_every_reference_in_an_svg_has_its_target() -> None:
-    figure = training([Curve("a", [*ROWS, *VALIDATION])])
-    assert figure is not None
-    text = svg(figure, "a")
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    assert used and used <= set(re.findall(r'id="([^"]+)"', text))
+    (ids, used), (other, _) = drawn("one"), drawn("two")
+    assert used and used <= ids and not ids & other and drawn("one") == (ids, used)
 
 
 def test_bars_have_labels_and_the_best_is_on_top() -> None:

@@ -68,7 +68,9 @@ def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
     assert "<script" not in text
     assert checker.words.count(NASTY) >= 6 and "70.2" in checker.words and "avg-9: " in checker.words
     assert not re.search(r'(?:src|href)="(?!#)', text) and "@import" not in text and "url(" not in text
-    assert "prefers-color-scheme: dark" in text and "position: sticky; left: 0" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "position: sticky; left: 0" in text[text.index("@media (max-width: 640px)") :]
+    assert "table.tasks td:first-child { white-space: nowrap; }" in text
 
 
 def test_energy_that_was_measured_is_a_fact_and_what_was_not_is_none() -> None:

@@ -387,6 +387,15 @@ def test_the_terminal_shows_the_tasks_that_were_scored(
     assert head.split() == ["run", "init", "division", "SST-2", "CoLA", "RTE"]
 
 
+def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) -> None:
+    record = make_record() | {"name": "high"}
+    for section in record["glue"].values():
+        section["hyperparameters"]["epochs"] = 1
+    write_run(runs / "high", record)
+    text = _text(runs)
+    assert ", 1 epoch (high)" in text and "pretrained: 1 epoch," in text and "1 epochs" not in text
+
+
 def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, write_run: Any) -> None:
     write_run(runs / "small", make_record("embedded") | {"name": "small"})
     text = _text(runs)
