@@ -10,30 +10,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cramming.data.task_files import GLUE
-from cramming.progress import compact
-from cramming.record_schema import Record
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words, ranks
-from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
-from eval.report.render import Cell, Figure, Group, Table
+from eval.report.render import Cell, Figure, Group
 from eval.report.run_page import average_cell, score_cell
 from eval.report.wording import (
-    DASH,
     SUBSET,
     SUITE_TITLES,
     anchor,
     budget_words,
     counted,
-    duration,
     model_words,
-    or_dash,
-    score_words,
-    spread_words,
     title_of,
 )
 from eval.rules.evidence import swept
 from eval.rules.fine_tuning import MIN_SEEDS
-from eval.rules.load import Run
 from eval.tasks.suites import AVERAGES
+
+CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
+AGAIN, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
+PARTS = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
+INVALID = "Not ranked: invalid records (a rule for both divisions is broken)"
+GROUPS = (CLOSED, AGAIN, OPEN, PARTS, INVALID, UNTRAINED)
+
+
+def _group_of(row: Row) -> str:
+    if row.verdict.division == "invalid":
+        return INVALID
+    if row.baseline:
+        return UNTRAINED
+    if row.main is None or row.subset:
+        return PARTS
+    if row.verdict.division != "closed":
+        return OPEN
+    return AGAIN if row.again else CLOSED
 
 
 @dataclass(frozen=True)
@@ -49,32 +58,22 @@ class Board:
         return SUITE_TITLES[self.suite]
 
     @property
-    def table(self) -> Table:
-        """The suite's leaderboard."""
-        baselines = distinct([r for r in self.rows if r.baseline and r.verdict.division != "invalid"])
-        mine = [r for r in self.rows if not r.baseline or r.verdict.division == "invalid"]
-        invalid = [r for r in mine if r.verdict.division == "invalid"]
-        full = [r for r in mine if r not in invalid and r.main is not None and not r.subset]
-        again = [r for r in full if r.again]
-        closed = [r for r in full if r.ranked]
-        others = [r for r in full if r.verdict.division != "closed"]
-        partial = [r for r in mine if r not in full and r not in invalid]
+    def columns(self) -> list[str]:
+        """The titles of the columns."""
+        return ["#", "Model", "Division", *number_columns(self.suite)]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The suite's rows, the ranked ones first."""
+        found = {title: [row for row in self.rows if _group_of(row) == title] for title in GROUPS}
+        closed, baselines = found.pop(CLOSED), distinct(found.pop(UNTRAINED))
         entries = columns_of(self.suite)
         best = {entry: max((row.score(entry) or 0.0 for row in closed), default=None) for entry in entries}
-        ranked = [_row(r, str(place), best) for r, place in zip(closed, ranks(closed))]
-        parts = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
-        wrong = "Not ranked: invalid records (a rule for both divisions is broken)"
-        groups = [
-            Group(ranked, "Closed division" if again or others or partial or baselines else ""),
-            Group([_row(r) for r in again], "Not ranked: the weights of a row above"),
-            Group([_row(r) for r in others], "Open division, not ranked"),
-            Group([_row(r) for r in partial], parts),
-            Group([_row(r) for r in invalid], wrong, "faint"),
-            Group([_baseline_row(r, s) for r, s in baselines.items()], "Baselines: without pretraining, not ranked"),
+        return [
+            Group([_row(row, str(place), best) for row, place in zip(closed, ranks(closed))], CLOSED),
+            *(Group(list(map(_row, rows)), title, "faint" * (title == INVALID)) for title, rows in found.items()),
+            Group([_baseline_row(row, same) for row, same in baselines.items()], UNTRAINED),
         ]
-        if self.suite == "glue":
-            groups.append(Group(_references(), f"Published results, same protocol ({PROTOCOL})", "faint"))
-        return Table(["#", "Model", "Division", *number_columns(self.suite)], groups, left=3, kind="scores")
 
     @property
     def protocols(self) -> dict[str, list[str]]:
@@ -118,20 +117,6 @@ def _baseline_row(row: Row, same: Sequence[Row]) -> list[Cell]:
     runs = ", ".join(dict.fromkeys(r.run.label for r in same))
     detail = f"of {runs}" if row.without_encoder else f"of {runs}, {_seeds_words(row)}"
     return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row), *number_cells(row)]
-
-
-def _references() -> list[list[Cell]]:
-    return [
-        [
-            Cell(""),
-            Cell(row.title, "; ".join(filter(None, (row.source, row.note)))),
-            Cell("published"),
-            Cell(f"{row.avg9:.1f}", spread_words(row.spread)),
-            Cell(score_words(row.avg8)),
-            *(Cell(score_words(row.scores.get(entry))) for entry in columns_of("glue")),
-        ]
-        for row in REFERENCES
-    ]
 
 
 def number_columns(suite: str) -> list[str]:
@@ -186,54 +171,3 @@ def _counts(name: str, suite: str) -> bool:
     """Whether an entry, or any entry of a task, is part of the suite's averages."""
     inside = [s.entry for s in GLUE[name].scored] if name in GLUE else [name]
     return any(entry in columns_of(suite) for entry in inside)
-
-
-def pretraining_table(runs: Sequence[Run]) -> Table:
-    """What each run spent and reached before fine-tuning. Losses are nats per target: of the last steps, of the one
-    validation of all runs, and of its form with every target behind [MASK], also in bits per byte."""
-    columns = [
-        "Model", "Status", "Parameters", "Budget", "Spent", "Steps", "Tokens", "Tokens/s", "FLOP use", "Loss",
-        "Validation", "All [MASK]", "Bits/byte",
-    ]  # fmt: skip
-    return Table(columns, [Group([_pretraining_row(run) for run in runs])], left=2)
-
-
-def _pretraining_row(run: Run) -> list[Cell]:
-    training = run.record.training
-    validation = training.validation
-    return [
-        Cell(run.label, "", "main", anchor(run)),
-        Cell(training.status or "unknown"),
-        Cell(or_dash(training.parameters, compact)),
-        Cell(budget_words(run.record) or DASH),
-        Cell(or_dash(training.budget.spent_seconds, duration)),
-        *(Cell(or_dash(count, compact)) for count in (training.steps, training.tokens, training.tokens_per_second)),
-        Cell(or_dash(training.model_flops_utilization, "{:.0%}".format)),
-        Cell(or_dash(training.train_loss, "{:.3f}".format)),
-        Cell(or_dash(validation.loss, "{:.3f}".format), _validated(run.record)),
-        *(Cell(or_dash(x, "{:.3f}".format)) for x in (validation.all_mask_loss, validation.bits_per_byte)),
-    ]
-
-
-def _validated(record: Record) -> str:
-    """What keeps a validation loss from comparing with the others of its column."""
-    other, validation = record.corpus.validation.manifest_sha256, record.training.validation
-    own = validation.loss is not None and validation.all_mask_loss is None  # rules before version 5
-    return ", ".join(filter(None, (f"on {other[:8]}" if other else "", "own masking" if own else "")))
-
-
-def other_protocols() -> Table:
-    """The published rows that must not be compared with ours."""
-    entries = [entry for entry in columns_of("glue") if entry != "mnli_mismatched"]
-    rows = [
-        [
-            Cell(row.title, "; ".join(filter(None, (row.source, row.note)))),
-            Cell(row.parameters),
-            Cell(row.cost),
-            Cell(score_words(row.avg8)),
-            *(Cell(score_words(row.scores.get(entry))) for entry in entries),
-        ]
-        for row in OTHER_PROTOCOLS
-    ]
-    names = [title_of(entry).replace("-m", "") for entry in entries]
-    return Table(["Model", "Parameters", "Pretraining", "average of 8", *names], [Group(rows)], left=3)

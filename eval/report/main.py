@@ -22,16 +22,15 @@ from rich.text import Text
 from cramming.config import UserError, build, expand_home
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
-from eval.report import leaderboard, plots, render, submission
+from eval.report import plots, render, submission
 from eval.report.leaderboard import Board
 from eval.report.leaderboard_csv import comma_separated
-from eval.report.ranking import BAG_OF_WORDS, CONSTANT, NOISE, Row, bars, distinct, main_average, rows_of
-from eval.report.render import Figure, text_table
+from eval.report.ranking import Row, bars, main_average, rows_of
+from eval.report.render import Figure
 from eval.report.run_page import RunPage
 from eval.report.wording import DASH, anchor, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs
-from eval.rules.table import RULES
 from eval.tasks.suites import AVERAGES
 
 if TYPE_CHECKING:
@@ -65,9 +64,14 @@ def main(config: dict[str, Any]) -> None:
         pages.append(page)
         if own:
             _write_page(own, "report", run.label, "report.j2", one=page)
-    _write_board(out, runs, rows, pages)
+    boards = [
+        Board(suite, mine, _score_figure(mine, suite, out))
+        for suite in AVERAGES
+        if (mine := [row for row in rows if row.suite == suite])
+    ]
+    _write_board(out, runs, boards, pages)
     _write(out / "leaderboard.csv", comma_separated(rows))
-    _print(rows, runs)
+    _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
 
 
@@ -114,14 +118,14 @@ def submission_lines(run: Run, out: Path | None) -> list[str]:
     return [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."]
 
 
-def _write_board(out: Path, runs: Sequence[Run], rows: Sequence[Row], pages: Sequence[RunPage]) -> None:
+def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
+    title = title_of(main_average(suite))
+    return _figure(plots.scores(bars(rows, suite), title), f"{title} of all rows", f"scores-{suite}", out)
+
+
+def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], pages: Sequence[RunPage]) -> None:
     """The leaderboard, from the tables down to the rules."""
-    boards = []
-    for suite in AVERAGES:
-        if mine := [row for row in rows if row.suite == suite]:
-            title = title_of(main_average(suite))
-            drawing = plots.scores(bars(rows, suite), title)
-            boards.append(Board(suite, mine, _figure(drawing, f"{title} of all rows", f"scores-{suite}", out)))
+    rows = [row for board in boards for row in board.rows]
     trained = [run for run in runs if run.record.pretrain]
     # One run's plot stands in its own section.
     curves = _training_figure(trained, "all runs", "training", out) if len(trained) > 1 else None
@@ -134,13 +138,10 @@ def _write_board(out: Path, runs: Sequence[Run], rows: Sequence[Row], pages: Seq
         out, "leaderboard", "Cramming leaderboard", "leaderboard.j2",
         counts=f"{counted(len(runs), 'run')}, {counted(len(rows), 'scored row')}, {ranked} ranked",
         boards=boards,
-        problems={t: text_table(["Folder", "What is wrong"], list(found.items())) for t, found in problems.items()},
-        pretraining=leaderboard.pretraining_table(trained),
+        problems=problems,
+        trained=trained,
         figure=curves,
         pages=pages,
-        rules=text_table(["Rule", "Division", "Sentence"], [[r.number, r.division, r.sentence] for r in RULES]),
-        other_protocols=leaderboard.other_protocols(),
-        NOISE=NOISE, BAG_OF_WORDS=BAG_OF_WORDS, CONSTANT=CONSTANT,
     )  # fmt: skip
 
 
@@ -160,11 +161,10 @@ def _write(path: Path, content: str | bytes) -> None:
     overwrite_atomically(path, lambda temporary: temporary.write_bytes(encoded))
 
 
-def _print(rows: Sequence[Row], runs: Sequence[Run]) -> None:
+def _print(boards: Sequence[Board], runs: Sequence[Run]) -> None:
     """The leaderboard in short, on the terminal, and which records are not in order."""
-    for suite in AVERAGES:
-        if mine := [row for row in rows if row.suite == suite]:
-            _print_suite(suite, mine)
+    for board in boards:
+        _print_board(board)
     for run in runs:
         if run.problem:
             say(f"not readable: {run.problem}")
@@ -172,20 +172,17 @@ def _print(rows: Sequence[Row], runs: Sequence[Run]) -> None:
         say(f"{run.folder / 'record.json'}: {few(run.record.problems, 4, '; ')}")
 
 
-def _print_suite(suite: str, rows: Sequence[Row]) -> None:
+def _print_board(board: Board) -> None:
     """The averages that have a value; where none has, the entries."""
-    grid = Grid(title=Board(suite, rows).title, title_justify="left", box=SIMPLE_HEAD)
-    for name in ("run", "init", "division"):
-        grid.add_column(name, overflow="fold")
-    baselines = distinct([row for row in rows if row.baseline])
-    lines = [row for row in rows if not row.baseline] + list(baselines)
-    cells = [leaderboard.number_cells(row) for row in lines]
-    scored = [index for index, column in enumerate(zip(*cells)) if any(cell.text != DASH for cell in column)]
-    shown = [index for index in scored if index < len(AVERAGES[suite])] or scored
-    for index in shown:
-        grid.add_column(leaderboard.number_columns(suite)[index], justify="right", no_wrap=True)
-    for row, numbers in zip(lines, cells):
-        names = ", ".join(dict.fromkeys(r.run.label for r in baselines.get(row, [row])))
-        division = leaderboard.division_cell(row).text
-        grid.add_row(Text(names), Text(row.init), division, *(numbers[index].text for index in shown))
+    rows = [row for group in board.groups for row in group.rows]
+    names, averages = range(3), len(AVERAGES[board.suite])
+    scored = [i for i in range(3, len(board.columns)) if any(row[i].text != DASH for row in rows)]
+    shown = [i for i in scored if i < 3 + averages] or scored
+    grid = Grid(title=board.title, title_justify="left", box=SIMPLE_HEAD)
+    for i in (*names, *shown):
+        grid.add_column(
+            board.columns[i], overflow="fold", justify="left" if i in names else "right", no_wrap=i in shown
+        )
+    for row in rows:
+        grid.add_row(*(Text(row[i].text) for i in (*names, *shown)))
     Console(highlight=False).print(grid)

@@ -15,9 +15,9 @@ from cramming import __version__
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Record, read_record
 from eval.report.ranking import rows_of
-from eval.report.render import markdown, text_table
+from eval.report.render import markdown
 from eval.report.run_page import RunPage
-from eval.report.wording import budget_words, pairs
+from eval.report.wording import budget_words
 from eval.rules.load import Run
 
 RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "attention", "train", "memory", "runtime")
@@ -44,7 +44,6 @@ def write_card(model: Exported, run: Run | None) -> str:
     """The text of README.md."""
     record = run.record if run else read_record({})
     train = record.config.get("train")
-    sources = [[s.name or "not given", s.license or "not given", s.sha256 or ""] for s in record.corpus.sources]
     text = markdown(
         "model_card.j2",
         model=model,
@@ -53,8 +52,8 @@ def write_card(model: Exported, run: Run | None) -> str:
         budget=budget_words(record),
         version=record.suite_version or __version__,
         one=RunPage(run, rows_of([run])) if run else None,
-        sources=text_table(["Source", "Licence", "SHA-256"], sources[:MOST_SOURCES]),
-        recipe=text_table(["Section", "Settings"], _recipe(record)),
+        recipe=_recipe(record),
+        MOST_SOURCES=MOST_SOURCES,
         trained_length=train.get("sequence_length") if isinstance(train, Mapping) else None,
     )
     for path, name in _paths(record).items():
@@ -102,7 +101,7 @@ def _index(record: Record) -> list[Any]:
     ]
 
 
-def _recipe(record: Record) -> list[list[str]]:
+def _recipe(record: Record) -> dict[str, Any]:
     """The settings, section by section, and what they came to."""
     training = record.training
     chosen = {
@@ -111,8 +110,7 @@ def _recipe(record: Record) -> list[list[str]]:
         "peak learning rate": training.peak_learning_rate,
     }
     in_force = {name: value for name, value in chosen.items() if value is not None}
-    rows = [[name, pairs(settings)] for name in RECIPE if (settings := record.config.get(name))]
-    return [*rows, ["in force", pairs(in_force)]]
+    return {name: record.config.get(name) for name in RECIPE} | {"in force": in_force}
 
 
 def _paths(record: Record) -> dict[str, str]:

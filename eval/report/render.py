@@ -16,8 +16,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cramming.progress import compact
 from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
-from eval.report.wording import DASH, NOT_OFFICIAL, SUBSET, duration, pairs, score_words, spread_words, title_of
+from eval.report.ranking import BAG_OF_WORDS, CONSTANT, NOISE, columns_of
+from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, OtherProtocol, Reference
+from eval.report.wording import (
+    DASH,
+    NOT_OFFICIAL,
+    SUBSET,
+    anchor,
+    budget_words,
+    duration,
+    not_comparable,
+    pairs,
+    score_words,
+    spread_words,
+    title_of,
+)
 from eval.rules.evidence import names_of
+from eval.rules.table import RULES
 from eval.tasks.suites import AVERAGES
 
 
@@ -41,28 +56,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Columns, the first `left` of them text and the rest numbers; `kind` is a style."""
-
-    columns: Sequence[str]
-    groups: Sequence[Group]
-    left: int = 1
-    kind: str = ""
-
-
-@dataclass(frozen=True)
 class Figure:
     """A plot: inline in the page, and as a file (its path relative to the report) in Markdown."""
 
     title: str
     path: str
     svg: str
-
-
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of texts, the first column set off."""
-    cells = [[Cell(text, "", "" if place else "main") for place, text in enumerate(row)] for row in rows]
-    return Table(columns, [Group(cells)], left=len(columns))
 
 
 def html(title: str, template: str, **values: Any) -> str:
@@ -85,10 +84,14 @@ def _environment(form: Literal["html", "md"]) -> Environment:
     )
     found.filters |= {
         "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
-        "names_of": names_of, "licences": _licences, "superglue": _superglue,
+        "score": score_words, "spread": spread_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
+        "licences": _licences, "superglue": _superglue, "budget_words": budget_words, "not_comparable": not_comparable,
     }  # fmt: skip
-    found.globals |= {"RULES_VERSION": RULES_VERSION, "AVERAGES": AVERAGES, "DASH": DASH, "SUBSET": SUBSET}
-    found.globals |= {"NOT_OFFICIAL": NOT_OFFICIAL}
+    found.globals |= {
+        "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,
+        "AVERAGES": AVERAGES, "BAG_OF_WORDS": BAG_OF_WORDS, "CONSTANT": CONSTANT, "RULES_VERSION": RULES_VERSION,
+        "REFERENCES": REFERENCES, "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "PROTOCOL": PROTOCOL, "columns_of": columns_of,
+    }  # fmt: skip
     found.globals["f"] = found.get_template(f"{form}.j2").module
     return found
 
@@ -103,11 +106,15 @@ _FORMS: dict[str, Callable[[float], str]] = {
 }  # fmt: skip
 
 
-def _said(value: Any, words: str, form: str = "compact") -> str:
+def _said(value: Any, words: str = "{}", form: str = "compact") -> str:
     """`words` with the value in a form, or in a format such as `.1%`; empty where there is none."""
     if value is None:
         return ""
     return words.format(_FORMS[form](value) if form in _FORMS else format(value, form))
+
+
+def _scores_of(row: Reference | OtherProtocol, entries: Sequence[str]) -> list[str]:
+    return [score_words(row.scores.get(entry)) for entry in entries]
 
 
 def _licences(sources: Sequence[Any]) -> str:

@@ -7,10 +7,10 @@ from functools import cached_property
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Metric, TaskScore
 from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, gain_words
-from eval.report.render import Cell, Figure, Group, Table, text_table
+from eval.report.render import Cell, Figure
 from eval.report.wording import DASH, anchor, budget_words, model_words, score_words, spread_words, title_of
 from eval.rules.load import Run
-from eval.rules.table import RULES
+from eval.rules.table import RULES, Finding, Rule
 
 # Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
 COLUMNS = {
@@ -67,15 +67,23 @@ class RunPage:
         return gain_words(self.first, self.rows)
 
     @property
-    def scores(self) -> Table:
-        """Per entry: metric, examples, the trained model, and beside it what it is measured against."""
-        tasks, mine = self.first.section.tasks, COLUMNS.get(self.first.init, self.first.init)
-        names = [*(n for n in ENTRIES if n in tasks), *(n for n in tasks if n not in ENTRIES)]
-        body = [self._score_row(name, tasks[name]) for name in names]
-        averages = [self._average_row(name) for name in self.first.averages]
+    def columns(self) -> list[str]:
+        """Of the table of scores: the trained model, and beside it what it is measured against."""
+        mine = COLUMNS.get(self.first.init, self.first.init)
         columns = ["Task", "Metric", "Other metrics", "Examples", f"{mine}, mean", f"{mine}, median"]
-        columns += [column for row in self.beside for column in (f"{COLUMNS[row.init]}, median", "Difference")]
-        return Table(columns, [Group(body), Group(averages, "Averages")], left=3, kind="tasks")
+        return columns + [title for row in self.beside for title in (f"{COLUMNS[row.init]}, median", "Difference")]
+
+    @property
+    def task_rows(self) -> list[list[Cell]]:
+        """A row per entry."""
+        tasks = self.first.section.tasks
+        names = [*(n for n in ENTRIES if n in tasks), *(n for n in tasks if n not in ENTRIES)]
+        return [self._score_row(name, tasks[name]) for name in names]
+
+    @property
+    def average_rows(self) -> list[list[Cell]]:
+        """A row per average."""
+        return [self._average_row(name) for name in self.first.averages]
 
     def _score_row(self, name: str, task: TaskScore) -> list[Cell]:
         beside = []
@@ -104,21 +112,9 @@ class RunPage:
         return [*parts, average_cell(self.first, name), *beside]
 
     @property
-    def findings(self) -> Table:
+    def findings(self) -> list[tuple[Rule, Finding]]:
         """Every rule with what was found."""
-        rows = []
-        for rule, finding in zip(RULES, self.run.verdict.findings):
-            tone = "good" if finding.ok else "bad" if rule.division == "both" else "warn"
-            state = Cell("holds" if finding.ok else "broken", "", tone)
-            rows.append([Cell(rule.number), Cell(rule.division), Cell(rule.sentence), state, Cell(finding.evidence)])
-        return Table(["Rule", "Division", "Sentence", "Finding", "Evidence"], [Group(rows)], left=5)
-
-    @property
-    def broken(self) -> Table:
-        """The rules that keep the run out of the closed division."""
-        sentences = {rule.number: rule.sentence for rule in RULES}
-        rows = [[f.rule, sentences[f.rule], f.evidence] for f in self.run.verdict.broken]
-        return text_table(["Broken rule", "Sentence", "What is wrong"], rows)
+        return list(zip(RULES, self.run.verdict.findings))
 
 
 def score_cell(task: TaskScore | None, tone: str = "") -> Cell:

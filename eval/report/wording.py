@@ -76,6 +76,13 @@ def budget_words(record: Record) -> str:
     return f"{amount} on {device}" if device else amount
 
 
+def not_comparable(record: Record) -> str:
+    """What keeps a validation loss from comparing with the others of its column."""
+    other, validation = record.corpus.validation.manifest_sha256, record.training.validation
+    own = validation.loss is not None and validation.all_mask_loss is None  # rules before version 5
+    return ", ".join(filter(None, (f"on {other[:8]}" if other else "", "own masking" if own else "")))
+
+
 def anchor(run: Run) -> str:
     """The run's place in the page and the stem of its plots: different for different folders."""
     return "run-" + "".join(c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name)

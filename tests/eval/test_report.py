@@ -383,8 +383,8 @@ def test_the_terminal_shows_the_tasks_that_were_scored(
         section["averages"] = recompute_averages(section)
     write_run(tmp_path / "first", record)
     _report(tmp_path)
-    head = next(line for line in capsys.readouterr().out.splitlines() if "division" in line)
-    assert head.split() == ["run", "init", "division", "SST-2", "CoLA", "RTE"]
+    head = next(line for line in capsys.readouterr().out.splitlines() if "Division" in line)
+    assert head.split() == ["#", "Model", "Division", "SST-2", "CoLA", "RTE"]
 
 
 def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) -> None:
