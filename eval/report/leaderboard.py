@@ -8,6 +8,7 @@ same protocol hang beneath the GLUE table. A number that is missing stays a dash
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cramming.data.task_files import GLUE
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words, ranks
@@ -62,7 +63,7 @@ class Board:
         """The titles of the columns."""
         return ["#", "Model", "Division", *number_columns(self.suite)]
 
-    @property
+    @cached_property
     def groups(self) -> list[Group]:
         """The suite's rows, the ranked ones first."""
         found = {title: [row for row in self.rows if _group_of(row) == title] for title in GROUPS}

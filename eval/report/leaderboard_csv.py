@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
@@ -16,8 +17,16 @@ NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 AVERAGE_NAMES = [average for suite in AVERAGES.values() for average in suite]
 
 
-def _task(row: Row, entry: str, value: str) -> Any:
-    return getattr(row.section.tasks[entry], value) if entry in row.section.tasks else None
+def _average(row: Row, name: str) -> float | None:
+    return row.averages.get(name)
+
+
+def _average_spread(row: Row, name: str) -> float | None:
+    return row.spread(name) if name in row.averages else None
+
+
+def _task_spread(row: Row, entry: str) -> float | None:
+    return row.section.tasks[entry].spread if entry in row.section.tasks else None
 
 
 # Each column and where a row has it.
@@ -32,14 +41,11 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "split": lambda row: row.section.split,
     "selection": lambda row: row.section.selection,
     "seeds": lambda row: " ".join(map(str, row.section.seeds)),
-    **{name: lambda row, name=name: row.averages.get(name) for name in AVERAGE_NAMES},
-    **{
-        f"{name}_std": lambda row, name=name: row.spread(name) if name in row.averages else None
-        for name in AVERAGE_NAMES
-    },
+    **{name: partial(_average, name=name) for name in AVERAGE_NAMES},
+    **{f"{name}_std": partial(_average_spread, name=name) for name in AVERAGE_NAMES},
     "subset": lambda row: row.subset,
-    **{entry: lambda row, entry=entry: row.score(entry) for entry in ENTRIES},
-    **{f"{entry}_std": lambda row, entry=entry: _task(row, entry, "spread") for entry in ENTRIES},
+    **{entry: partial(Row.score, entry=entry) for entry in ENTRIES},
+    **{f"{entry}_std": partial(_task_spread, entry=entry) for entry in ENTRIES},
     "parameters": lambda row: row.run.record.training.parameters,
     "budget_unit": lambda row: row.run.record.training.budget.unit,
     "budget_limit": lambda row: row.run.record.training.budget.limit,

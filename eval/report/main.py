@@ -156,9 +156,11 @@ def _write_page(out: Path, name: str, title: str, template: str, **values: Any) 
 
 
 def _write(path: Path, content: str | bytes) -> None:
-    # JSON can hold half of a surrogate pair, UTF-8 cannot.
-    encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    overwrite_atomically(path, lambda temporary: temporary.write_bytes(encoded))
+    def write(temporary: Path) -> None:
+        # JSON can hold half of a surrogate pair, UTF-8 cannot.
+        temporary.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+
+    overwrite_atomically(path, write)
 
 
 def _print(boards: Sequence[Board], runs: Sequence[Run]) -> None:

@@ -1,8 +1,8 @@
 """The report's plots: loss and learning rate over the budget, and scores as bars.
 
-Figures are drawn with Matplotlib's file backend and leave in two forms: a PNG, and an SVG for the page, whose text and
-lines take the colour of the page's text (`currentColor`), so that it reads on light and dark ground. A run without
-metrics, or with parts of them, simply has fewer lines; a figure without any line is not made.
+Drawn with Matplotlib's file backend. In an SVG, text and lines take the colour of the page's text (`currentColor`), so
+that it reads on light and dark ground. A run without metrics, or with parts of them, simply has fewer lines; a figure
+without any line is not made.
 """
 
 import io
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 # After Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
 COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
 INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
+STYLE = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.7,
+    "font.size": 9, "axes.labelsize": 10, "legend.frameon": False,
+}  # fmt: skip
 POINTS = 300  # per line; more cannot be seen at this size
 BAR_COLOURS = {"pretrained": COLOURS[0], "untrained": COLOURS[4], "published": "#9aa3ad"}
 LEGEND_COLUMNS = 4
@@ -55,19 +61,17 @@ def training(curves: Sequence[Curve]) -> "Figure | None":
     )
     if not any(_points(c.rows, x, y) for c in curves for x, y, *_ in panels):
         return None
-    entries = _legend_entries(curves)
-    legend_inches = 0.24 * -(-len(entries) // LEGEND_COLUMNS) + 0.12
-    figure = _figure(12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches)
-    for index, (x, y, scale, x_title, y_title) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), index + 1)
-        _style(axes, x_title, y_title)
-        for colour, curve in zip(cycle(COLOURS), curves):
-            _draw(axes, curve, x, y, scale, colour)
-        if y == "lr":
-            axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-            axes.yaxis.get_offset_text().set_color(INK)
-    labels, handles = zip(*entries)
-    figure.legend(handles, labels, loc="lower center", ncols=LEGEND_COLUMNS, frameon=False, labelcolor=INK, fontsize=9)
+    legend_inches = 0.24 * -(-(len(curves) + 1) // LEGEND_COLUMNS) + 0.12
+    with _styled():
+        figure = _figure(12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches)
+        for index, (x, y, scale, x_title, y_title) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), index + 1, xlabel=x_title, ylabel=y_title)
+            for colour, curve in zip(cycle(COLOURS), curves):
+                _draw(axes, curve, x, y, scale, colour)
+            if y == "lr":
+                axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        labels, handles = _legend(curves)
+        figure.legend(handles, labels, loc="lower center", ncols=LEGEND_COLUMNS)
     return figure
 
 
@@ -78,36 +82,32 @@ def scores(bars: Sequence[Bar], title: str) -> "Figure | None":
     ordered = sorted(bars, key=lambda bar: bar.value)
     labels = [_label(bar.label) for bar in ordered]
     margin = 0.3 + 0.075 * max(map(len, labels))
-    figure = _figure(9.0, 0.7 + 0.3 * len(bars), left=margin, right=0.15, top=0.1, bottom=0.52)
-    axes = figure.add_subplot(1, 1, 1)
-    _style(axes, title, "")
-    for place, bar in enumerate(ordered):
-        colour = BAR_COLOURS[bar.kind]
-        axes.barh(place, bar.value, xerr=bar.spread, color=colour, height=0.7, ecolor=INK, capsize=2)
-        beyond = bar.value + (bar.spread or 0.0) + 0.8
-        axes.text(beyond, place, f"{bar.value:.1f}", va="center", color=INK, fontsize=9)
-    axes.set_yticks(range(len(ordered)), labels)
-    axes.set_xlim(min(0.0, ordered[0].value), 105)
-    axes.set_ylim(-0.6, len(ordered) - 0.4)
-    axes.grid(axis="y", visible=False)
+    with _styled():
+        figure = _figure(9.0, 0.7 + 0.3 * len(bars), left=margin, right=0.15, top=0.1, bottom=0.52)
+        axes = figure.add_subplot(1, 1, 1, xlabel=title)
+        for place, bar in enumerate(ordered):
+            colour = BAR_COLOURS[bar.kind]
+            axes.barh(place, bar.value, xerr=bar.spread, color=colour, height=0.7, ecolor=INK, capsize=2)
+            axes.text(bar.value + (bar.spread or 0.0) + 0.8, place, f"{bar.value:.1f}", va="center")
+        axes.set_yticks(range(len(ordered)), labels)
+        axes.set_xlim(min(0.0, ordered[0].value), 105)
+        axes.set_ylim(-0.6, len(ordered) - 0.4)
+        axes.grid(axis="y", visible=False)
     return figure
 
 
 def png(figure: "Figure") -> bytes:
     """The figure as a PNG on white."""
     buffer = io.BytesIO()
-    with _any_script():
+    with _styled():
         figure.savefig(buffer, format="png", dpi=120, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
 
 
 def svg(figure: "Figure", name: str) -> str:
     """The figure as inline SVG; `name` keeps the ids of several figures in one page apart."""
-    import matplotlib
-
     buffer = io.StringIO()
-    settings = {"svg.hashsalt": name, "svg.fonttype": "none", "font.family": "sans-serif"}
-    with matplotlib.rc_context(settings), _any_script():
+    with _styled({"svg.hashsalt": name, "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = re.sub(r'id="(?!clip|[pm][0-9a-f]{10})[^"]*"', "", text[text.index("<svg") :])
@@ -115,9 +115,11 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 @contextmanager
-def _any_script() -> Iterator[None]:
-    """Names may be in a script that Matplotlib's own font lacks: boxes in the PNG, and nobody needs a warning each."""
-    with warnings.catch_warnings():
+def _styled(more: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """The style; without a warning for each letter that Matplotlib's own font lacks (boxes in the PNG)."""
+    import matplotlib
+
+    with matplotlib.rc_context({**STYLE, **(more or {})}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -127,19 +129,18 @@ def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[flo
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
-def _binned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most POINTS points: means over consecutive ones, which also calms a noisy line without shifting it."""
+def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
+    """The line, of at most POINTS points: means over consecutive ones, which also calms a noisy line without shifting
+    it; and the validations as circles."""
+    points = _points(curve.rows, x, y)
     size = -(-len(points) // POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size or 1)]
-    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
-
-
-def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
-    if line := _binned(_points(curve.rows, x, y)):
-        axes.plot([a / scale for a, _ in line], [b for _, b in line], color=colour, linewidth=1.5)
+    if groups:
+        xs, ys = ([sum(p[axis] for p in g) / len(g) for g in groups] for axis in (0, 1))
+        axes.plot([a / scale for a in xs], ys, color=colour, linewidth=1.5)
     if held_out := _points(curve.rows, x, "validation_loss") if y == "loss" else []:
-        xs = [a / scale for a, _ in held_out]
-        axes.plot(xs, [b for _, b in held_out], "o", color=colour, markersize=4.5, markerfacecolor="none")
+        xs, ys = [a / scale for a, _ in held_out], [b for _, b in held_out]
+        axes.plot(xs, ys, "o", color=colour, markersize=4.5, markerfacecolor="none")
 
 
 def _figure(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> "Figure":
@@ -153,29 +154,14 @@ def _figure(width: float, height: float, *, left: float, right: float, top: floa
     return figure
 
 
-def _style(axes: "Axes", x_title: str, y_title: str) -> None:
-    axes.patch.set_alpha(0)
-    axes.set_axisbelow(True)
-    axes.grid(color=INK, alpha=0.12, linewidth=0.7)
-    axes.tick_params(colors=INK, labelsize=9, length=3)
-    axes.set_xlabel(x_title, color=INK, fontsize=10)
-    axes.set_ylabel(y_title, color=INK, fontsize=10)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-        spine.set_alpha(0.5)
-
-
-def _legend_entries(curves: Sequence[Curve]) -> list[tuple[str, Any]]:
-    """Label and line of each run, and the validation points' sign where there are any."""
+def _legend(curves: Sequence[Curve]) -> tuple[list[str], list[Any]]:
+    """Label and line of each run, and the validation points' sign."""
     from matplotlib.lines import Line2D
 
-    names = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
-    entries = [(name, Line2D([], [], color=colour)) for name, colour in zip(names, cycle(COLOURS))]
-    if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
-        points = Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5)
-        entries.append(("validation loss", points))
-    return entries
+    labels = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
+    lines = [Line2D([], [], color=colour) for colour, _ in zip(cycle(COLOURS), curves)]
+    points = Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5)
+    return [*labels, "validation loss"], [*lines, points]
 
 
 def _label(text: str) -> str:

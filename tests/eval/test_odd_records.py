@@ -109,6 +109,7 @@ def put(record: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("pretrain", "soon", "pretrain is 'soon', not a section"),
         ("pretrain.status", 3, "pretrain.status is 3, not one of running, interrupted, finished, diverged, exhausted"),
         ("pretrain.steps", float("nan"), "pretrain.steps is nan, not a finite number"),
+        ("pretrain.steps", 10**400, f"pretrain.steps is 1{39 * '0'}, not a finite number"),
         ("pretrain.steps", True, "pretrain.steps is True, not a finite number"),
         ("pretrain.budget.processes", 2, "pretrain.budget.processes is 2, not a list"),
         ("name", "", "name is '', not text"),
