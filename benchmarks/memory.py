@@ -29,7 +29,7 @@ import torch
 
 from cramming.checks import Config, Place
 from cramming.data.batches import Batch
-from cramming.device import available_bytes, select
+from cramming.device import available_bytes, keep_freed_memory, select
 from cramming.engine import build_engine
 from cramming.environment import cpu_name, system
 from cramming.model.attention import Packing
@@ -37,7 +37,6 @@ from cramming.model.config import ModelConfig
 from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import CATEGORIES, Simulation
-from cramming.runtime import keep_freed_memory
 
 VOCABULARY, LENGTH, TARGETS = 32768, 128, 32
 FAIR_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}

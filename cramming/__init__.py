@@ -5,11 +5,8 @@
 """
 
 import os
-import time
 
 __version__ = "0.1.0"
-
-IMPORTED_AT = time.monotonic()  # how long the process has lived by then says what it did before (cramming/budget.py)
 
 # Where the user lets compiled code be kept. Parts of torch set the first variable when they are imported, so it is read
 # before anything else is.

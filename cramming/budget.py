@@ -2,8 +2,7 @@
 
 The clock counts everything from the first instruction of the training process to the last synchronised optimizer step:
 imports, compilation, waiting for data, checkpoints, and the work that a crash threw away. Its truth is an append-only
-journal (cramming/journal.py), synced to disk every few seconds by a thread, not a number in a checkpoint: an old or
-broken checkpoint gives the weights back but not the time.
+journal (cramming/journal.py), synced to disk every few seconds by a thread, not a number in a checkpoint.
 """
 
 import math
@@ -11,11 +10,13 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from cramming import IMPORTED_AT
+import psutil
+
 from cramming.config import file_sha256
 from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
@@ -29,8 +30,7 @@ from cramming.journal import (
     spent_seconds,
 )
 
-if TYPE_CHECKING:
-    from cramming.energy import Meter
+COUNTER = "NVML energy counter"  # where the record's energy is from
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class BudgetConfig:
 
     def __post_init__(self) -> None:
         given = {name: value for name in (*get_args(Unit), "minutes") if (value := getattr(self, name)) is not None}
+        found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
         if len(given) != 1:
-            found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
                 f"exactly one limit counts, found {found}; give one, for example budget.steps=1000 or budget.hours=24"
             )
         if self.limit <= 0:
-            raise ValueError(f"{self.unit}={self.limit:g} is not above 0")
+            raise ValueError(f"{found} is not above 0")
         if not 0 < self.heartbeat_seconds <= MAX_HEARTBEAT_SECONDS:
             raise ValueError(f"heartbeat_seconds={self.heartbeat_seconds} is not above 0 and at most 5 (docs/rules.md)")
 
@@ -86,15 +86,9 @@ class Work:
     recompilations: int = 0
 
     def add_step(
-        self,
-        *,
-        sequences: int,
-        tokens: int,
-        flops: float,
-        skipped: bool,
-        data_wait_seconds: float = 0.0,
+        self, *, sequences: int, tokens: int, flops: float, skipped: bool, data_wait_seconds: float = 0.0,
         recompilations: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count one optimizer step."""
         self.steps += 1
         self.sequences += sequences
@@ -111,21 +105,14 @@ def process_age_seconds() -> float:
     if stat.exists() and hasattr(time, "CLOCK_BOOTTIME"):
         started_ticks = float(stat.read_text().rsplit(")", 1)[1].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
-    import psutil  # elsewhere: the wall clock, good to some milliseconds
-
-    return max(0.0, time.time() - psutil.Process().create_time())
-
-
-def seconds_before_import() -> float:
-    """How old this process was when the suite's first line ran: a shell script that ends in `exec` hands on its age."""
-    return max(0.0, process_age_seconds() - (time.monotonic() - IMPORTED_AT))
+    return max(0.0, time.time() - psutil.Process().create_time())  # the wall clock, good to some milliseconds
 
 
 class Pace:
     """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
 
-    Lengths are per micro-batch, which alone is the same in all steps. A process's first step, and each that compiled,
-    is left out. `slowest_update_seconds` is that of the run's earlier processes, 0 if there were none.
+    Lengths are per micro-batch. A process's first step, and each that compiled, is left out. `slowest_update_seconds`
+    is that of the run's earlier processes, 0 if there were none.
     """
 
     def __init__(self, slowest_update_seconds: float) -> None:
@@ -166,15 +153,17 @@ class Pace:
 
 
 class BudgetClock:
-    """Measures one run's budget across its processes, and with a `meter` their energy. Only rank 0 owns one.
+    """Measures one run's budget across its processes, and their energy, in `joules`. Only rank 0 owns one.
 
     `lost_flops` is compute that an earlier process did after the checkpoint this one resumes from: with an exaFLOP
     budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
     """
 
-    def __init__(self, config: BudgetConfig, journal: Path, meter: "Meter | None" = None, corpus: str = ""):
-        """`corpus`: what this process reads, by its manifest's SHA-256."""
-        self.config, self.journal, self._meter = config, journal, meter
+    def __init__(
+        self, config: BudgetConfig, journal: Path, joules: Callable[[], float | None] = lambda: None, corpus: str = ""
+    ):
+        """`joules`: what the GPU has used so far, None where nothing tells; `corpus`: its manifest's SHA-256."""
+        self.config, self.journal, self._joules, self._joules_before = config, journal, joules, joules()
         self._began = time.monotonic() - process_age_seconds()
         events = read_journal(journal)
         self.process = len(processes_of(events))
@@ -226,13 +215,11 @@ class BudgetClock:
         """Seconds charged so far, earlier processes included."""
         return self.earlier_seconds + time.monotonic() - self._began
 
-    def charged_flops(self) -> float:
-        """Model compute charged so far, the work that crashes threw away included."""
-        return self.work.flops + self.lost_flops
-
     def spent(self) -> float:
         """What is charged so far, in the budget's unit."""
-        return self._in_unit(self.elapsed_seconds(), self.charged_flops(), self.work.tokens, self.work.steps)
+        return self._in_unit(
+            self.elapsed_seconds(), self.work.flops + self.lost_flops, self.work.tokens, self.work.steps
+        )
 
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
@@ -285,10 +272,15 @@ class BudgetClock:
         }
 
     def energy(self) -> dict[str, Any]:
-        """The record's `energy_kwh` and `energy_source`."""
-        from cramming import energy
+        """The record's `energy_kwh` and `energy_source`: of all processes, each from its first entry to its last.
 
-        return energy.of_run(read_journal(self.journal))
+        Null where one process does not know: a sum without it would pass for the whole.
+        """
+        used = [event.get("joules") for event in {e["process"]: e for e in read_journal(self.journal)}.values()]
+        known = [joules for joules in used if joules is not None]
+        if not known or len(known) < len(used):
+            return {"energy_kwh": None, "energy_source": None}
+        return {"energy_kwh": sum(known) / 3.6e6, "energy_source": COUNTER}
 
     def _in_unit(self, seconds: float, flops: float, tokens: int, steps: int) -> float:
         amounts = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": float(steps)}
@@ -301,6 +293,14 @@ class BudgetClock:
         except OSError as error:
             self._failure = error
 
+    def _energy_used(self) -> dict[str, float]:
+        """`joules` of this process; nothing where the driver does not tell, or was loaded anew meanwhile."""
+        before, now = self._joules_before, self._joules()
+        if before is None or now is None or now < before:
+            self._joules_before = None
+            return {}
+        return {"joules": round(now - before, 1)}
+
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
             work, now = asdict(self.work), time.monotonic()  # in this order: no step ended after this entry's time
@@ -310,9 +310,9 @@ class BudgetClock:
                 "elapsed": round(now - self._began, 3),
                 "wall": round(time.time(), 3),
                 **work,
-                "charged_flops": self.charged_flops(),
+                "charged_flops": self.work.flops + self.lost_flops,
                 "slowest_update_seconds": self.slowest_update_seconds,
-                **(self._meter.reading() if self._meter else {}),
+                **self._energy_used(),
                 **more,
             }
             self._file.write(row)

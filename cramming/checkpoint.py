@@ -44,13 +44,9 @@ class CheckpointConfig:
 
 
 def save(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    work: Work,
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
     enter: Callable[[str], None],
-) -> Path:
+) -> Path:  # fmt: skip
     """Write `folder/step-<n>.pt` and remove all but the newest two; `enter` puts its SHA-256 on record."""
     cpu_state, gpu_state = random_states()
     state = {
@@ -62,7 +58,6 @@ def save(
         "cuda_rng": gpu_state,
     }
     path = path_of(folder, work.steps)
-
     overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
     for old in _files(folder)[KEEP:]:
         old.unlink()
@@ -87,9 +82,7 @@ def _write(state: dict[str, Any], path: Path) -> str:
         with _Hashed(path) as handle:
             torch.save(state, handle)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
     return handle.sha256.hexdigest()
 
 
@@ -136,4 +129,4 @@ def _steps(path: Path) -> int:
 
 def _files(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
-    return sorted((p for p in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", p.name)), reverse=True)
+    return sorted((path for path in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+", path.stem)), reverse=True)

@@ -1,17 +1,55 @@
-"""What this process computes on: the device's name, peak rate and memory, and the seeds."""
+"""What this process computes on, and how: device, seeds, memory, energy, and the compiler.
 
+Nothing here changes a number of the training beyond the rounding of compiled kernels.
+"""
+
+import ctypes
+import os
 import random
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import psutil
 import torch
 
+from cramming import CACHE_VARIABLES, GIVEN_CACHES
 from cramming.config import UserError
 from cramming.environment import cpu_name
+from cramming.files import remove
+
+COMPILE_CACHE = "compile_cache"  # in the run's folder
+NVML = "libnvidia-ml.so.1"  # comes with the driver
+MAX_VARIANTS = 32  # of one compiled function: 8 for each of a few shapes
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """The `runtime` section.
+
+    `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass. `tune`
+    (GPU) lets the compiler try other tiles, or also its own matrix products, on the clock. `cuda_graphs` (GPU,
+    `compile: model`) replays a pass's launches as one. `keep_heap` (CPU, glibc) keeps freed memory in the process.
+    `prefetch`: batches made ahead.
+    """
+
+    compile: Literal["off", "blocks", "model"]
+    keep_heap: bool
+    prefetch: int
+    tune: Literal["off", "coordinate-descent", "max-autotune"] = "off"
+    cuda_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tune != "off" and self.compile == "off":
+            raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off")
+        if self.cuda_graphs and self.compile != "model":
+            raise ValueError(f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model")
+        if self.prefetch < 1:
+            raise ValueError(f"prefetch={self.prefetch} is below 1")
 
 
 @dataclass(frozen=True)
@@ -43,17 +81,12 @@ def select(requested: str) -> torch.device:
 def describe(device: torch.device) -> DeviceInfo:
     """Name, memory in bytes and peak rate of `device`."""
     if device.type == "cuda":
-        from cramming.plan import cards  # only here: training on a CPU needs none
+        from cramming.plan import cards  # training on a CPU needs none
 
         properties = torch.cuda.get_device_properties(device)
         card = cards.find(properties.name, properties.total_memory)
         return DeviceInfo("cuda", properties.name, properties.total_memory, card.tflops if card else None)
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
-
-
-def nvml_uuid(device: torch.device) -> str | None:
-    """The name by which NVML finds a GPU, whichever are visible here; None for a CPU."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def seed_everything(seed: int) -> None:
@@ -80,6 +113,9 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
 
 
 def cap_memory(device: torch.device, gigabytes: float) -> None:
@@ -127,3 +163,122 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc never return memory to the system; False where the C library has no such option.
+
+    A step on a CPU frees and takes again hundreds of MB of activations. By default glibc unmaps each large block and
+    the kernel then clears every page of the next one: at hidden size 256 and 4,096 tokens that was 70,000 page faults
+    and about a tenth of the step. One arena for all threads keeps the peak near what is in use at once.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # musl, macOS
+        return False
+    mmap_max, trim_threshold, arena_max = -4, -1, -8  # glibc's malloc.h
+    return all(mallopt(*option) == 1 for option in ((mmap_max, 0), (trim_threshold, -1), (arena_max, 1)))
+
+
+# Energy ---------------------------------------------------------------------------------------------------------------
+
+
+def nvml_reader(device: torch.device, name: str) -> Callable[[], float | None]:
+    """A function that reads one number of a GPU from its driver (NVML), in joules or watts; it gives None on a CPU,
+    without NVML, and where the driver does not tell (a slice of a card, MIG; before Volta no energy).
+
+    `name`: TotalEnergyConsumption (since the driver was loaded, of the whole card) or EnforcedPowerLimit.
+    """
+    try:
+        library = ctypes.CDLL(NVML) if device.type == "cuda" else None
+    except OSError:
+        library = None
+    read, handle = getattr(library, f"nvmlDeviceGet{name}", None), ctypes.c_void_p()
+    if library is None or read is None or library.nvmlInit_v2() != 0:
+        return lambda: None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
+        return lambda: None
+
+    def number() -> float | None:
+        value = ctypes.c_ulonglong()  # thousandths; a c_uint fits as well
+        return value.value / 1000 if read(handle, ctypes.byref(value)) == 0 else None
+
+    return number
+
+
+# Compiler -------------------------------------------------------------------------------------------------------------
+
+TUNING: dict[str, dict[str, Any]] = {  # as torch.compile's modes have it (`torch._inductor.list_mode_options`)
+    "off": {},
+    "coordinate-descent": {"coordinate_descent_tuning": True},
+    "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
+}
+
+
+def compile_arguments(config: RuntimeConfig) -> dict[str, Any]:
+    """What `nn.Module.compile` is called with."""
+    options = {**TUNING[config.tune], **({"triton.cudagraphs": True} if config.cuda_graphs else {})}
+    return {"options": options} if options else {}
+
+
+def prepare(config: RuntimeConfig, device: torch.device, run_folder: Path) -> None:
+    """Settings of the process that must be made before the first large allocation and the first compilation.
+
+    Compiled code is kept in the run's own folder, so that a resume does not compile again, and no run has from another
+    what should be on its clock. Whatever `compile` says: FlexAttention and torchao's optimizers compile in any case.
+    """
+    own = (run_folder / COMPILE_CACHE).absolute()
+    for variable, place in zip(CACHE_VARIABLES, (own, own / "triton")):
+        os.environ[variable] = GIVEN_CACHES.get(variable, str(place))
+    prepare_heap(config, device)
+
+
+def prepare_heap(config: RuntimeConfig, device: torch.device) -> None:
+    """`keep_heap`, where the device is a CPU."""
+    if config.keep_heap and device.type == "cpu":
+        keep_freed_memory()
+
+
+def compile_cache(run_folder: Path, has_trained: bool) -> Literal["own", "given"]:
+    """Where this process keeps compiled code: in the run's folder, or somewhere given.
+
+    What is given may hold code already, whose compilation is then not on the clock. So may the run's folder until a
+    step is on record (`has_trained`): what a killed process left cannot be told from a copy, and is compiled again.
+    """
+    if GIVEN_CACHES:
+        return "given"
+    if not has_trained:
+        remove(run_folder / COMPILE_CACHE)
+    return "own"
+
+
+def forbid_fallback() -> None:
+    """Let the compiler make as many variants of a function as a run needs, and fail instead of running it as written.
+
+    All blocks are one function to it: with local and global layers the first, the last, training and validation are 8
+    variants, which is its own limit. Beyond that it would go on uncompiled without a word.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = MAX_VARIANTS
+    dynamo.fail_on_recompile_limit_hit = True
+
+
+def is_recompile_limit(error: BaseException) -> bool:
+    """Whether the compiler was asked for more variants of one function than `forbid_fallback` allows."""
+    dynamo = sys.modules.get("torch._dynamo.exc")
+    return dynamo is not None and isinstance(error, dynamo.FailOnRecompileLimitHit)
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made in this process so far, recompilations for other shapes included."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def compile_seconds() -> float:
+    """For how long this process has compiled so far; without what kernels try in their first launch (`tune`)."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    times = dynamo.cumulative_time_spent_ns if dynamo else {}
+    return sum(times.get(name, 0.0) for name in ("entire_frame_compile", "entire_backward_compile")) / 1e9

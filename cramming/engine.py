@@ -7,9 +7,8 @@ each.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,12 @@ from cramming import device as devices
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
+from cramming.device import compiled_graphs
 from cramming.model.heads import MaskedLM
 from cramming.optim import build_host_optimizer, build_optimizer, set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
-from cramming.runtime import compiled_graphs
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -43,13 +42,6 @@ class StepStats:
     recompilations: int = 0
 
 
-class Flag(Protocol):
-    """Something that may be set at any time, by a signal for example."""
-
-    def is_set(self) -> bool:
-        """Whether it is."""
-
-
 class Engine:
     """Owns the model and the optimizer during training.
 
@@ -58,15 +50,9 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        precision: Precision,
-        clip: float | None,
-        mesh: Mesh,
-        device: torch.device,
-        cuda_graphs: bool = False,
-    ):
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float | None, mesh: Mesh,
+        device: torch.device, cuda_graphs: bool = False,
+    ):  # fmt: skip
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
@@ -75,10 +61,10 @@ class Engine:
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
-    def forward_backward(self, batches: Sequence[Batch], stop: Flag | None = None) -> bool:
+    def forward_backward(self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False) -> bool:
         """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
 
-        False if `stop` was set between two micro-batches (in one process only: others would wait for this one's
+        False if `stop` was true between two micro-batches (in one process only: others would wait for this one's
         gradients); the step can then only be discarded.
         """
         totals = self.accumulate(batches, stop)
@@ -115,13 +101,15 @@ class Engine:
         self.forward_backward(batches)
         return self.update(learning_rate)
 
-    def accumulate(self, batches: Sequence[Batch], stop: Flag | None = None) -> tuple[Tensor, Tensor] | None:
-        """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was set."""
+    def accumulate(
+        self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Tensor, Tensor] | None:
+        """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
         self._random_states, self._graphs = devices.random_states(), compiled_graphs()
         self._targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
         losses, corrects = [], []
         for batch in batches:
-            if stop and stop.is_set() and self.mesh.world_size == 1:
+            if self.mesh.world_size == 1 and stop():
                 return None
             loss_sum, correct = self._pass(batch)
             losses.append(loss_sum)
@@ -155,14 +143,10 @@ class Engine:
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            loss_sum, correct = self.model(
-                batch.ids_T,
-                batch.positions_T,
-                batch.packing,
-                batch.target_positions_M,
-                batch.target_ids_M,
+            found: tuple[Tensor, Tensor] = self.model(
+                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
             )
-        return loss_sum, correct
+        return found
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
@@ -218,11 +202,11 @@ def equip(model: MaskedLM, config: Config, mesh: Mesh, device: torch.device) -> 
     """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
     precision.convert(model.encoder)
-    optimizer: torch.optim.Optimizer
-    if memory.offload_optimizer:
-        at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
-        optimizer = build_host_optimizer(model, config.optim, device, at_home)
-    else:
-        optimizer = build_optimizer(model, config.optim)
+    at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
+    optimizer = (
+        build_host_optimizer(model, config.optim, device, at_home)
+        if memory.offload_optimizer
+        else build_optimizer(model, config.optim)
+    )
     model = apply(model, memory, config.runtime)
     return Engine(model, optimizer, precision, config.optim.clip, mesh, device, config.runtime.cuda_graphs)

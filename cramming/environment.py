@@ -19,15 +19,9 @@ CODE = (".py", ".pyd", ".so", ".yaml")
 def environment(device: Mapping[str, Any]) -> dict[str, Any]:
     """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
     packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
-    versions: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
     return {
         "python": platform.python_version(),
-        **versions,
+        **{name: next((found.version for found in metadata.distributions(name=name)), None) for name in packages},
         "platform": system(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
@@ -36,17 +30,28 @@ def environment(device: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def system() -> str:
+    """The operating system and its release number; what follows the number may name the machine or its builder."""
+    number = re.match(r"[\d.]+", platform.release())
+    return f"{platform.system()} {number[0] if number else ''}".strip()
+
+
+def cpu_name() -> str:
+    """The processor's name as the operating system gives it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return named[1] if named else platform.processor() or sys.platform
+
+
 def git_state() -> dict[str, Any]:
     """Commit of the checkout the code runs from, what is changed in it (five names at most) and the hash of its
-    uncommitted diff; nulls in an installed wheel."""
+    uncommitted diff; nulls in an installed wheel, and where git did not tell."""
     commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": None, "dirty": None, "changed": None, "diff_sha256": None}
-    diff = git("diff-index", "-p", "HEAD") or ""
-    changes = _changes()
+    changes = None if commit is None else _changes()
+    diff = None if commit is None else git("diff-index", "-p", "HEAD")
     return {
         "commit": commit,
-        "dirty": None if changes is None else bool(changes),  # null: git did not tell
+        "dirty": None if changes is None else bool(changes),
         "changed": None if changes is None else changes[:5],
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
     }
@@ -89,19 +94,3 @@ def git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def system() -> str:
-    """The operating system and its release number; what follows the number may name the machine or its builder."""
-    number = re.match(r"[\d.]+", platform.release())
-    return f"{platform.system()} {number[0] if number else ''}".strip()
-
-
-def cpu_name() -> str:
-    """The processor's name as the operating system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or sys.platform

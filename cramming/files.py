@@ -1,10 +1,8 @@
 """Files on any file system: replaced whole or not at all, one writer per folder, the system's errors with advice.
 
 Clusters and FUSE mounts may lack `flock` or `fsync`. A lock is a file `.lock` in the folder: with `flock` the kernel
-frees it with the process; without, its existence is the lock, and the message says which file a killed process left. A
-finished file whose `fsync` is not supported is kept; the budget's journal refuses.
-
-Temporary files carry the id of their process. The next holder of the folder's lock removes those of dead processes.
+frees it with the process; without, its existence is the lock. A finished file whose `fsync` is not supported is kept;
+the budget's journal refuses. Temporary files carry the id of their process, which tells those that killed ones left.
 """
 
 import errno
@@ -15,14 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cramming.config import UserError
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
@@ -53,20 +45,20 @@ def explained(error: OSError, place: Path | str, again: str = "run again") -> Us
     return UserError(f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}")
 
 
-def sync(descriptor: int) -> None:
-    """`fsync`, where the file system has it."""
-    with _unless_unsupported():
-        os.fsync(descriptor)
+def sync(descriptor: int) -> bool:
+    """`fsync`; False where the file system does not have it."""
+    return _is_supported(os.fsync, descriptor)
 
 
-@contextmanager
-def _unless_unsupported() -> Iterator[None]:
-    """Errors of a call that this file system does not have are ignored."""
+def _is_supported(call: Callable[..., object], *arguments: int) -> bool:
+    """Make a call of the system; False where this file system does not have it."""
     try:
-        yield
+        call(*arguments)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+        return False
+    return True
 
 
 @contextmanager
@@ -87,46 +79,23 @@ def lock(folder: Path, work: str) -> Iterator[None]:
             folder.rmdir()
 
 
-def release(folder: Path) -> None:
-    """Remove the lock file that a killed process left; one in use, or where nothing can be written, stays."""
-    if (folder / LOCK).exists():
-        with suppress(OSError, UserError), lock(folder, "using it"):
-            pass
-
-
 def _locked(path: Path, busy: str) -> int:
     """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
+    import fcntl  # not on Windows, which the command line refuses in one line
+
     while True:
+        existed, problem = path.exists(), None
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            descriptor, is_new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-        except FileExistsError:
-            try:
-                descriptor, is_new = os.open(path, os.O_RDWR), False
-            except FileNotFoundError:
-                continue
-        try:
-            has_flock = _flock(descriptor)
+            if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
+                problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
         except BlockingIOError:
-            os.close(descriptor)
-            raise UserError(f"{busy}; wait for it or give another name") from None
-        if not has_flock and not is_new:
-            os.close(descriptor)
-            raise UserError(
-                f"{busy}, or one was killed here: this file system cannot tell (it has no flock); if none is, delete"
-                f" {path}"
-            )
-        if _is_at(descriptor, path):
+            problem = "; wait for it or give another name"
+        if problem is None and _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)
-
-
-def _flock(descriptor: int) -> bool:
-    """Whether there is such a thing here; BlockingIOError where another process has it."""
-    if fcntl is not None:
-        with _unless_unsupported():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
+        if problem:
+            raise UserError(busy + problem)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -136,42 +105,11 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-class Stamp(NamedTuple):
-    """Which file lies at a path, and when it was last written to: whoever puts the content back, and the time of its
-    modification, cannot put back the time of the change (`ctime_ns`), which the system alone sets."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    device: int
-    inode: int
-
-    @classmethod
-    def of(cls, descriptor: int) -> "Stamp":
-        """Of an open file: what a path leads to may be exchanged between two looks."""
-        return cls._of(os.fstat(descriptor))
-
-    @classmethod
-    def _of(cls, found: os.stat_result) -> "Stamp":
-        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
-
-    @classmethod
-    def at(cls, path: Path) -> "Stamp | None":
-        """None where there is no file; OSError where the system does not tell.
-
-        Opening lets a network file system ask its server. Where that fails, for want of descriptors say, it is looked
-        at all the same.
-        """
-        with suppress(OSError), path.open("rb") as handle:
-            return cls.of(handle.fileno())
-        try:
-            return cls._of(path.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def is_unchanged(self, later: "Stamp | None") -> bool:
-        """Whether the file is as it was. A network file system may number it anew meanwhile; its times it keeps."""
-        return later is not None and self[:3] == later[:3]
+def release(folder: Path) -> None:
+    """Remove the lock file that a killed process left; one in use, or where nothing can be written, stays."""
+    if (folder / LOCK).exists():
+        with suppress(OSError, UserError), lock(folder, "using it"):
+            pass
 
 
 def clear(folder: Path) -> None:
@@ -206,14 +144,10 @@ def sweep(folder: Path, pattern: str = "**/*", *, locked: bool = True) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by `text` in UTF-8; a reader sees the old or the new whole."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    overwrite_atomically(path, write)
+    overwrite_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
     whole.
 
@@ -230,19 +164,20 @@ def overwrite_atomically(path: Path, write: Callable[[Path], None]) -> None:
         for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
             with file.open("rb") as handle:
                 sync(handle.fileno())
-        if temporary.is_dir() and path.is_dir():  # rename cannot replace a folder that is not empty
+        if temporary.is_dir() and path.is_dir():
             _exchange(temporary, path)
         else:
             temporary.replace(path)
     except BaseException as error:
         with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
-        if isinstance(error, OSError) and error.errno and _is_within(error.filename, temporary):
-            error.filename = str(path)
+        if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
+            error.filename = str(path)  # errors of writing and syncing know no name
         raise
 
 
 def _exchange(temporary: Path, path: Path) -> None:
+    """A rename cannot replace a folder that is not empty."""
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     path.rename(old)
     try:
@@ -251,8 +186,3 @@ def _exchange(temporary: Path, path: Path) -> None:
         old.rename(path)
         raise
     remove(old)
-
-
-def _is_within(name: str | None, temporary: Path) -> bool:
-    """Whether an error is about the temporary. Those of writing and syncing know no name, and are."""
-    return not name or name.startswith(str(temporary))

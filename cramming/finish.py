@@ -1,21 +1,18 @@
 """How a run ends: the last validation, the exported model and the record. Off the clock, and on rank 0 alone."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from cramming import device as devices
 from cramming.config import UserError
-from cramming.data.held_out import ALL_MASK, bits_per_byte
+from cramming.data.batches import ALL_MASK, bits_per_byte
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
 from cramming.progress import say
 from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
-from cramming.runtime import compile_seconds
 from cramming.train_state import ResumeWithLessError, TrainState
-from cramming.training_log import validate
 
 
 def finish(state: TrainState, reason: EndReason) -> None:
@@ -23,7 +20,9 @@ def finish(state: TrainState, reason: EndReason) -> None:
     assert state.clock and state.metrics
     work = state.work
     validation = validate_fully(state) if reason == "finished" and work.steps else None
-    status = status_of(reason, validation)
+    status: Status = "interrupted" if reason != "finished" else "exhausted"
+    if validation:
+        status = "finished" if math.isfinite(validation["loss"]) else "diverged"
     final = export(state) if status == "finished" else None
     state.metrics.close()
     state.data.note_changed_files(state.folder, again=True)
@@ -58,7 +57,7 @@ def validate_fully(state: TrainState) -> dict[str, Any]:
     """The record's `pretrain.validation`: `loss` and `accuracy` of the pinned form, `all_mask_loss` and
     `all_mask_accuracy` with every target hidden behind [MASK] (nats per target both), which compare with other
     objectives, `bits_per_byte` of the latter, with other vocabularies, and over how many `targets` of `tokens`."""
-    found = validate(state, 1.0)
+    found = state.validate(1.0)
     batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
     loss, accuracy, _ = state.engine.evaluate(batches)
     bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
@@ -66,15 +65,6 @@ def validate_fully(state: TrainState) -> dict[str, Any]:
     say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
     further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
     return {**found, **further, "tokens": len(state.data.held_out.ids_N)}
-
-
-def status_of(reason: EndReason, validation: Mapping[str, Any] | None) -> Status:
-    """What became of a run that ended for this reason, with this validation."""
-    if reason != "finished":
-        return "interrupted"
-    if validation is None:
-        return "exhausted"
-    return "finished" if math.isfinite(validation["loss"]) else "diverged"
 
 
 def export(state: TrainState) -> dict[str, str]:
@@ -108,7 +98,7 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
         "data_wait_share": work.data_wait_seconds / seconds if seconds else None,
         "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
         "recompilations": work.recompilations,
-        "compile_seconds": compile_seconds(),
+        "compile_seconds": devices.compile_seconds(),
         "peak_memory_bytes": devices.peak_memory_bytes(device),
         "skipped_steps": work.skipped_steps,
     }

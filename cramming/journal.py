@@ -1,15 +1,7 @@
 """A journal: an append-only file of JSON lines, synced one by one, each with the SHA-256 of the line before it.
 
 No line can be changed, added or removed without rewriting all that follow. A run has two: `budget.jsonl`, what it has
-spent, and the history of its fine-tunings (eval/finetune/history.py). The budget's events:
-    {"event": "start", "process": 0, "elapsed": 2.1, ..., "unit": "hours", "limit": 24.0, "corpus": "c1f0...", ...}
-    {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ..., "previous": "9f3c..."}
-    {"event": "checkpoint", "process": 0, "elapsed": 9.0, "steps": 50, ..., "sha256": "77ab...", "previous": "01d2..."}
-    {"event": "end", "process": 0, "elapsed": 61.0, "steps": 512, ..., "reason": "stopped", "previous": "c4e5..."}
-    {"event": "resume", "process": 1, "elapsed": 3.0, "steps": 50, ..., "sha256": "77ab...", "previous": "5b61..."}
-`elapsed`: seconds of `time.monotonic` since that process began. `slowest_update_seconds`: the longest update so far,
-for a resume's prediction. `joules`: of the GPU (cramming/energy.py). A `resume` within a process takes back a step that
-ended after the deadline. Journals of before rules version 5 have no `previous`, no limit and no checkpoints.
+spent (`Event`), and the history of its fine-tunings (eval/finetune/history.py).
 """
 
 import errno
@@ -20,19 +12,41 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
 from cramming.config import UserError
-from cramming.files import UNSUPPORTED, sync
+from cramming.files import sync
 
 JOURNAL = "budget.jsonl"
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an entry
 EndReason = Literal["finished", "stopped", "failed"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
-Event = dict[str, Any]
-
 _RESTORE = "restore the file, without which the run can neither go on nor be ranked"
-_MEASURED = ("charged_flops", "last_step_seconds", "slowest_update_seconds", "joules")  # not in every version's
+
+
+class Event(TypedDict):
+    """One line of `budget.jsonl`, for example {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ...}.
+
+    Seconds are of `time.monotonic`. A `resume` within a process takes back a step that ended after the deadline. Before
+    rules version 5 there were no `previous`, no limit and no checkpoints.
+    """
+
+    event: Literal["start", "heartbeat", "checkpoint", "resume", "end"]
+    process: int
+    elapsed: float  # seconds since this process began
+    steps: int
+    tokens: NotRequired[int]
+    charged_flops: NotRequired[float]
+    last_step_seconds: NotRequired[float]  # of all processes, when the last step had ended
+    slowest_update_seconds: NotRequired[float]  # the longest update so far, for a resume's prediction
+    joules: NotRequired[float]  # of the GPU, in this process
+    wall: NotRequired[float]
+    unit: NotRequired[Unit]  # of a start, as are the next two
+    limit: NotRequired[float]
+    corpus: NotRequired[str | None]
+    sha256: NotRequired[str]  # of a checkpoint and a resume
+    reason: NotRequired[EndReason]
+    previous: NotRequired[str]
 
 
 class Saved(NamedTuple):
@@ -50,40 +64,35 @@ def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     return {unit: limits[unit] for unit in units if limits[unit] is not None}
 
 
-def read_lines(path: Path) -> Iterator[Event]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a journal; none where there is no file. A last line cut short by a crash is dropped.
 
-    UserError, with the place and what to do, for anything that `Journal` does not write. If the first line is not
-    linked (`is_chained`), as before rules version 5, none is.
+    UserError, with place and cure, for a line that is damaged or does not name the one before it. If the first line
+    names none, as before rules version 5, no line does.
     """
     previous: str | None = ""
     for number, line in enumerate(_whole_lines(path), 1):
-        event = _parsed(line)
-        previous = previous if number > 1 or (event and "previous" in event) else None
-        problem = _problem(line, event, previous, path.name)
+        event, problem = _parsed(line), None
+        if number == 1 and event and "previous" not in event:
+            previous = None
+        if not line.strip():
+            problem = "damaged journal: an empty line, which no run writes; remove it"
+        elif line.endswith(b"\r"):
+            problem = (
+                "damaged journal: the line ends in CRLF, as copies through Windows, mail or git can make it; restore"
+                f" the file, or take the CR away (tr -d '\\r' < {path.name})"
+            )
+        elif event is None:
+            problem = f"damaged journal: not a line of JSON; {_RESTORE}"
+        elif event.get("previous") != previous:
+            problem = f"before this line one was changed, added or removed; {_RESTORE}"
         if event is None or problem:
             raise UserError(f"{path}:{number}: {problem}")
         yield event
         previous = None if previous is None else _sha256(line)
 
 
-def _problem(line: bytes, event: Event | None, previous: str | None, name: str) -> str | None:
-    """Why a line cannot be one of a journal's, and what to do; None if it can."""
-    if not line.strip():
-        return "damaged journal: an empty line, which no run writes; remove it"
-    if line.endswith(b"\r"):
-        return (
-            "damaged journal: the line ends in CRLF, as copies through Windows, mail or git can make it; restore the"
-            f" file, or take the CR away (tr -d '\\r' < {name})"
-        )
-    if event is None:
-        return f"damaged journal: not a line of JSON; {_RESTORE}"
-    if event.get("previous") != previous:
-        return f"before this line one was changed, added or removed; {_RESTORE}"
-    return None
-
-
-def _parsed(line: bytes) -> Event | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, no UTF-8, a number too long, nested too deep
@@ -100,40 +109,38 @@ def read_journal(path: Path) -> list[Event]:
     """The budget's events; UserError also for an event out of order, or a step later than its own time."""
     events: list[Event] = []
     earlier = 0.0  # seconds of the processes before
-    for event in read_lines(path):
+    for number, line in enumerate(read_lines(path), 1):
         before = events[-1] if events else None
-        earlier += before["elapsed"] if before and event.get("event") == "start" else 0.0
-        if not _can_follow(event, before, earlier):
-            number = len(events) + 1
+        earlier += before["elapsed"] if before and line.get("event") == "start" else 0.0
+        event = _as_event(line, before, earlier)
+        if event is None:
             raise UserError(f"{path}:{number}: damaged journal: not an event that can follow; {_RESTORE}")
         events.append(event)
     return events
 
 
-def _can_follow(event: Event, before: Event | None, earlier: float) -> bool:
-    """Whether a run can write this event after `before`, its earlier processes having taken `earlier` seconds."""
-    kind, process, elapsed, steps = (event.get(name) for name in ("event", "process", "elapsed", "steps"))
-    amounts = [elapsed, process, steps, *(event.get(name, 0.0) for name in _MEASURED)]
-    if not all(map(_is_amount, amounts)) or not isinstance(process, int) or not isinstance(steps, int):
-        return False
-    assert elapsed is not None
-    if kind == "end" and event.get("reason") not in get_args(EndReason):
-        return False
-    if kind in ("checkpoint", "resume") and not isinstance(event.get("sha256"), str):
-        return False
+def _as_event(line: Mapping[str, Any], before: Event | None, earlier: float) -> Event | None:
+    """The line, if a run can write it after `before`, its earlier processes having taken `earlier` seconds."""
+    event: Any = line
+    kind, process, elapsed = (line.get(name) for name in ("event", "process", "elapsed"))
+    optional = ("charged_flops", "last_step_seconds", "slowest_update_seconds", "joules")
+    amounts = [elapsed, process, line.get("steps"), *(line.get(name, 0.0) for name in optional)]
+    if not all(isinstance(n, int | float) and 0 <= n <= sys.float_info.max for n in amounts):
+        return None
+    if not isinstance(process, int) or not isinstance(line["steps"], int):
+        return None
+    if kind == "end" and line.get("reason") not in get_args(EndReason):
+        return None
+    if kind in ("checkpoint", "resume") and not isinstance(line.get("sha256"), str):
+        return None
     # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
-    if "previous" in event and event.get("last_step_seconds", 0.0) > earlier + elapsed + 1.0:
-        return False
+    if "previous" in line and line.get("last_step_seconds", 0.0) > earlier + line["elapsed"] + 1.0:
+        return None
     if kind == "start":
-        return process == (before["process"] + 1 if before else 0)
+        return event if process == (before["process"] + 1 if before else 0) else None
     if before is None or before["event"] == "end":
-        return False
-    return bool(process == before["process"] and elapsed >= before["elapsed"])
-
-
-def _is_amount(value: Any) -> bool:
-    """A number that is not negative and that a float can hold: JSON allows whole numbers of any length."""
-    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+        return None
+    return event if process == before["process"] and line["elapsed"] >= before["elapsed"] else None
 
 
 def line_hashes(path: Path) -> list[str]:
@@ -146,7 +153,7 @@ def first_line_sha256(path: Path) -> str | None:
     return next(iter(line_hashes(path)), None)
 
 
-def is_chained(events: Sequence[Event]) -> bool:
+def is_chained(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether every line names the one before it: not so before rules version 5."""
     return bool(events) and "previous" in events[0]
 
@@ -194,8 +201,11 @@ class Journal:
         self._previous = _sha256(lines[-1]) if lines else ""
         self._end = sum(len(line) + 1 for line in lines)
         self._file = FileIO(path, "ab")
-        if durable:
-            _refuse_unsynced(self._file, path)
+        if not sync(self._file.fileno()) and durable:
+            raise UserError(
+                f"{path}: this file system cannot sync a file to disk, so a crash could give budget back; set"
+                " runs=<folder> on another"
+            )
         self._file.truncate(self._end)
 
     def write(self, event: Mapping[str, Any]) -> None:
@@ -214,19 +224,6 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _refuse_unsynced(file: FileIO, path: Path) -> None:
-    try:
-        os.fsync(file.fileno())
-    except OSError as error:
-        file.close()
-        if error.errno not in UNSUPPORTED:
-            raise
-        raise UserError(
-            f"{path}: this file system cannot sync a file to disk (fsync: {error.strerror}), so a crash could give"
-            " budget back; set runs=<folder> on another"
-        ) from None
 
 
 def _whole_lines(path: Path) -> list[bytes]:

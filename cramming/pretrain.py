@@ -7,7 +7,7 @@ ends is in cramming/finish.py. The clock (cramming/budget.py) runs since the ope
 import signal
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -20,16 +20,18 @@ from cramming.budget import Pace
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
+from cramming.device import compiled_graphs
 from cramming.engine import StepStats
 from cramming.files import clear, explained
+from cramming.finish import finish, out_of_memory
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.progress import Progress, format_count, say
-from cramming.record import is_run, is_untouched, refuse_finished_run, run_folder, run_lock
-from cramming.runtime import MAX_VARIANTS, compiled_graphs, is_recompile_limit
+from cramming.record import is_run, is_untouched, load_record, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.train_state import ResumeWithLessError, TrainState, build_train_state
-from cramming.training_log import Judge, announce, log_step, validate_if_it_fits, warn
+
+Judge = Callable[[Mapping[str, Any]], list[str]]
 
 
 class StopRequest:
@@ -57,12 +59,12 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
             if mesh.is_main and settings["resume"] and not is_run(folder):
-                from cramming.resume import nothing_to_resume
-
-                say(nothing_to_resume(folder))
+                say(f"resume=true: no run in {folder} to go on with, a new one begins")
             run(settings, folder, mesh, mesh.device, judge)
         elif mesh.is_main:
-            say(f"{folder}: already finished, nothing to do")
+            from cramming.resume import altered_since_the_end
+
+            say(altered_since_the_end(folder) or f"{folder}: already finished, nothing to do")
     mesh.close()
 
 
@@ -80,7 +82,7 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
     try:
         state = build_train_state(settings, folder, mesh, device)
         if mesh.is_main:
-            announce(state)
+            state.announce()
             if state.config.division == "closed":
                 warn(state, judge)
         reason = train_and_finish(state, stop)
@@ -109,9 +111,7 @@ def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     if not mesh.from_main(bool(state.clock and state.clock.has_ended)):
         reason = train_and_save(state, stop)
     if mesh.is_main:
-        from cramming import finish  # only here: transformers' formats and what else is not training
-
-        finish.finish(state, reason)
+        finish(state, reason)
     mesh.barrier()
     return reason
 
@@ -126,13 +126,11 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
         reason = ended
     except Exception as error:
         if devices.is_out_of_memory(error):
-            from cramming import finish
-
-            raise finish.out_of_memory(state) from None
-        if is_recompile_limit(error):
+            raise out_of_memory(state) from None
+        if devices.is_recompile_limit(error):
             raise UserError(
-                f"runtime.compile={state.config.runtime.compile}: more than {MAX_VARIANTS} variants of one function"
-                " were to be compiled; set runtime.compile=off, and report this as a defect"
+                f"runtime.compile={state.config.runtime.compile}: more than {devices.MAX_VARIANTS} variants of one"
+                " function were to be compiled; set runtime.compile=off, and report this as a defect"
             ) from None
         raise
     finally:
@@ -169,7 +167,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = time.monotonic() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
-            is_whole = engine.forward_backward(step_batches, stop)
+            is_whole = engine.forward_backward(step_batches, stop.is_set)
             update_began = time.monotonic()
             fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
             fits, stopped = map(bool, mesh.broadcast(fits, stop.is_set()))
@@ -202,7 +200,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
             is_saved = is_due or clock.is_near_the_end(before, reached)
             is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if is_logged:
-                log_step(state, recent, reached, learning_rate, rate)
+                state.log_step(recent, reached, learning_rate, rate)
             if is_validation_due(config.train, before, reached):
                 validate_if_it_fits(state, reached, pace, size.micro_batches)
             if is_saved:
@@ -210,7 +208,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 last_save = time.monotonic()
     batches.close()
     if recent and not is_logged:
-        log_step(state, recent, reached, learning_rate, rate)
+        state.log_step(recent, reached, learning_rate, rate)
     return reason
 
 
@@ -244,10 +242,39 @@ def before_step(state: TrainState, pace: Pace, stop: StopRequest, is_kept: bool)
     return progress, bool(flags[0]), bool(flags[1]), bool(flags[2])
 
 
+def warn(state: TrainState, judge: Judge) -> None:
+    """Say which rules of the closed division the run has broken before its first step: not after a day."""
+    assert state.clock
+    budget, record = state.clock.config, load_record(state.folder)
+    seconds = 3600 * budget.hours if budget.hours else state.clock.elapsed_seconds()
+    known = {**record["pretrain"], **state.setup(), "budget": {"spent_seconds": seconds}}
+    for broken in judge({**record, "pretrain": known}):
+        say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
+
+
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
     """Whether one of the even points was passed between the ends of two steps, at progress `before` and `now`; the end
     is `finish`'s."""
     return int(before * config.validations) < int(now * config.validations) < config.validations
+
+
+def validate_if_it_fits(state: TrainState, progress: float, pace: Pace, step_micro_batches: int) -> None:
+    """Validate on the clock, unless it would leave no time for another step; and note how long it took."""
+    assert state.clock
+    batches = len(state.validation)
+    predicted, left = pace.validation_seconds(batches), state.clock.seconds_left()
+    where = f"step {state.work.steps} ({progress:.0%} of the budget)"
+    if predicted + pace.step_seconds(step_micro_batches) > left:
+        say(
+            f"{where}: no validation, which would take about {predicted:.0f} s of the {left:.0f} s left"
+            " (train.validations, train.validation_tokens)"
+        )
+        return
+    began, graphs = time.monotonic(), compiled_graphs()
+    state.validate(progress)
+    seconds = time.monotonic() - began
+    pace.note_validation(batches, seconds, compiled_graphs() != graphs)
+    say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
 def micro_batch_stream(state: TrainState) -> Generator[Batch]:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.table import Table
 from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
@@ -30,17 +28,7 @@ def say(message: str) -> None:
 
 
 def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: drawn on a terminal that is wide enough, else plain text in aligned columns."""
-    if _console.is_terminal:
-        table = Table(title=title, title_justify="left")
-        for header in headers:
-            table.add_column(header, justify="right" if header else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        unbounded = _console.options.update(max_width=10_000)
-        if Measurement.get(_console, unbounded, table).maximum <= _console.width:  # else columns would be cut short
-            _console.print(table, soft_wrap=False)
-            return
+    """A table as plain text in aligned columns."""
     widths = [max(map(len, column)) for column in zip(headers, *rows)]
     say(title)
     for row in (headers, *rows):

@@ -2,18 +2,18 @@
 
 The journal (cramming/journal.py) says what was spent. Were it lost, cut short or replaced, the clock would give time
 back; were a checkpoint another run's, training would be given. So whatever knows more than the journal ends the resume
-before anything is written, and what is not in it is not taken. A whole folder that was put back to an earlier moment
-cannot be told from that moment.
+before anything is written. A whole folder that was put back to an earlier moment cannot be told from that moment.
 """
 
-import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cramming import checkpoint
 from cramming.budget import BudgetConfig
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.journal import (
     JOURNAL,
     MAX_HEARTBEAT_SECONDS,
@@ -31,14 +31,6 @@ from cramming.record import is_run, load_metrics, load_record
 _OTHER = "start again under another name"
 
 
-def nothing_to_resume(folder: Path) -> str:
-    """What to say when `resume=true` finds no run of this name: a misspelt name must not pass for a resume."""
-    names = sorted(other.name for other in folder.parent.iterdir() if is_run(other))
-    near = difflib.get_close_matches(folder.name, names, n=1)
-    hint = f"; did you mean name={near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
-    return f"resume=true: no run in {folder} to go on with, a new one begins{hint}"
-
-
 def checkpoint_to_resume(
     folder: Path, settings: Mapping[str, Any], corpus: Mapping[str, Any], budget: BudgetConfig
 ) -> Saved | None:
@@ -47,23 +39,26 @@ def checkpoint_to_resume(
     UserError where settings or corpus are not the run's, or the folder holds what the journal does not know of.
     """
     record = load_record(folder) if is_run(folder) else {}
-    if record:
-        _refuse(changed_settings(folder, record, settings))
-        _refuse(_changed_corpus(folder, record, corpus))
+    changed = chain(changed_settings(folder, record, settings), _changed_corpus(folder, record, corpus))
+    _refuse(changed if record else iter(()))
     events, checkpoints = read_journal(folder / JOURNAL), folder / "checkpoints"
     newest = checkpoint.newest_steps(checkpoints)
-    if not record and (events or newest is not None):
-        raise UserError(f"{folder}: a run's journal or checkpoints without its record.json; restore it or {_OTHER}")
-    _refuse(_other_journal(folder, record.get("pretrain"), events, corpus, budget))
+    _refuse(_other_journal(folder, record, events, newest, corpus, budget))
     _refuse(_more_than_the_journal(folder, events, newest))
     ended = ended_after(events)
     known = [saved for saved in checkpoints_of(events) if ended in (None, saved.steps)]
     found = checkpoint.newest_of(checkpoints, known)
-    if ended and found is None:
-        raise UserError(f"{folder}: the run ended after {ended} steps and its last checkpoint is gone; {_OTHER}")
-    if found:
-        _refuse(_lost_log(folder, found, events))
+    _refuse(_lost_log(folder, found, events))
     return found
+
+
+def altered_since_the_end(folder: Path) -> str | None:
+    """What to say of a finished run whose journal is not the one that its record names; None: it is."""
+    journal = folder / JOURNAL
+    recorded = load_record(folder).get("pretrain", {}).get("budget", {}).get("journal_sha256")
+    if recorded is None or (journal.exists() and file_sha256(journal) == recorded):
+        return None
+    return f"warning: {journal}: not as it was when the run ended, so the run breaks R5; restore it"
 
 
 def _refuse(problems: Iterator[str]) -> None:
@@ -73,17 +68,17 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 def _other_journal(
-    folder: Path,
-    begun: Mapping[str, Any] | None,
-    events: Sequence[Event],
-    corpus: Mapping[str, Any],
+    folder: Path, record: Mapping[str, Any], events: Sequence[Event], newest: int | None, corpus: Mapping[str, Any],
     budget: BudgetConfig,
-) -> Iterator[str]:
-    """The record names the journal that its run began with (`begun`), and each process its corpus and its budget.
+) -> Iterator[str]:  # fmt: skip
+    """The record names the journal that its run began with, and each process its corpus and its budget.
 
     A run that was killed while it began has a journal of no step, of which the record does not know yet.
     """
     path, starts = folder / JOURNAL, [event for event in events if event["event"] == "start"]
+    begun = record.get("pretrain")
+    if not record and (events or newest is not None):
+        yield f"{folder}: a run's journal or checkpoints without its record.json; restore it or {_OTHER}"
     if begun is None and any(event["steps"] or event["event"] == "checkpoint" for event in events):
         yield (
             f"{folder}: record.json does not know that training began, and {JOURNAL} has steps; restore the record, or"
@@ -123,8 +118,13 @@ def _more_than_the_journal(folder: Path, events: Sequence[Event], newest: int | 
         )
 
 
-def _lost_log(folder: Path, saved: Saved, events: Sequence[Event]) -> Iterator[str]:
-    """Before each checkpoint the log has its row, which says as the journal does when the step ended."""
+def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Iterator[str]:
+    """A run that ended has its last checkpoint; and before each the log has a row, which says as the journal does when
+    the step ended."""
+    if saved is None:
+        if steps := ended_after(events):
+            yield f"{folder}: the run ended after {steps} steps and its last checkpoint is gone; {_OTHER}"
+        return
     ended = [event["last_step_seconds"] for event in events if event.get("sha256") == saved.sha256]
     rows = [row for row in load_metrics(folder) if "loss" in row and row["step"] == saved.steps]
     if not any(row.get("seconds") in ended for row in rows):
@@ -148,10 +148,15 @@ def changed_settings(folder: Path, record: Mapping[str, Any], settings: Mapping[
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if not free and before.get(key) != now.get(key):
-            began, again = f"with {key}={before.get(key)}", "resume with the same settings"
+            began, again = f"with {key}={_shown(before.get(key))}", "resume with the same settings"
             if key not in before:
                 began, again = "without this setting", "resume with the same settings, and the version that had them"
-            yield f"{key}={now.get(key)}: the run in {folder} was started {began}; {again}, or {_OTHER}"
+            yield f"{key}={_shown(now.get(key))}: the run in {folder} was started {began}; {again}, or {_OTHER}"
+
+
+def _shown(value: Any) -> str:
+    """As a user types it: null, true and false."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _changed_corpus(folder: Path, record: Mapping[str, Any], corpus: Mapping[str, Any]) -> Iterator[str]:

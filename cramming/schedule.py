@@ -6,13 +6,14 @@ does, in whatever unit the budget is. To add a schedule: a dataclass here, its r
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(ABC):
     """The learning rate as a share of its peak. All settings but names are shares: of the budget, or of the peak."""
 
     start: float  # of the peak, at progress 0
@@ -23,9 +24,9 @@ class Schedule:
             if isinstance(value, float) and not 0 <= value <= 1:
                 raise ValueError(f"{field.name}={value} is not between 0 and 1")
 
+    @abstractmethod
     def factor(self, progress: float) -> float:
         """The learning rate at `progress` as a share of its peak."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

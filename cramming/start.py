@@ -1,12 +1,9 @@
 """A start from the run's own text: word vectors counted from neighbouring tokens (`start=cooccurrence`).
 
-A masked language model first learns which words occur at all and then which occur together; a small model spends a
-fifth of a short budget on that. Counting is part of training: it reads the training split only, on the budget's clock.
-Positive pointwise mutual information and a truncated singular value decomposition give what a skip-gram model learns
-with many passes (Levy & Goldberg 2014; smoothing and the power of the singular values after Levy, Goldberg & Dagan
-2015, section 3). Ten million tokens take half a minute on two cores, and 12 bytes for each pair found (17 million).
-
-Imported only where it is chosen. Shapes: V vocabulary, D width of the vectors, N tokens.
+Counting is part of training: it reads the training split only, on the budget's clock. Positive pointwise mutual
+information and a truncated singular value decomposition give what a skip-gram model learns with many passes (Levy &
+Goldberg 2014; Levy, Goldberg & Dagan 2015, section 3). Ten million tokens take half a minute on two cores.
+Shapes: V vocabulary, D width of the vectors, N tokens.
 """
 
 import numpy as np
@@ -16,13 +13,25 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from cramming.checks import CooccurrenceStart
-from cramming.data.stream import TokenStream
+from cramming.data.corpus import Corpus, TokenStream
+from cramming.engine import Engine
 from cramming.model.heads import MaskedLM
+from cramming.parallel.offload import HostOptimizer
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
 EIGENVALUE_POWER = 0.25
 ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, section 4.5)
+
+
+def start_engine_from_text(engine: Engine, corpus: Corpus, config: CooccurrenceStart, seed: int) -> None:
+    """Weights counted from the corpus; all processes get those of the first."""
+    assert isinstance(engine.model, MaskedLM)
+    if engine.mesh.is_main:
+        start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
+    engine.mesh.share(engine.model.parameters())
+    if isinstance(engine.optimizer, HostOptimizer):
+        engine.optimizer.take_weights()
 
 
 def start_from_text(
@@ -44,7 +53,8 @@ def start_from_text(
         if model.decoder_weight is not None:
             _fill(model.decoder_weight, vectors_VD, known_V, config.decoder_std)
             if model.decoder_bias is not None:
-                model.decoder_bias.copy_(_log_shares(torch.from_numpy(pairs.sum(axis=1))))
+                counts_V = torch.from_numpy(pairs.sum(axis=1)).clamp(min=1.0)
+                model.decoder_bias.copy_((counts_V / counts_V.sum()).log())  # the best guess without context
 
 
 def _fill(weight_VD: Tensor, vectors_VD: Tensor, known_V: Tensor, std: float) -> None:
@@ -55,12 +65,6 @@ def _fill(weight_VD: Tensor, vectors_VD: Tensor, known_V: Tensor, std: float) ->
 def _resize(weight: Tensor, std: float) -> None:
     """Bring the root mean square of the entries to `std`."""
     weight.mul_(std / weight.square().mean().sqrt())
-
-
-def _log_shares(totals_V: Tensor) -> Tensor:
-    """Logarithm of each entry's share of the text, [V]: the best guess without context. Unseen entries count once."""
-    counts_V = totals_V.clamp(min=1.0)
-    return (counts_V / counts_V.sum()).log()
 
 
 def count_pairs(

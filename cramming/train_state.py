@@ -1,9 +1,10 @@
-"""What a training run consists of: built from the configuration, saved, resumed, taken back.
+"""What a training run consists of: built from the configuration, announced, logged, saved, taken back.
 
-Nothing is written before all that can be refused has been checked. How a run ends is in cramming/finish.py.
+Nothing is written before all that can be refused has been checked. What a resume goes on with is in cramming/resume.py,
+how a run ends in cramming/finish.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,23 +12,102 @@ from typing import Any, Literal
 
 import torch
 
-from cramming import checkpoint, runtime
+from cramming import checkpoint
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
-from cramming.checks import Config, CooccurrenceStart, Place, check, check_run
+from cramming.checks import Config, CooccurrenceStart, Place, check, check_run, tiny_defaults
 from cramming.config import UserError
-from cramming.data.batches import Batch
-from cramming.data.held_out import PINNED
-from cramming.engine import Engine, build_engine
+from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import corpus_folder
+from cramming.data.masking import Masker
+from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
-from cramming.model.config import count_parameters, flops_per_token
+from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
-from cramming.run_data import RunData, changed_before, fit_to_corpus
-from cramming.runtime import compiled_graphs
 from cramming.schedule import ramp_step
+
+
+class ResumeWithLessError(UserError):
+    """The record now has a smaller micro-batch, with which a resume goes on: the run is to be kept."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads. `validation_corpus` is `corpus` itself, unless `train.validation_corpus` names another."""
+
+    corpus: Corpus
+    validation_corpus: Corpus
+    source: BatchSource
+    held_out: HeldOut
+
+    @classmethod
+    def open(cls, settings: Mapping[str, Any], config: Config, verify: bool) -> "RunData":
+        """UserError for what is wrong with a corpus; nothing is written.
+
+        With `verify` the shards are hashed, on the clock (seconds per gigabyte, docs/log.md): training on a damaged
+        corpus would cost the day.
+        """
+        corpus = other = Corpus.open(corpus_folder(settings), verify=verify)
+        if config.train.validation_corpus is not None:
+            other = Corpus.open(config.train.validation_corpus, verify="validation" if verify else False)
+        if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
+            raise UserError(
+                f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens"
+                f" mean something else; prepare it with tokenizer.path={corpus.tokenizer_file}"
+            )
+        held_out = HeldOut(_batch_source(other, "validation", config), config.train.validation_tokens)
+        return cls(corpus, other, _batch_source(corpus, "train", config), held_out)
+
+    def describe(self) -> dict[str, Any]:
+        """The record's section `corpus`; it names the text of the validation losses where that is another's."""
+        if (other := self.validation_corpus) is self.corpus:
+            return self.corpus.describe()
+        named = {"folder": str(other.folder), "manifest_sha256": other.manifest_sha256}
+        return {**self.corpus.describe(), "validation": named}
+
+    def note_changed_files(self, folder: Path, again: bool = False) -> None:
+        """Record, and say, which files of the corpora were written to since this process checked them.
+
+        `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null
+        before, and where it could not be read. It is looked at before each checkpoint: a kill hides nothing of what is
+        in the weights.
+        """
+        changed = {
+            str(corpus.folder / name): corpus.is_as_prepared(name) if again else None
+            for corpus in dict.fromkeys((self.corpus, self.validation_corpus))  # most runs have one
+            for name in corpus.changed(last=again)
+        }
+        if not changed:
+            return
+        known = changed_before(folder)
+        for path, as_prepared in changed.items():
+            if again:
+                now = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[as_prepared]
+                say(f"{path}: changed while training read it; now {now} as `prepare` wrote it")
+            elif path not in known:
+                say(
+                    f"warning: {path}: changed while training reads it, so the run breaks R15; let nothing write there,"
+                    " nor change rights, owner or links: the system's time of a change is the same for all of these"
+                )
+        write_record_section(folder, corpus={"changed": {**known, **changed}})
+
+
+def _batch_source(corpus: Corpus, split: Literal["train", "validation"], config: Config) -> BatchSource:
+    special, train, seed = corpus.special_ids, config.train, config.seed
+    masker = Masker(config.objective, corpus.vocab_size, special.mask, tuple(special), seed)
+    order = train.order if split == "train" else "shuffled"
+    stream = corpus.stream(split, order)
+    return BatchSource(stream, masker, train.sequence_length, train.packing, seed, shuffle=order == "shuffled")
+
+
+def changed_before(folder: Path) -> dict[str, bool | None]:
+    """What `note_changed_files` has recorded: no resume takes it back."""
+    found: dict[str, bool | None] = load_record(folder).get("corpus", {}).get("changed", {})
+    return found
 
 
 @dataclass
@@ -91,8 +171,59 @@ class TrainState:
             "seed": self.config.seed,
             "gate": self.gates,
             # FlexAttention and torchao's optimizers compile in any case.
-            "compiled": self.config.runtime.compile != "off" or compiled_graphs() > 0,
+            "compiled": self.config.runtime.compile != "off" or devices.compiled_graphs() > 0,
         }
+
+    def announce(self) -> None:
+        """Print the derived arithmetic before the long part begins."""
+        assert self.clock
+        config, train, budget, engine = self.config, self.config.train, self.clock.config, self.engine
+        count, processes = count_parameters(config.model), self.mesh.world_size
+        say(
+            f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
+            f" vocabulary {config.model.vocab_size}; {self.flops_per_token / 1e6:.1f} MFLOP per token"
+        )
+        say(
+            f"step: {train.batch_size} sequences of {train.sequence_length} ="
+            f" {train.batch_size * train.sequence_length} tokens ="
+            f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
+            f" {config.targets_per_row} targets per sequence; {engine.precision.mode} on {engine.device}, attention"
+            f" kernel {' and '.join(self.attention_kernels)}; peak learning rate {config.peak_learning_rate:.3g}"
+        )
+        other = f", validated on the text of {train.validation_corpus}" if train.validation_corpus else ""
+        say(
+            f"corpus: {self.data.corpus.folder}, {self.data.source.stream.num_tokens / 1e6:.1f}M tokens{other}; budget:"
+            f" {budget.limit:g} {budget.unit}; started at step {self.work.steps}"
+            f" with {self.clock.elapsed_seconds():.1f} s on the clock"
+        )
+        if warning := tiny_defaults(config):
+            say(warning)
+
+    def log_step(self, recent: Sequence[StepStats], progress: float, learning_rate: float, rate: float) -> None:
+        """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second."""
+        assert self.metrics
+        row = {
+            "step": self.work.steps,
+            "progress": progress,
+            "seconds": self.work.last_step_seconds,
+            "tokens": self.work.tokens,
+            "loss": sum(s.loss for s in recent) / len(recent),
+            "accuracy": sum(s.accuracy for s in recent) / len(recent),
+            "grad_norm": recent[-1].grad_norm,
+            "lr": learning_rate,
+            "tokens_per_second": rate,
+        }
+        self.metrics.write(row)
+
+    def validate(self, progress: float) -> dict[str, Any]:
+        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training."""
+        assert self.clock and self.metrics
+        step = self.work.steps
+        loss, accuracy, targets = self.engine.evaluate(self.validation)
+        row = {"step": step, "progress": progress, "tokens": self.work.tokens, "seconds": self.clock.elapsed_seconds()}
+        self.metrics.write({**row, "validation_loss": loss, "validation_accuracy": accuracy})
+        say(f"step {step} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
+        return {"loss": loss, "accuracy": accuracy, "targets": targets}
 
 
 def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> TrainState:
@@ -118,6 +249,17 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
     return TrainState(folder, config, mesh, data, engine, work, steps, kernels, gates, clock, metrics, validation)
 
 
+def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
+    """Fill in the vocabulary size (padded to a multiple of 64: whole tiles for matrix kernels), or check it."""
+    size = model.vocab_size or (corpus.vocab_size + 63) // 64 * 64
+    if size < corpus.vocab_size:
+        raise UserError(
+            f"model.vocab_size={size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries;"
+            " leave model.vocab_size=null"
+        )
+    return replace(model, vocab_size=size)
+
+
 def begin_record(
     settings: dict[str, Any], config: Config, data: RunData, gates: Mapping[str, str], folder: Path, mesh: Mesh,
     device: torch.device,
@@ -125,51 +267,39 @@ def begin_record(
     """The run folder with what is known at the start, and the clock that has its journal there.
 
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
+    What any process of the run forced, or compiled elsewhere, a resume without it does not take back.
     """
-    described = environment(asdict(devices.describe(device)))
-    create_run_folder(folder, settings, described, resume=config.resume)
-    uuid, meter = devices.nvml_uuid(device), None
-    if uuid and mesh.world_size == 1:  # it would know of one card only
-        from cramming import energy
-
-        gpu = energy.Gpu.open(uuid)
-        meter = energy.Meter(gpu) if gpu else None
-    clock = BudgetClock(config.budget, folder / JOURNAL, meter, data.corpus.manifest_sha256)
+    create_run_folder(folder, settings, environment(asdict(devices.describe(device))), resume=config.resume)
+    before = load_record(folder).get("pretrain", {})
+    alone = mesh.world_size == 1  # the meter would know of one card only
+    joules = devices.nvml_reader(device, "TotalEnergyConsumption") if alone else lambda: None
+    clock = BudgetClock(config.budget, folder / JOURNAL, joules, data.corpus.manifest_sha256)
+    cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),
-        "forced": forced_tricks(folder, gates),
-        "compile_cache": compile_cache(folder),
+        "forced": sorted({*before.get("forced", []), *(trick for trick, state in gates.items() if state == "forced")}),
+        "compile_cache": "given" if before.get("compile_cache") == "given" else cache,
     }
     write_record_section(folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun)
     data.note_changed_files(folder)
     return clock
 
 
-def forced_tricks(folder: Path, gates: Mapping[str, str]) -> list[str]:
-    """What any process of this run forced: a resume elsewhere or without it does not take it back."""
-    before = load_record(folder).get("pretrain", {}).get("forced", [])
-    return sorted({*before, *(trick for trick, state in gates.items() if state == "forced")})
-
-
-def compile_cache(folder: Path) -> Literal["own", "given"]:
-    """`runtime.compile_cache` of all of this run's processes: one that was given is not taken back by a resume."""
-    before = load_record(folder).get("pretrain", {}).get("compile_cache")
-    return "given" if before == "given" else runtime.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
-
-
 def start_engine(
     config: Config, data: RunData, folder: Path, mesh: Mesh, device: torch.device, steps: int
 ) -> tuple[Engine, Work]:
     """The engine with the state after `steps`, from its checkpoint, and the work that is done."""
-    runtime.prepare(config.runtime, device, folder)
+    devices.prepare(config.runtime, device, folder)
     devices.seed_everything(config.seed)
     try:
         engine = build_engine(config, mesh, device)
         if steps:
             return engine, checkpoint.load(checkpoint.path_of(folder / "checkpoints", steps), *_tensors(engine))
         if isinstance(config.start, CooccurrenceStart):
-            start_model(engine, config.start, config.seed, data, mesh)
+            from cramming.start import start_engine_from_text
+
+            start_engine_from_text(engine, data.corpus, config.start, config.seed)
         return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
@@ -181,37 +311,18 @@ def start_engine(
         ) from None
 
 
-def start_model(engine: Engine, start: CooccurrenceStart, seed: int, data: RunData, mesh: Mesh) -> None:
-    """Weights that do not come from chance alone; all processes get those of the first."""
-    from cramming.model.heads import MaskedLM
-    from cramming.parallel.offload import HostOptimizer
-    from cramming.start import start_from_text
-
-    assert isinstance(engine.model, MaskedLM)
-    if mesh.is_main:
-        corpus = data.corpus
-        start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), start, seed)
-    mesh.share(engine.model.parameters())
-    if isinstance(engine.optimizer, HostOptimizer):
-        engine.optimizer.take_weights()
-
-
 def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path) -> Config:
     """With a number for `train.micro_batch: auto`."""
     train = config.train
     if train.micro_batch != "auto":
         return config
-    from cramming.plan.micro_batch import micro_batch_of_run  # only here: what it needs takes time to import
+    from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.world_size
     rows = micro_batch_of_run(folder, engine, data.source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config
-
-
-class ResumeWithLessError(UserError):
-    """The record now has a smaller micro-batch, with which a resume goes on: the run is to be kept."""
 
 
 def _tensors(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:

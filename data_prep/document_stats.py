@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cramming.data.corpus import Curriculum
-from cramming.data.stream import TokenStream
+from cramming.data.corpus import Curriculum, TokenStream
 from cramming.files import overwrite_atomically
 
 MOST_SOURCES = 32

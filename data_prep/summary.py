@@ -8,9 +8,8 @@ from tokenizers import Tokenizer
 
 from cramming import __version__
 from cramming.config import file_sha256
-from cramming.data.corpus import TASKS
+from cramming.data.corpus import TASKS, TokenStream
 from cramming.data.manifest import FORMAT_VERSION, TOKENIZER, Manifest, Split, TokenizerInfo
-from cramming.data.stream import TokenStream
 from cramming.files import write_atomically
 from data_prep import corpus_card
 from data_prep.document_stats import token_lengths, write_orders

@@ -18,7 +18,7 @@ import torch
 
 from cramming import device as devices
 from cramming.bench.worker import Steps, facts_of
-from cramming.runtime import compile_seconds
+from cramming.device import compile_seconds
 
 sys.path.append(str(Path(__file__).parents[1]))
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")

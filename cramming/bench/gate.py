@@ -236,7 +236,7 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
-    """For each trick in force that has a verdict: passed, or forced (failed, but named in `forced`).
+    """For each trick in force: passed, forced (failed, but named in `forced`), or untested (it has no verdict here).
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
@@ -248,7 +248,8 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
         if verdict is None or (trick.name == BEST and verdict["settings"] != spelled(trick.settings)):
-            continue  # of another stack: what pays changes with the versions of this suite
+            states[trick.name] = "untested"  # or another stack was: what pays changes with this suite's versions
+            continue
         states[trick.name] = "passed" if verdict["passed"] else "forced"
         if states[trick.name] == "forced" and trick.name not in forced:
             raise UserError(_refusal(trick, verdict, settings["gates"]))

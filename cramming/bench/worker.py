@@ -22,7 +22,7 @@ import torch
 from cramming import device as devices
 from cramming.bench.workload import Candidate, Spec, Workload
 from cramming.config import UserError
-from cramming.runtime import compile_seconds
+from cramming.device import compile_seconds
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from cramming.checks import Config
 from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.corpus import TokenStream
 from cramming.data.masking import Masker, ObjectiveConfig
+from cramming.device import prepare_heap
 from cramming.engine import build_engine
 from cramming.model.config import flops_per_token
 from cramming.parallel.mesh import Mesh
 from cramming.plan.micro_batch import find_micro_batch
-from cramming.runtime import prepare_heap
 
 Spec = Mapping[str, Any]
 WARMUP_STEPS = 20  # of the learning rate

@@ -1,17 +1,15 @@
-"""Packed batches: a pure function from a sample index to tensors.
+"""Packed batches: a pure function from a sample index to tensors; and the one validation of all runs.
 
-The corpus is one flat stream of tokens. A sample is a window of `sequence_length` tokens of it; sample i of epoch e is
-window permutation_e(i), where the permutation is a keyed bijection computed per index, so that neither memory nor
-start-up time grows with the corpus and any position can be resumed from one integer. Each epoch shifts all windows by
-another offset, so that cuts fall elsewhere. A batch is the rows of consecutive samples laid end to end. Without
-`shuffle` the permutation is left out, and the samples come as the stream has them: a curriculum (`train.order`).
+A sample is a window of `sequence_length` tokens of the corpus, one flat stream; sample i of epoch e is window
+permutation_e(i), a keyed bijection computed per index, so neither memory nor start-up grows with the corpus and any
+position can be resumed from one integer. Each epoch shifts all windows by another offset. A batch is the rows of
+consecutive samples laid end to end. Without `shuffle` samples come in the stream's order: a curriculum (`train.order`).
 
 `packing: rows` lets a row be one sequence whatever documents it holds (the paper's choice; fastest). `packing:
 documents` ends a sequence at each document's end, with positions from zero and no attention across (NeoBERT, table 3:
 packing without such a mask costs 2.8 % of the GLUE score).
 
 Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M targets.
-
 That size is by what the corpus's documents come to in so many rows, not by the worst window in each of them: attention
 kernels have memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in fp32).
 """
@@ -20,8 +18,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,10 +27,17 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.data.corpus import TokenStream
-from cramming.data.masking import IGNORE, Masker, hash64
+from cramming.data.manifest import Manifest
+from cramming.data.masking import IGNORE, Masked, Masker, ObjectiveConfig, hash64
 from cramming.model.attention import Packing
 
-_PERMUTE, _OFFSET = 11, 12
+Packed = Literal["rows", "documents"]
+
+# Of the validation: of each BLOCK tokens PER_BLOCK are targets, in a text of stretches of STRETCH tokens.
+SEED, BLOCK, PER_BLOCK, STRETCH = 20_221_228, 20, 3, 1024
+PINNED = ObjectiveConfig("mlm", PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
+ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # no target shows itself
+_PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class BatchSource:
         stream: TokenStream,
         masker: Masker,
         sequence_length: int,
-        packing: Literal["rows", "documents"],
+        packing: Packed,
         seed: int,
         shuffle: bool = True,
     ):
@@ -104,6 +108,7 @@ class BatchSource:
         self.sequence_length, self.packing, self.seed, self.shuffle = sequence_length, packing, seed, shuffle
         # One window less than fits, so that every offset leaves as many.
         self.num_windows = stream.num_tokens // sequence_length - 1
+        self._most_sequences: dict[int, int] = {}  # by rows
 
     def most_sequences(self, rows: int) -> int:
         """Sequences that a batch of so many rows has room for: one size for all of them, so that shapes never change.
@@ -119,10 +124,6 @@ class BatchSource:
         if rows not in self._most_sequences:
             self._most_sequences[rows] = rows + self._most_documents(rows)
         return self._most_sequences[rows]
-
-    @cached_property
-    def _most_sequences(self) -> dict[int, int]:
-        return {}
 
     def _most_documents(self, rows: int) -> int:
         starts, length = self.stream.document_starts, self.sequence_length
@@ -189,6 +190,105 @@ def _most_starts_within(document_starts: np.ndarray, length: int) -> int:
     """The largest number of document starts in any window of `length` tokens."""
     ends = np.searchsorted(document_starts, document_starts + length, side="left")
     return int((ends - np.arange(len(document_starts))).max())
+
+
+class HeldOut:
+    """The one validation of all runs: what is asked of a model does not depend on what or how it trains.
+
+    The text is stretches evenly spread over the held-out split, end to end, at most `most_tokens`. Of each 20 of its
+    tokens 3 are targets; which ones, and behind what, is a hash of the token's place in that text, so runs with other
+    sequence lengths, packing, micro-batches, seeds or objectives answer for the same tokens. Rows and batches that the
+    text does not fill are filled from its beginning, without targets.
+    """
+
+    def __init__(self, source: BatchSource, most_tokens: int) -> None:
+        """`source`: batches of the held-out split with the run's sequence length and packing."""
+        self.source, self.length = source, source.sequence_length
+        self.ids_N, self.starts = validation_text(source.stream, max(most_tokens, self.length))
+        self.is_target_N = _chosen_targets(self.ids_N, source.masker.is_special_V)
+
+    def batches(self, form: ObjectiveConfig, rows: int) -> list[Batch]:
+        """All of the text in batches of one size, of at most so many rows: nothing compiles twice."""
+        needed = math.ceil(len(self.ids_N) / self.length)
+        rows = min(rows, needed)
+        number = math.ceil(needed / rows)
+        missing = number * rows * self.length - len(self.ids_N)
+        ids_P = np.resize(self.ids_N, len(self.ids_N) + missing)
+        starts = np.append(self.starts, len(self.ids_N)) if missing else self.starts
+        masker = _HeldOutMasker(self.source.masker, form, np.pad(self.is_target_N, (0, missing)), self.length)
+        source = _InPlace(TokenStream.of_array(ids_P, starts), masker, self.length, self.source.packing)
+        return [source.batch(first, rows) for first in range(0, number * rows, rows)]
+
+
+def validation_text(stream: TokenStream, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The text's ids [N], and ascending places in it where a document or a stretch begins."""
+    size = min(STRETCH, most, stream.num_tokens)
+    count = min(most, stream.num_tokens) // size
+    begins = np.linspace(0, stream.num_tokens - size, count).astype(np.int64) if count > 1 else np.zeros(1, np.int64)
+    documents = stream.document_starts
+    starts = []
+    for k, begin in enumerate(begins):
+        low, high = np.searchsorted(documents, [begin, begin + size])
+        starts.append(k * size + np.append(0, documents[low:high] - begin))
+    return stream.gather(begins, size).reshape(-1), np.unique(np.concatenate(starts))
+
+
+def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
+    """Which tokens are targets, bool [N]: in each block the `PER_BLOCK` regular ones with the least hashes."""
+    never = np.uint64(2**64 - 1)
+    keys = hash64(SEED, _CHOOSE, np.arange(-(-len(ids_N) // BLOCK) * BLOCK)) >> np.uint64(1)
+    keys[len(ids_N) :] = never
+    keys[: len(ids_N)][is_special_V[ids_N]] = never
+    keys_KB = keys.reshape(-1, BLOCK)
+    least_K3 = np.argpartition(keys_KB, PER_BLOCK - 1, axis=1)[:, :PER_BLOCK]
+    chosen_KB = np.zeros(keys_KB.shape, dtype=bool)
+    np.put_along_axis(chosen_KB, least_K3, True, axis=1)
+    return (chosen_KB & (keys_KB != never)).reshape(-1)[: len(ids_N)]
+
+
+class _HeldOutMasker(Masker):
+    """Rows of the text by their number, masked; row r holds the tokens from r * L on."""
+
+    def __init__(self, like: Masker, form: ObjectiveConfig, is_target_P: np.ndarray, length: int) -> None:
+        self.config, self.mask_id, self.seed = form, like.mask_id, SEED
+        self.is_special_V, self.regular_ids = like.is_special_V, like.regular_ids
+        self.is_target_RL = is_target_P.reshape(-1, length)
+        self.targets_per_row = max(1, int(self.is_target_RL.sum(1).max()))  # of every row: shapes never change
+
+    def __call__(self, ids_RL: np.ndarray, samples_R: np.ndarray) -> Masked:
+        """Mask rows whose numbers are `samples_R`; those with fewer targets than others have places without one."""
+        is_target_RL = self.is_target_RL[samples_R]
+        first_RC = np.argsort(~is_target_RL, axis=1, kind="stable")[:, : self.targets_per_row]
+        chosen_RC = np.sort(first_RC, axis=1)
+        places_RC = samples_R[:, None] * ids_RL.shape[1] + chosen_RC
+        return self.hide(ids_RL, chosen_RC, np.take_along_axis(is_target_RL, chosen_RC, 1), places_RC)
+
+
+class _InPlace(BatchSource):
+    """Windows where the text has them: sample r is row r."""
+
+    def __init__(self, stream: TokenStream, masker: Masker, length: int, packing: Packed) -> None:
+        self.stream, self.masker, self.sequence_length, self.packing = stream, masker, length, packing
+        self.seed, self.shuffle, self._most_sequences = SEED, False, {}
+
+    def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
+        """Row r begins at token r * L."""
+        return samples_N * self.sequence_length
+
+
+def bits_per_byte(all_mask_loss: float, manifest: Manifest) -> float | None:
+    """Bits for each byte of text: nats per target of the form `all_mask`, times tokens per byte, over ln 2.
+
+    Tokens, without the special ones, and UTF-8 bytes are those of the whole corpus that the held-out text belongs to,
+    as preparation counted them, so vocabularies compare. It is what a token costs beside the other 85 %, not a
+    likelihood of the text. None where the corpus has no such count.
+    """
+    counted = manifest.statistics
+    if not counted.get("bytes"):
+        return None
+    documents = sum(shard.documents for shards in manifest.splits.values() for shard in shards)
+    tokens = counted["tokens"] - 2 * documents  # each document has [CLS] and [SEP]
+    return all_mask_loss * tokens / counted["bytes"] / math.log(2)
 
 
 def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int = 3) -> Generator[Batch]:

@@ -1,24 +1,24 @@
-"""`cramming inspect <corpus>`: its splits, document lengths, sources, what was dropped and why, and documents as text.
+"""`cramming inspect <corpus>`: its splits, document lengths, sources, what was dropped and why, and documents as text;
+`cramming verify <corpus>`: every byte of it against its manifest.
 
-A corpus that was altered is shown as it is, and then named as such, as far as a quick look tells; `cramming verify`
-reads every byte.
+`inspect` shows an altered corpus as it is, and then names it as such, as far as a quick look tells.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from cramming.config import UserError, build
-from cramming.data.corpus import SPLITS, Corpus
-from cramming.data.integrity import damaged
-from cramming.data.manifest import Manifest, Split, corpus_folder
-from cramming.data.stream import TokenStream
-from cramming.progress import say, show_table
+from cramming.data.corpus import SPLITS, Corpus, TokenStream, damage
+from cramming.data.manifest import MANIFEST, Manifest, Split, corpus_folder
+from cramming.files import LOCK
+from cramming.progress import Progress, say, show_table
 
 BEGINNING = 400  # characters shown of one of several documents
-COMPARED_BYTES = 1 << 28  # with the manifest's checksums: a second
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
@@ -35,6 +35,42 @@ class InspectConfig:
             raise ValueError("documents and document must not be negative")
 
 
+def verify(config: Mapping[str, Any]) -> None:
+    """The verb `verify`: prints every problem of `data.corpus`; UserError if there is any."""
+    folder = corpus_folder(config)
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: no finished corpus here; name one: cramming verify <folder>")
+    found = list(problems(folder))
+    for problem in found:
+        say(problem)
+    if found:
+        raise UserError(f"{folder}: {len(found)} problem(s); delete the folder and run `cramming prepare` again")
+    say(f"{folder}: every file is as `prepare` wrote it")
+
+
+def problems(folder: Path) -> Iterator[str]:
+    """What differs from the manifest, one line each: files altered or missing, and files that are not in it."""
+    try:
+        manifest = Manifest.load(folder / MANIFEST)
+    except UserError as error:
+        yield str(error)
+        return
+    yield from damaged(folder, manifest.hashes())
+    known = {MANIFEST, LOCK, *manifest.hashes()}  # a kill at the very end leaves the lock file
+    for path in sorted(folder.rglob("*")):
+        if (path.is_file() or path.is_symlink()) and path.relative_to(folder).as_posix() not in known:
+            yield f"{path}: unexpected; `prepare` has not made this file"
+
+
+def damaged(folder: Path, hashes: Mapping[str, str]) -> Iterator[str]:
+    """Those of the files, by name and SHA-256, that are altered or missing, one line each."""
+    with Progress("verify", float(len(hashes)), "files") as bar:
+        for name, expected in sorted(hashes.items()):
+            if problem := damage(folder / name, expected):
+                yield problem
+            bar.advance()
+
+
 def main(config: Mapping[str, Any]) -> None:
     """The verb `inspect`: prints what `data.corpus` holds.
 
@@ -42,48 +78,48 @@ def main(config: Mapping[str, Any]) -> None:
     """
     settings = build(InspectConfig, config["inspect"], "inspect")
     corpus = Corpus.open(corpus_folder(config))
-    manifest = corpus.manifest
-    numbers = _numbers(corpus, settings)
-    texts = list(_texts(corpus, settings, numbers))
-    altered = list(damaged(corpus.folder, manifest, COMPARED_BYTES, _shards_of(manifest, settings.split, numbers)))
-    splits = {split: corpus.stream(split) for split in SPLITS}
+    manifest, streams = corpus.manifest, {split: corpus.stream(split) for split in SPLITS}
+    shown = streams[settings.split]
+    numbers = list(range(min(settings.documents, shown.num_documents)))
+    if settings.document is not None:
+        numbers = [settings.document]
+    if numbers and numbers[-1] >= shown.num_documents:
+        place = f"the {settings.split} split of {corpus.folder} has documents 0 to {shown.num_documents - 1}"
+        raise UserError(f"inspect.document={numbers[-1]}: {place}")
+    altered = list(damaged(corpus.folder, _hashes_of(manifest, settings.split, numbers)))
+
     counts = [
-        [split, f"{found.num_documents:,}", f"{found.num_tokens:,}", str(len(manifest.splits[split]))]
-        for split, found in splits.items()
+        [split, f"{stream.num_documents:,}", f"{stream.num_tokens:,}", str(len(manifest.splits[split]))]
+        for split, stream in streams.items()
     ]
     show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], counts)
-    lengths = [_lengths(split, found) for split, found in splits.items()]
+    lengths = [_lengths(split, stream) for split, stream in streams.items()]
     show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
-    if by_source := manifest.statistics.get("by_source"):  # format 1 has none
-        columns = ["documents", "tokens", "bytes"]
-        rows = [[name, *(f"{row[column]:,}" for column in columns)] for name, row in by_source.items()]
-        show_table("sources", ["", *columns], rows)
-    if dropped := list(_dropped(manifest)):
-        show_table("dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped)
-    for title, text in texts:
-        say(f"\n{title}\n{text}")
+    columns = ["documents", "tokens", "bytes"]
+    by_source = manifest.statistics.get("by_source", {}).items()
+    show_table("sources", ["", *columns], [[name, *(f"{row[c]:,}" for c in columns)] for name, row in by_source])
+    dropped = [
+        [reason, stage.name, f"{found.documents:,}", f"{found.bytes:,}"]
+        for stage in manifest.stages
+        for reason, found in stage.dropped.items()
+    ]
+    show_table("dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped)
+    whole = settings.document is not None
+    for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
+        shortened = text if whole or len(text) <= BEGINNING else text[:BEGINNING] + " ..."
+        say(f"\n{settings.split} document {number}, {tokens:,} tokens:\n{shortened}")
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UserError(f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`")
 
 
-def _numbers(corpus: Corpus, settings: InspectConfig) -> list[int]:
-    """Numbers of the documents to show."""
-    count, one = corpus.stream(settings.split).num_documents, settings.document
-    if one is None:
-        return list(range(min(settings.documents, count)))
-    if one >= count:
-        place = f"the {settings.split} split of {corpus.folder}"
-        raise UserError(f"inspect.document={one}: {place} has documents 0 to {count - 1}")
-    return [one]
-
-
-def _shards_of(manifest: Manifest, split: Split, numbers: list[int]) -> list[str]:
-    """The files of the shards in which these documents begin."""
+def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str, str]:
+    """The shards in which these documents begin, and all files that are no shards, with their SHA-256."""
     shards = manifest.splits[split]
     last_D = np.cumsum([shard.documents for shard in shards])
-    found = [shards[place] for place in np.unique(np.searchsorted(last_D, numbers, side="right"))]
-    return [name for shard in found for name in (shard.file, shard.index_file)]
+    read = [shards[place] for place in np.unique(np.searchsorted(last_D, numbers, side="right"))]
+    shown = {shard.file: shard.sha256 for shard in read} | {shard.index_file: shard.index_sha256 for shard in read}
+    return {**manifest.files, **shown}
 
 
 def _lengths(split: str, stream: TokenStream) -> list[str]:
@@ -92,22 +128,11 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
     return [split, *(f"{value:,.0f}" for value in values)]
 
 
-def _dropped(manifest: Manifest) -> Iterator[list[str]]:
-    for stage in manifest.stages:
-        for reason, found in stage.dropped.items():
-            yield [reason, stage.name, f"{found.documents:,}", f"{found.bytes:,}"]
-
-
-def _texts(corpus: Corpus, settings: InspectConfig, numbers: list[int]) -> Iterator[tuple[str, str]]:
-    """A title and the text of each document."""
-    from tokenizers import Tokenizer
-
-    stream, tokenizer = corpus.stream(settings.split), Tokenizer.from_file(str(corpus.tokenizer_file))
+def _texts(stream: TokenStream, tokenizer_file: Path, numbers: list[int]) -> Iterator[tuple[int, int, str]]:
+    """Number, count of tokens and text of each document."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     bounds = np.append(stream.document_starts, stream.num_tokens)
     for number in numbers:
         ids = stream.take(np.arange(bounds[number], bounds[number + 1]))
         text = tokenizer.decode(ids.tolist())
-        text = "".join(sign if sign.isprintable() or sign in "\n\u200c\u200d" else " " for sign in text)
-        if settings.document is None and len(text) > BEGINNING:
-            text = text[:BEGINNING] + " ..."
-        yield f"{settings.split} document {number}, {len(ids):,} tokens:", text
+        yield number, len(ids), "".join(c if c.isprintable() or c in "\n\u200c\u200d" else " " for c in text)

@@ -1,7 +1,6 @@
 """`manifest.json`: everything known about a corpus, and the SHA-256 of every other file of its folder.
 
 It is written last, and guards itself by `checksum`: the SHA-256 of its own text with 64 zeros in the checksum's place.
-Format 1, which had neither checksum nor stages, can still be read.
 """
 
 import dataclasses
@@ -17,16 +16,12 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, settings_hash
 
 FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-# Raised when `prepare` makes other bytes of the same text and settings.
-TEXT_VERSION = 2
+TEXT_VERSION = 2  # raised when `prepare` makes other bytes of the same text and settings
 INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
 DAMAGED = "delete the folder and run `cramming prepare` again"
-SINCE_FORMAT_2 = ("stages", "statistics", "decontamination", "orders", "files")
-
 _NOT_CONTENT = ("corpus", "workers")  # settings that say where or how fast, not what a corpus contains
 
 Split = Literal["train", "validation"]
@@ -74,8 +69,6 @@ class TokenizerInfo:
             found = getattr(self, name)
             if sorted(found) != sorted(SpecialIds._fields):
                 raise ValueError(f"{name} has {', '.join(found) or 'none'}, not {', '.join(SpecialIds._fields)}")
-        if not all(0 <= number < self.vocab_size for number in self.special_ids.values()):
-            raise ValueError(f"special_ids={self.special_ids} must be ids of the vocabulary, below {self.vocab_size}")
 
 
 @dataclass(frozen=True)
@@ -115,7 +108,6 @@ class Manifest:
     counts: dict[str, int]  # documents read, kept, unknown tokens ...
     removed: dict[str, int]  # reason -> documents, over all stages
     splits: dict[Split, list[Shard]] = field(default_factory=dict)
-    # since format 2
     stages: list[StageLine] = field(default_factory=list)  # in the order of the pipeline
     statistics: dict[str, Any] = field(default_factory=dict)  # what the corpus card shows
     decontamination: dict[str, Any] = field(default_factory=dict)  # what was compared, and found, per task
@@ -130,28 +122,22 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
-        """Read and check `manifest.json`; UserError as `from_json`."""
+        """Read and check `manifest.json`. UserError: not JSON, another format, wrong fields, altered."""
+        node, problem = {}, None
         try:
             text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{path}: not UTF-8; the file was altered: delete the folder") from None
-        return cls.from_json(text, str(path))
-
-    @classmethod
-    def from_json(cls, text: str, place: str) -> "Manifest":
-        """Parse; `place` names the file in messages. UserError: not JSON, unknown format, wrong fields, altered."""
-        try:
             node = json.loads(text)
-            version = node["format"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{place}: not a corpus manifest; {DAMAGED}") from None
-        if version not in READABLE_VERSIONS:
-            readable = " and ".join(map(str, READABLE_VERSIONS))
-            raise UserError(f"{place}: corpus format {version}, this version reads {readable}; {DAMAGED}")
-        # A format-1 manifest has no checksum: one that has is a format-2 manifest whose format was altered.
-        if (version >= 2 or "checksum" in node) and _checksum(text, str(node.get("checksum"))) != node.get("checksum"):
-            raise UserError(f"{place}: its checksum is not that of its text; {DAMAGED}")
-        return build(cls, node, place)
+            checksum = str(node.get("checksum"))
+            unsigned = text.replace(checksum, NO_CHECKSUM, 1) if checksum else ""
+            if node["format"] != FORMAT_VERSION:
+                problem = f"corpus format {node['format']}, this version reads {FORMAT_VERSION}"
+            elif hashlib.sha256(unsigned.encode()).hexdigest() != checksum:
+                problem = "its checksum is not that of its text"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problem = "not a corpus manifest"
+        if problem:
+            raise UserError(f"{path}: {problem}; {DAMAGED}")
+        return build(cls, node, str(path))
 
     def sha256(self) -> str:
         """Fingerprint of the corpus's content: the manifest without the times of its source files."""
@@ -161,21 +147,13 @@ class Manifest:
         return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
 
     def _node(self) -> dict[str, Any]:
-        """As plain data, without the checksum and what its format does not have."""
-        node = dataclasses.asdict(self)
-        for name in ("checksum", *(SINCE_FORMAT_2 if self.format == 1 else ())):
-            del node[name]
-        return node
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "checksum"}
 
     def hashes(self) -> dict[str, str]:
         """Every file that the folder holds beside the manifest, with its SHA-256."""
         shards = [shard for part in self.splits.values() for shard in part]
         data = {s.file: s.sha256 for s in shards} | {s.index_file: s.index_sha256 for s in shards}
         return {TOKENIZER: self.tokenizer.sha256, **data, **self.files}
-
-
-def _checksum(text: str, written: str) -> str:
-    return hashlib.sha256(text.replace(written, NO_CHECKSUM, 1).encode()).hexdigest() if written else ""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

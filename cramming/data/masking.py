@@ -1,13 +1,8 @@
 """Masked language modelling on packed windows: which tokens are hidden, and behind what.
 
-Every random choice is a hash of (seed, sample index, position), not a draw from a generator with a state. So the masks
-of a sample are the same whatever batch, rank or process it appears in, resuming needs no random state, and the whole
-batch is computed in a few vector operations. A sample seen again in a later epoch has another sample index, so it gets
-other masks (dynamic masking, Liu et al. 2019, section 4.1).
-
-The number of targets per row is fixed, round(rate * length), so that shapes never change.
-
-Shapes: N rows, L tokens per row, M = N * targets_per_row.
+Every random choice is a hash of (seed, sample index, position): the masks of a sample are the same whatever batch, rank
+or process it appears in, and a later epoch, with other sample indices, has others (dynamic masking, Liu et al. 2019,
+section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per row, M = N * C; they never change.
 """
 
 from dataclasses import dataclass
@@ -80,29 +75,27 @@ class Masker:
         self.is_special_V[list(special_ids)] = True
         self.regular_ids = np.flatnonzero(~self.is_special_V)
 
-    def shown(self, targets_NC: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-        """What stands in the place of each target; `keys` of the hash broadcast to them."""
-        kind_NC = hash64(self.seed, _REPLACE, *keys).astype(np.float64) / 2.0**64
-        pick_NC = hash64(self.seed, _TOKEN, *keys) % np.uint64(len(self.regular_ids))
-        shown_NC = np.where(kind_NC < self.config.mask_share, self.mask_id, targets_NC)
-        random_NC = (kind_NC >= self.config.mask_share) & (kind_NC < self.config.mask_share + self.config.random_share)
-        return np.where(random_NC, self.regular_ids[pick_NC.astype(np.int64)], shown_NC)
-
     def __call__(self, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
         """Mask rows `ids_NL` whose sample indices are `samples_N`. Special tokens are never targets."""
-        rows, length = ids_NL.shape
+        length = ids_NL.shape[1]
         count = self.config.targets_per_row(length)
         keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], np.arange(length)[None, :])
         keys_NL >>= np.uint64(1)  # room for a value above every key: the tokens that may not be chosen
         never = np.uint64(2**64 - 1)
         keys_NL[self.is_special_V[ids_NL]] = never
         chosen_NC = np.sort(np.argpartition(keys_NL, count - 1, axis=1)[:, :count], axis=1)
-        row_N1 = np.arange(rows)[:, None]
-        targets_NC = ids_NL[row_N1, chosen_NC].astype(np.int64)
-        valid_NC = keys_NL[row_N1, chosen_NC] != never
+        is_target_NC = np.take_along_axis(keys_NL, chosen_NC, 1) != never
+        return self.hide(ids_NL, chosen_NC, is_target_NC, samples_N[:, None], chosen_NC)
 
-        shown_NC = self.shown(targets_NC, samples_N[:, None], chosen_NC)
+    def hide(self, ids_NL: np.ndarray, chosen_NC: np.ndarray, is_target_NC: np.ndarray, *keys: np.ndarray) -> Masked:
+        """The rows with what is shown at the `chosen_NC` places where `is_target_NC`; `keys` broadcast to them."""
+        targets_NC = np.take_along_axis(ids_NL, chosen_NC, 1).astype(np.int64)
+        kind_NC = hash64(self.seed, _REPLACE, *keys).astype(np.float64) / 2.0**64
+        pick_NC = hash64(self.seed, _TOKEN, *keys) % np.uint64(len(self.regular_ids))
+        shown_NC = np.where(kind_NC < self.config.mask_share, self.mask_id, targets_NC)
+        random_NC = (kind_NC >= self.config.mask_share) & (kind_NC < self.config.mask_share + self.config.random_share)
+        shown_NC = np.where(random_NC, self.regular_ids[pick_NC.astype(np.int64)], shown_NC)
         inputs_NL = ids_NL.astype(np.int64)
-        inputs_NL[row_N1, chosen_NC] = np.where(valid_NC, shown_NC, targets_NC)
-        positions_M = (row_N1 * length + chosen_NC).reshape(-1)
-        return Masked(inputs_NL, positions_M, np.where(valid_NC, targets_NC, IGNORE).reshape(-1))
+        np.put_along_axis(inputs_NL, chosen_NC, np.where(is_target_NC, shown_NC, targets_NC), 1)
+        positions_M = (np.arange(len(ids_NL))[:, None] * ids_NL.shape[1] + chosen_NC).reshape(-1)
+        return Masked(inputs_NL, positions_M, np.where(is_target_NC, targets_NC, IGNORE).reshape(-1))

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.heads import MaskedLM
-from cramming.runtime import RuntimeConfig, compile_arguments, forbid_fallback
 
 
 @dataclass(frozen=True)

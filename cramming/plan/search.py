@@ -16,7 +16,6 @@ import torch
 from cramming import device as devices
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
-from cramming.energy import Gpu
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import MemoryConfig
@@ -112,13 +111,12 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         place = replace(Place.here(config, here), trains=False)
         memory: float = devices.describe(here).memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
-        uuid = devices.nvml_uuid(here)
     else:
         card = roofline.named(plan.device, precision.mode)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         place = Place("cuda", card.name, mode, card.capability)
-        memory, rates, uuid = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
-    power = power_of(uuid, place.name)
+        memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
+    power = power_of(here, place.name)
     memory = plan.memory_gb * GIB if plan.memory_gb else memory
     target = Target(place, memory, rates, heap_factor(config, place.kind), *power)
     if place.kind == "cuda" and not target.has_flash and config.attention.kernel == "varlen":
@@ -129,10 +127,9 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     return target
 
 
-def power_of(uuid: str | None, name: str) -> tuple[float | None, str]:
+def power_of(here: torch.device | None, name: str) -> tuple[float | None, str]:
     """What a GPU may take in watts, and how that is known: NVML's limit, else that of the card of this name."""
-    gpu, card = Gpu.open(uuid), cards.find(name)
-    limit = gpu.limit_watts() if gpu else None
+    card, limit = cards.find(name), devices.nvml_reader(here, "EnforcedPowerLimit")() if here else None
     if limit is not None:
         return limit, "its power limit by NVML"
     return (float(card.watts), "board power by the data sheet") if card else (None, "")

@@ -14,10 +14,9 @@ from multiprocessing.sharedctypes import Synchronized
 import torch
 
 from cramming.config import UserError
-from cramming.device import available_bytes, is_out_of_memory
+from cramming.device import available_bytes, is_out_of_memory, keep_freed_memory
 from cramming.precision import float32_products
 from cramming.process_pool import CONTEXT, process_pool
-from cramming.runtime import keep_freed_memory
 from eval.finetune.loop import Predictions, TaskRun, finetune
 
 POLL_SECONDS = 0.5

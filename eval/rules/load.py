@@ -76,7 +76,7 @@ def load_run(folder: Path) -> Run:
     except UserError as error:
         return Run(folder, folder.name, problem=str(error))
     except OSError as error:
-        return Run(folder, folder.name, problem=f"{error.filename}: {error.strerror}")
+        return Run(folder, folder.name, problem=f"{error.filename or folder}: {error.strerror}")
     if (past := history_file(folder)).exists():
         raw["history_file"] = read_history(past, raw.get("history"))
     try:

@@ -125,12 +125,9 @@ def not_dangling(path: Path) -> Path:
     return path
 
 
-def _corpus_with(tasks: Path) -> str | None:
-    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it. None
-    where the manifest does not know tasks: that of format 1."""
+def _corpus_with(tasks: Path) -> str:
+    """SHA-256 of the manifest of the corpus that these tasks belong to; UserError for a file that is not in it."""
     corpus = Corpus.open(tasks.parent)
-    if corpus.manifest.format == 1:
-        return None
     known = corpus.manifest.hashes()
     for file in sorted(tasks.rglob("[!.]*.*")):
         name = file.relative_to(tasks.parent).as_posix()

@@ -1,10 +1,24 @@
-"""An untried GPU is refused; every library that ran out of memory is understood."""
+"""What a process computes on, and how: devices, memory, energy, the compiler and where its code is kept."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from cramming.config import UserError
-from cramming.device import is_out_of_memory, select
+from cramming import CACHE_VARIABLES, device
+from cramming.budget import BudgetClock, BudgetConfig
+from cramming.checks import Config, Place, check
+from cramming.config import UserError, build
+from cramming.device import RuntimeConfig, is_out_of_memory, select
+from cramming.plan.search import power_of
+from cramming.record import load_record
 
 
 @pytest.mark.parametrize("requested", ["auto", "cuda"])
@@ -45,3 +59,238 @@ def test_every_library_that_ran_out_of_memory_is_understood(error: Exception) ->
 )
 def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
     assert not is_out_of_memory(error)
+
+
+class Nvml:
+    """Stands in for the driver's library: what it says now in joules and watts; None is not supported (3)."""
+
+    def __init__(self, joules: float | None = None, watts: float | None = None) -> None:
+        self.joules, self.watts = joules, watts
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
+        return 0 if uuid == b"GPU-1111" else 6
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, found: Any) -> int:  # noqa: N802
+        return self._put(found, self.joules)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, found: Any) -> int:  # noqa: N802
+        return self._put(found, self.watts)
+
+    def _put(self, found: Any, value: float | None) -> int:
+        found._obj.value = 0 if value is None else round(1000 * value)
+        return 3 if value is None else 0
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    library = Nvml()
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1111"))
+    return library
+
+
+def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) -> None:
+    """Null where one process does not know: the driver does not tell, or was loaded anew and counts from zero."""
+    config, journal = BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0), tmp_path / "budget.jsonl"
+    read = device.nvml_reader(GPU, "TotalEnergyConsumption")
+    nvml.joules = 5e9  # more than 32 bits of millijoules
+    killed = BudgetClock(config, journal, read)
+    nvml.joules += 3.6e6
+    killed.enter_checkpoint("ab")
+    nvml.joules = 9e9  # by others, until the next process begins; the killed one wrote nothing more
+    resumed = BudgetClock(config, journal, read)
+    nvml.joules += 1.8e6
+    resumed.close("stopped")
+    assert resumed.energy() == {"energy_kwh": 1.5, "energy_source": "NVML energy counter"}
+    for found in (None, 0.0):
+        nvml.joules = 9e9
+        blind = BudgetClock(config, journal, read)
+        nvml.joules = found
+        blind.enter_checkpoint("ab")
+        nvml.joules = 9e9 + 1
+        blind.close("stopped")
+        assert blind.energy() == {"energy_kwh": None, "energy_source": None}
+
+
+def test_the_power_of_a_gpu_is_its_limit_else_its_cards(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.watts = 320
+    assert power_of(GPU, "NVIDIA GeForce RTX 3090") == (320.0, "its power limit by NVML")
+    nvml.watts = None
+    assert power_of(GPU, "NVIDIA GeForce RTX 3090") == (350.0, "board power by the data sheet")
+    assert power_of(None, "a card that nobody knows")[0] is None
+
+
+def test_without_nvml_or_without_this_gpu_nothing_is_known(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.watts = 320
+    assert device.nvml_reader(torch.device("cpu"), "EnforcedPowerLimit")() is None
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="2222"))
+    assert device.nvml_reader(GPU, "EnforcedPowerLimit")() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(device, "NVML", "libnvidia-ml-that-is-not-there.so.1")
+    assert device.nvml_reader(GPU, "EnforcedPowerLimit")() is None
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_is_in_the_systems_unit(monkeypatch: pytest.MonkeyPatch, system: str, unit: int) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
+    assert device.peak_memory_bytes(torch.device("cpu")) == 7 * unit
+
+
+FAULTS = """
+import resource, sys, threading
+from cramming.device import keep_freed_memory
+if sys.argv[1] == "keep": assert keep_freed_memory()
+def work():
+    for _ in range(20): bytearray(48 * 2**20)
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+before = faults()
+work()
+other = threading.Thread(target=work); other.start(); other.join()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc's malloc")
+def test_freed_memory_is_used_again() -> None:
+    """20 blocks of 48 MB: without the option each is mapped anew, 12,288 pages a block."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    faults = {}
+    for mode in ("keep", "default"):
+        command = [sys.executable, "-c", FAULTS, mode]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        faults[mode] = int(done.stdout)
+    assert faults["keep"] < 15_000 < 200_000 < faults["default"]
+
+
+CACHES = """
+import os, sys
+from pathlib import Path
+from cramming import device
+import torch._dynamo, torch._inductor.runtime.triton_heuristics
+found = device.compile_cache(Path(sys.argv[1]), has_trained=False)
+device.prepare(device.RuntimeConfig("off", False, 1), torch.device("cpu"), Path(sys.argv[1]))
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+print(cache_dir(), triton_cache_dir(0), found)
+"""
+
+
+@pytest.mark.parametrize("given", [(), CACHE_VARIABLES[:1], CACHE_VARIABLES[1:]])
+def test_compiled_code_is_the_runs_own_unless_the_user_says_otherwise(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """In a fresh process: importing torch's compiler sets the first variable, to a place that all runs share."""
+    environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    environment |= {variable: str(tmp_path / variable) for variable in given}
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", CACHES, str(run)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    own = dict(zip(CACHE_VARIABLES, (run / "compile_cache", run / "compile_cache" / "triton")))
+    expected = [str(tmp_path / name if name in given else own[name]) for name in CACHE_VARIABLES]
+    assert done.stdout.split()[-3:] == [*expected, "given" if given else "own"]
+
+
+CHILD = """
+import os, sys
+import cramming.children
+import torch._dynamo
+assert "TORCHINDUCTOR_CACHE_DIR" in os.environ, "torch no longer sets it: this test shows nothing"
+cramming.children.run_process([sys.executable, "-c", "import cramming; print(cramming.GIVEN_CACHES)"])
+"""
+
+
+def test_a_child_does_not_take_what_torch_has_set_for_the_users() -> None:
+    """`--multirun` and `run` check the settings in the parent, with torch."""
+    environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["{}"]
+
+
+@pytest.mark.parametrize("how", ["'off'", "blocks"])
+def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """FlexAttention and torchao's optimizers compile without `runtime.compile`."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(device, "compiled_graphs", lambda: 0)
+    run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
+    section = load_record(run)["pretrain"]
+    assert (section["compile_cache"], section["compiled"]) == ("own", how == "blocks")
+    monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
+    monkeypatch.setattr(device, "compiled_graphs", lambda: 1)
+    section = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))["pretrain"]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
+    assert (section["compile_cache"], section["compiled"]) == ("given", True)
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path: Path, has_trained: bool) -> None:
+    """Copied there before the first process, or once it was killed; after a step it is the run's own."""
+    copied = tmp_path / "compile_cache" / "fxgraph" / "copied"
+    copied.parent.mkdir(parents=True)
+    copied.touch()
+    assert device.compile_cache(tmp_path, has_trained) == "own" and copied.exists() == has_trained
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prefetch": 0}, "prefetch=0 is below 1"),
+        ({"tune": "max-autotune"}, "tune=max-autotune does nothing with compile=off"),
+        ({"cuda_graphs": True, "compile": "blocks"}, "cuda_graphs=true goes with compile=model, not blocks"),
+    ],
+)
+def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
+    plain = {"compile": "off", "keep_heap": True, "prefetch": 1}
+    with pytest.raises(UserError, match=says):
+        build(RuntimeConfig, plain | changes, "runtime")
+
+
+@pytest.mark.parametrize("changes", [{"tune": "coordinate-descent"}, {"cuda_graphs": True}])
+def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
+    compose: Callable[..., dict[str, Any]], changes: dict[str, Any]
+) -> None:
+    config = Config.of(compose("runtime.compile=model", *(f"runtime.{key}={value}" for key, value in changes.items())))
+    with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
+        check(config, Place("cpu", "a CPU", "fp32"))
+    check(config, Place("cuda", "a GPU", "bf16"))
+
+
+def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
+    from torch._inductor import list_mode_options
+
+    modes = {"coordinate-descent": None, "max-autotune": "max-autotune-no-cudagraphs", "off": "default"}
+    assert modes.keys() == device.TUNING.keys()
+    for tune, mode in modes.items():
+        config = RuntimeConfig("model", False, 1, tune=tune)  # type: ignore[arg-type]
+        options = device.compile_arguments(config).get("options", {})
+        assert options == (list_mode_options(mode) if mode else {"coordinate_descent_tuning": True})
+    graphs = RuntimeConfig("model", False, 1, cuda_graphs=True)
+    assert device.compile_arguments(graphs)["options"] == list_mode_options("reduce-overhead")
+    plain = torch.nn.Linear(2, 2)
+    plain.compile(**device.compile_arguments(graphs))  # which knows each option, or says so
+
+
+def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in code that runs uncompiled without a word. Of the two layers each is a variant."""
+    from torch._dynamo import config
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled(module, backend="eager"))
+    with config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        start("name=a", "budget.steps=1", "runtime.compile=blocks")
+        assert config.recompile_limit >= 32
+        monkeypatch.setattr(device, "MAX_VARIANTS", 1)
+        torch.compiler.reset()
+        with pytest.raises(UserError, match=r"runtime\.compile=blocks: more than .* variants"):
+            start("name=b", "budget.steps=1", "runtime.compile=blocks")
+    torch.compiler.reset()

@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from cramming import device, environment
+from cramming import environment
 
 
 def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,11 +116,3 @@ def test_of_the_system_the_name_and_the_number_are_told(
     told = environment.environment({"kind": "cpu"})
     assert told["platform"] == shown
     assert "host42" not in str(told)
-
-
-@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_peak_memory_is_in_the_systems_unit(monkeypatch: pytest.MonkeyPatch, system: str, unit: int) -> None:
-    resource = pytest.importorskip("resource")
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
-    assert device.peak_memory_bytes(torch.device("cpu")) == 7 * unit

@@ -92,11 +92,7 @@ def resume(first: Engine, second: Engine, folder: Path) -> None:
 
 
 def test_a_checkpoint_fits_a_plain_run(
-    make_engine: Callable[..., Engine],
-    tiny_source: Any,
-    tmp_path: Path,
-    train: Train,
-    weights: Weights,
+    make_engine: Callable[..., Engine], tiny_source: Any, tmp_path: Path, train: Train, weights: Weights
 ) -> None:
     ours, plain = make_engine(**TRICKS["all offloads, checkpoint 2nd"]), make_engine(1)
     train(ours, tiny_source, range(3))
@@ -123,11 +119,7 @@ def test_fetched_weights_are_lowered_as_autocast_lowers_them(
 
 @pytest.mark.parametrize("name", ["sgd", "nadamw", "adagrad", "lamb", "lars"])
 def test_any_optimizer_goes_with_it(
-    make_engine: Callable[..., Engine],
-    tiny_source: Any,
-    name: str,
-    train: Train,
-    weights: Weights,
+    make_engine: Callable[..., Engine], tiny_source: Any, name: str, train: Train, weights: Weights
 ) -> None:
     engines = [
         make_engine(optim={"name": name, "lr": 3e-3, "clip": None}, **memory) for memory in (TRICKS["optimizer"], {})

@@ -40,7 +40,7 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert losses(unbroken)[-1][1] < losses(unbroken)[0][1]
     assert section["train_loss"] == losses(unbroken)[-1][1]
     assert {"config", "environment", "corpus", "pretrain"} <= found.keys()
-    assert found["corpus"]["changed"] == {}
+    assert found["corpus"]["changed"] == {} and section["gate"] == {"all tricks": "untested"}
     names = {p.name for p in unbroken.iterdir()}
     assert {
         "config.yaml",
@@ -102,9 +102,7 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
     tiny_overrides: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cramming.training_log.seconds_before_import", lambda: 0.0)  # of the tests' own process
     seen = []
 
     def judge(record: Any) -> list[str]:
@@ -142,16 +140,6 @@ def test_another_corpus_can_be_what_is_validated_on(
         start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
 
 
-@pytest.mark.parametrize(
-    ("types", "words"), [(0, "format: transformers' ModernBertForMaskedLM"), (2, "format: this suite's own")]
-)
-def test_the_end_says_which_format_was_written(
-    start: Start, capsys: pytest.CaptureFixture[str], types: int, words: str
-) -> None:
-    start("name=a", f"model.token_types={types}", "budget.steps=1")
-    assert words in capsys.readouterr().out.splitlines()[-1]
-
-
 def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not finite after 12 steps.*lower optim.lr"):
         start("name=a", "optim.lr=1e30", "train.validations=0")
@@ -161,12 +149,6 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"diverged.*give another name"):
         start("name=a")
     assert (tmp_path / "runs" / "a" / "record.json").read_bytes() == before
-
-
-def test_micro_batches_do_not_change_the_result(start: Start, unbroken: Path, losses: Losses) -> None:
-    for size in (8, 2):
-        run = start(f"name=m{size}", f"train.micro_batch={size}")
-        assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +182,6 @@ def test_budgets_in_tokens_and_steps_are_never_passed(start: Start, budget: list
     assert section["budget"]["spent"] <= section["budget"]["limit"]
 
 
-def test_a_budget_in_exaflops(start: Start, unbroken: Path) -> None:
-    per_step = load_record(unbroken)["pretrain"]["exaflops"] / 12
-    section = load_record(start("name=a", "budget.steps=null", f"budget.exaflops={3.5 * per_step}"))["pretrain"]
-    assert section["steps"] == 3
-    assert section["budget"]["spent"] == pytest.approx(3 * per_step)
-
-
 def test_the_progress_line_has_speed_and_learning_rate(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,8 +202,3 @@ def test_a_validation_that_leaves_no_time_for_a_step_is_left_out(
     assert "no validation, which would take about 1000000 s of the 40 s left (train.validations" in said
     assert losses(run) == losses(unbroken)
     assert sum("validation_loss" in row for row in load_metrics(run)) == 1  # the end's
-
-
-def test_a_validation_says_what_it_took(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    start("name=a", "budget.steps=4")
-    assert re.search(r"validated in \d+\.\d s, predicted \d+\.\d s", capsys.readouterr().out)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cramming.checks import CooccurrenceStart
-from cramming.config import build
-from cramming.data.stream import TokenStream
+from cramming.data.corpus import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.start import count_pairs, start_from_text, word_vectors
@@ -101,9 +100,3 @@ def test_an_empty_text_leaves_random_vectors() -> None:
     model = MaskedLM(MODEL)
     start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, seed=0)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("field", ["window", "max_tokens", "embedding_std", "decoder_std"])
-def test_bad_values_are_named(field: str) -> None:
-    with pytest.raises(ValueError, match=f"start.{field}=0"):
-        build(CooccurrenceStart, {**vars(CONFIG), field: 0}, "start")

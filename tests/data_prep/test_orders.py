@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import CURRICULA, ORDERS, Corpus, corpus_folder
-from cramming.data.stream import OrderedStream, TokenStream
+from cramming.data.corpus import CURRICULA, ORDERS, Corpus, OrderedStream, TokenStream, corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]

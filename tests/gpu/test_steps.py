@@ -9,11 +9,10 @@ import torch
 
 from cramming.checks import Config
 from cramming.data.batches import Batch
-from cramming.device import cap_memory
+from cramming.device import cap_memory, compiled_graphs
 from cramming.engine import Engine, StepStats
 from cramming.model.attention import Packing
 from cramming.plan.micro_batch import find_micro_batch
-from cramming.runtime import compiled_graphs
 
 from .conftest import ROWS
 

@@ -14,9 +14,8 @@ import torch
 
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource, permute, prefetch
-from cramming.data.corpus import Corpus
+from cramming.data.corpus import Corpus, TokenStream
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
-from cramming.data.stream import TokenStream
 
 Mode = Literal["rows", "documents"]
 LENGTH = 32
@@ -166,24 +165,6 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
     assert packings == {(LENGTH if packing == "rows" else None, LENGTH, LENGTH)}
 
 
-def test_the_room_for_bounds_suffices_for_the_densest_place(tmp_path: Path, tiny_corpus: Path) -> None:
-    """Documents of one token each: as many segments as tokens."""
-
-    class Dense(TokenStream):
-        def __init__(self) -> None:
-            self.num_tokens = self.num_documents = 1000
-
-        document_starts = np.arange(1000)  # type: ignore[assignment]
-
-        def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-            return np.full((len(starts_N), length), 7)
-
-    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), 300, 4, (0, 1, 2, 3, 4), 0)
-    dense = BatchSource(Dense(), masker, 10, "documents", 0)
-    bounds = dense.batch(0, 5).packing.bounds_S.numpy()
-    assert np.array_equal(np.unique(bounds), np.arange(51))
-
-
 def test_ranks_together_read_what_one_process_reads(tiny_corpus: Path) -> None:
     one, rows, world = source(tiny_corpus), 4, 3
     alone = [r for k in range(12) for r in rows_of(one.batch(k * rows, rows))]
@@ -192,11 +173,6 @@ def test_ranks_together_read_what_one_process_reads(tiny_corpus: Path) -> None:
     ]  # as pretrain.micro_batch_stream cuts them
     together = [r for k in range(4) for rank in range(world) for r in shares[rank][k]]
     assert together == alone
-
-
-def test_another_seed_gives_another_order(tiny_corpus: Path) -> None:
-    one, two = source(tiny_corpus, seed=0), source(tiny_corpus, seed=1)
-    assert np.mean(one.window_starts(np.arange(400)) == two.window_starts(np.arange(400))) < 0.05
 
 
 def test_a_corpus_below_two_windows_is_refused(tiny_corpus: Path) -> None:
@@ -253,12 +229,6 @@ class TestPrefetch:
         assert all(same(next(stream), one.batch(k, 1)) for k in range(3))
         with pytest.raises(UserError, match="shard gone"):
             next(stream)
-
-    def test_closing_before_the_first_batch_starts_nothing(self) -> None:
-        def never(k: int) -> Batch:
-            raise AssertionError
-
-        prefetch(never).close()
 
 
 def test_room_for_sequences_is_by_the_documents_that_there_are() -> None:

@@ -11,11 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from cramming.data.batches import BatchSource
-from cramming.data.corpus import Corpus
-from cramming.data.held_out import ALL_MASK, BLOCK, PER_BLOCK, PINNED, STRETCH, HeldOut, bits_per_byte, validation_text
+from cramming.data.batches import (
+    ALL_MASK,
+    BLOCK,
+    PER_BLOCK,
+    PINNED,
+    STRETCH,
+    BatchSource,
+    HeldOut,
+    bits_per_byte,
+    validation_text,
+)
+from cramming.data.corpus import Corpus, TokenStream
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
-from cramming.data.stream import TokenStream
 from cramming.record import load_record
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import Corpus
+from cramming.data.corpus import Corpus, TokenStream
 from cramming.data.manifest import MANIFEST, TOKENIZER, Split, corpus_folder, token_dtype
-from cramming.data.stream import TokenStream
 from data_prep.shard_writer import ShardWriter, resume_point
 
 
@@ -118,7 +117,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
     "too deep": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "not a corpus manifest"),
-    "other format": (_other_format, "corpus format 99, this version reads 1 and 2"),
+    "other format": (_other_format, "corpus format 99, this version reads 2"),
     "cut short": (_truncate, r"train-00001.bin: \d+ bytes instead of \d+"),
     "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
     "index missing": (lambda folder: (folder / "train-00001.idx").unlink(), "train-00001.idx: missing"),

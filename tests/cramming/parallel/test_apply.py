@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from cramming.device import RuntimeConfig
 from cramming.parallel.apply import MemoryConfig, apply
-from cramming.runtime import RuntimeConfig
 
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
 

@@ -12,7 +12,6 @@ import pytest
 
 from cramming.config import UserError, file_sha256
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import SINCE_FORMAT_2
 from cramming.record import load_record
 from cramming.record_schema import WITHOUT_ENCODER, read_record
 from eval.finetune.history import history_file
@@ -165,17 +164,6 @@ def test_embedded_tasks_that_were_not_made_with_the_corpus_are_refused(
     with pytest.raises(UserError, match=says):
         main(with_eval(config, source="embedded", data_dir=None))
     assert not Path(config["runs"]).exists()
-
-
-def test_embedded_tasks_of_a_corpus_whose_manifest_does_not_name_them(corpus: Path) -> None:
-    """Format 1: they have no SHA-256 to be held against, so nobody knows whose they are (R22)."""
-    file = corpus / "manifest.json"
-    node = json.loads(file.read_text())
-    for name in ("checksum", *SINCE_FORMAT_2):
-        del node[name]
-    file.write_text(json.dumps(node | {"format": 1}))
-    suite = locate.find_suite("embedded", None, None, {"data": {"corpus": str(corpus)}})
-    assert suite.tasks and suite.corpus_sha256 is None
 
 
 def interrupt(*_: object) -> None:
