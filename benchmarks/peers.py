@@ -30,8 +30,7 @@ from cramming import device as devices
 from cramming.bench import tricks
 from cramming.bench.main import measure
 from cramming.bench.tables import versions
-from cramming.bench.worker import Worker, serve, warm_up
-from cramming.bench.workload import SPECIAL, Candidate, Spec, Workload
+from cramming.bench.worker import SPECIAL, Candidate, Spec, Worker, Workload, serve, warm_up
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig

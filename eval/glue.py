@@ -5,7 +5,6 @@ GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or 
 (`eval=embedded`). A run that was interrupted goes on at the first (task, seed) that was not finished.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,9 @@ from eval.finetune.baselines import score_baseline
 from eval.finetune.config import EvalConfig
 from eval.finetune.encode import EncodedTask
 from eval.finetune.models import ModelSource, altered, open_model, position_limit
-from eval.finetune.scoring import score_model, show_averages, with_seconds
-from eval.finetune.store import RunStore, write_json
-from eval.tasks.datasets import TaskData, in_one_order
+from eval.finetune.scoring import score_model
+from eval.finetune.store import RunStore, show_averages, write_json
+from eval.tasks.datasets import in_one_order
 from eval.tasks.locate import FoundSuite, find_suite, find_tasks
 
 
@@ -47,9 +46,13 @@ def main(config: dict[str, Any]) -> None:
     source = find_model(config, folder)
     refuse_length(settings, source.label, source.max_length)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
-    data = read_tasks(suite)
-    if not settings.predict_test:
-        data = [replace(task_data, blind=()) for task_data in data]
+    data = []
+    with Progress("read", total=len(suite.tasks), unit="tasks") as bar:  # the largest take some seconds each
+        for task in suite.tasks:
+            bar.note(task.title)
+            found = in_one_order(suite.read(task))
+            data.append(found if settings.predict_test else replace(found, blind=()))
+            bar.advance()
     pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
     with run_lock(folder):
         if config["model_path"]:
@@ -58,11 +61,15 @@ def main(config: dict[str, Any]) -> None:
             history.refuse_altered(folder)
             warn_of_other_corpus(folder, suite)
         # Written with the first model's scores: until then those of another suite stay in the record.
-        baselines = score_baselines(folder / suite.section, suite, data) if settings.baselines else {}
+        baselines = {}
+        for name in WITHOUT_ENCODER if settings.baselines else ():
+            store = RunStore(folder / suite.section / name)
+            baselines[name] = score_baseline(name, store, suite.name, data, suite.absent)
+            show_averages(baselines[name])
         if pairs:
-            found = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
-            write_record_section(folder, minimal_pairs=found)
-            say(f"minimal pairs: {found['accuracy']:.1f} over {len(pairs)} paradigms")
+            accuracies = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
+            write_record_section(folder, minimal_pairs=accuracies)
+            say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
         encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
         for init in settings.init:
             place = folder / suite.section / init
@@ -75,17 +82,6 @@ def main(config: dict[str, Any]) -> None:
                 write_scores(folder, suite, baselines, {init: section})
         if settings.sweep:
             write_scores(folder, suite, baselines, sweep.choose(folder / suite.section, settings.init))
-
-
-def read_tasks(suite: FoundSuite) -> list[TaskData]:
-    """All tasks; the largest take some seconds each."""
-    data = []
-    with Progress("read", total=len(suite.tasks), unit="tasks") as bar:
-        for task in suite.tasks:
-            bar.note(task.title)
-            data.append(in_one_order(suite.read(task)))
-            bar.advance()
-    return data
 
 
 def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
@@ -109,16 +105,6 @@ def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], mod
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
         drop_record_sections(folder, stale)
     write_record_section(folder, **baselines, glue=models)
-
-
-def score_baselines(place: Path, suite: FoundSuite, data: Sequence[TaskData]) -> dict[str, Any]:
-    """The sections of the record that are the bag of words and the constant class."""
-    found = {}
-    for name in WITHOUT_ENCODER:
-        scored, seconds = score_baseline(name, RunStore(place / name), suite.name, data, suite.absent)
-        show_averages(scored)
-        found[name] = with_seconds(scored, seconds)
-    return found
 
 
 def check(config: dict[str, Any]) -> None:

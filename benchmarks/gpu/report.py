@@ -1,4 +1,4 @@
-"""The dry run's tables: what passed, where a compiled step's time would go, and what each lever could take away.
+"""The dry run's tables: what passed, and where a compiled step's time would go.
 
 Times are a roofline's: operations at a stated share of the card's peak, bytes at a stated share of its bandwidth, a
 kernel after the other. What a kernel really reaches is not known here.
@@ -18,14 +18,12 @@ from cramming.plan import cards
 from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
 ATTENTION_SHARE = 0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
-FASTER_ATTENTION_SHARE = 0.6  # FlashAttention 3's paper, head size 64, long rows
 SMALLEST_SECONDS = 2e-6  # of a kernel on the device, started without a wait
 STEP_TOKENS = 2**20  # of an optimizer step: train=day
 NOTE = (
     "A step that a line of the raw file names ran with 4 layers and 8 sequences of 128. In the raw line of modern 512"
     " the operations of windowed attention were put right by hand (129 of 512 keys), as the script counts them now."
 )
-LEVERS_OF = (("bert-base", 128), ("modern", 512))
 SECTION = "A GPU, reckoned: the dry run"
 GROUPS = (  # the first that a Triton kernel's name has is where it is counted
     ("loss", "softmax|gather|amax|argmax"),
@@ -60,13 +58,13 @@ def group_of(kernel: dict[str, Any]) -> str:
 class Reckoning:
     """Seconds of a compiled micro-batch on a card, by group."""
 
-    def __init__(self, row: dict[str, Any], sheet: str, attention_share: float = ATTENTION_SHARE) -> None:
+    def __init__(self, row: dict[str, Any], sheet: str) -> None:
         self.row, self.sheet = row, sheet
         card = cards.find(sheet)
         assert card
         self.peak = card.tflops * 1e12
         self.bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
-        self.shares = {"product": MATMUL_UTILISATION, "attention": attention_share}
+        self.shares = {"product": MATMUL_UTILISATION, "attention": ATTENTION_SHARE}
         self.seconds, self.bytes = Counter[str](), Counter[str]()
         for kernel in row["kernels"]:
             self.seconds[group_of(kernel)] += kernel["launches"] * self.kernel_seconds(kernel)
@@ -151,63 +149,6 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
     return _table(headers, lines)
 
 
-def levers(row: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
-    """What each lever of part B could take away from one compiled step, at most."""
-    sheet = CARDS[row["architecture"]].sheet
-    found, tokens = Reckoning(row, sheet), row["tokens"]
-    device, share = sum(found.seconds.values()), lambda seconds: f"{seconds / found.total:.1%}"
-    norms, active = found.seconds["norm and residual"], found.seconds["activation function"]
-    small = next((o for o in others if "micro-batches of" in o["name"]), None)
-    eight = next((o for o in others if o["name"] == "fp8"), None)
-    attention = found.seconds["attention"] - Reckoning(row, sheet, FASTER_ATTENTION_SHARE).seconds["attention"]
-    step = found.total * STEP_TOKENS / tokens
-    lines = [
-        ["(a) bf16 residual stream, norm outputs", share(norms / 2),
-         "bytes of norm and residual halved; fp32 gradients of the stream are the largest of them"],
-        ["(c) max-autotune", share(active + found.seconds["matrix products"] * (1 - MATMUL_UTILISATION / 0.8)),
-         "products at 80 % of the peak in place of 70 %, activation functions within them"],
-        ["(d) larger chunks or a fused cross entropy", share(found.seconds["loss"]),
-         "all of the loss's own kernels; its products stay"],
-        ["(f) CUDA graphs", share(max(0.0, found.total - device)),
-         f"the host starts {found.launches} kernels in {found.launches * KERNEL_SECONDS['cuda'] * 1e3:.1f} ms, the"
-         f" device needs {device * 1e3:.1f} ms"],
-        ["(g) FlashAttention 3", share(attention),
-         f"{FASTER_ATTENTION_SHARE:.0%} of the peak in place of {ATTENTION_SHARE:.0%}, where bytes are not the limit"],
-        ["(h) the host's waits", f"{4e-5 / step:.2%}", "two a step, 20 us each, beside a step of 2^20 tokens"],
-        ["(i) 8-bit saved activations", "0%", "memory, not time: quantising adds a read and a write"],
-    ]  # fmt: skip
-    if small and "error" not in small:
-        less = Reckoning(small, sheet)
-        ratio = found.tokens_per_second / less.tokens_per_second
-        lines.insert(1, [f"(b) micro-batches of {tokens:,} tokens, beside {small['tokens']:,}", f"{ratio:.2f}x", (
-            f"{sum(less.bytes.values()) / small['tokens'] / 1e6:.2f} MB a token there, and the host needs"
-            f" {less.launches * KERNEL_SECONDS['cuda'] * 1e3:.1f} ms where the device needs"
-            f" {sum(less.seconds.values()) * 1e3:.1f} ms")])  # fmt: skip
-    basis = "products at twice the rate; what scaling each tensor reads is not counted"
-    if eight and "error" not in eight:
-        moved, before = (sum(r.bytes.values()) / tokens / 1e6 for r in (Reckoning(eight, sheet), found))
-        basis = f"products at twice the rate; compiled it moves {moved:.2f} MB a token in place of {before:.2f}"
-    if sheet != "A100":
-        lines.insert(3, ["(e) fp8", share(found.seconds["matrix products"] / 2), basis])
-    return _table(["lever", "of the time, at most", "why"], lines)
-
-
-def kernels(row: dict[str, Any], number: int) -> list[str]:
-    """The kernels that take longest."""
-    found = Reckoning(row, CARDS[row["architecture"]].sheet)
-    ordered = sorted(row["kernels"], key=lambda k: -k["launches"] * found.kernel_seconds(k))[:number]
-    headers = ["kernel", "pass", "launches", "kB a token", "MFLOP a token", "registers", "stack, B", "of the time"]
-    lines = []
-    for k in ordered:
-        count, per_token = k["launches"], k["launches"] / row["tokens"]
-        lines.append([
-            k["name"][:90], "backward" if k["backward"] else "forward", str(count),
-            f"{per_token * k['bytes'] / 1e3:.1f}", f"{per_token * k['flops'] / 1e6:.1f}", str(k["registers"] or ""),
-            str(k["spilled"]) if k["registers"] else "", f"{count * found.kernel_seconds(k) / found.total:.1%}",
-        ])  # fmt: skip
-    return _table(headers, lines)
-
-
 def outcomes(rows: list[dict[str, Any]]) -> list[str]:
     """One line per engine (or fine-tuning, or plan): how each combination ended."""
     lines = []
@@ -266,22 +207,11 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
         " MFU is of the data sheet's peak."
     )
     section = [about, "", reckoning, "", *speeds(on_cards(plain)), ""]
-    for row in plain:
-        if row["architecture"] == "sm_90" and (row["model"], row["length"]) in LEVERS_OF:
-            section += [f"What each lever could take away at most, {row['model']} at {row['length']} on an H200:", ""]
-            section += [*levers(row, compiled if row["model"] == "bert-base" else []), ""]
     section += [UNTRIED.format(missing=missing_of(plain))]
     if out:
         text = ["# Dry run of the GPU's code", "", about, "", reckoning, "", *speeds(on_cards(compiled)), ""]
         text += [f"Not compiled: {row['model']} {row['length']} {row['architecture']} {row['name']}: {row['error']}\n"
                  for row in failed]  # fmt: skip
-        for row in compiled:
-            text += [
-                f"## {row['model']} {row['length']} {row['architecture']} {row['name']}".rstrip(),
-                "",
-                *kernels(row, 20),
-                "",
-            ]
         text += [NOTE, "", "## Steps", "", *outcomes(steps), "", f"Raw: `{out.with_suffix('.jsonl').name}`.", ""]
         out.write_text("\n".join(text), encoding="utf-8")
     if docs:

@@ -154,7 +154,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--minutes", type=float, default=9, help="after these everything has ended")
     parser.add_argument("--only", nargs="+", help="rows whose name contains one of these")
-    parser.add_argument("--fail", help="let the row of this name fail, to see that the rest goes on")
     parser.add_argument("--again", action="store_true", help="measure rows again that failed")
     args = parser.parse_args(arguments)
     deadline = time.time() + 60 * args.minutes

@@ -149,9 +149,8 @@ def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> di
 
 def finetuning(model: str, mode: str) -> dict[str, Any]:
     """A fine-tuning step and a prediction, by pooling and dropout of attention."""
-    from eval.finetune.batches import Batch
     from eval.finetune.config import Hyperparameters
-    from eval.finetune.loop import train_step
+    from eval.finetune.loop import Batch, train_step
 
     outcomes, began = {}, time.perf_counter()
     config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")

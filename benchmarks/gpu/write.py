@@ -9,7 +9,7 @@ file is written, with the lines themselves at its end.
 import argparse
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     rows = {name: row for file in files_of(folder) for name, row in rows_of(file).items()}
     about = [json.loads(line) for line in lines_of(folder) if line.startswith('{"about"')][-1]
     found = {name: row["result"] for name, row in rows.items() if "result" in row}
-    text = ["`python benchmarks/gpu/run.py --stage 1|2|3`", "", *measured_with(folder, found)]
+    text = ["`python benchmarks/gpu/run.py --stage 1|2|3`", "", *measured_with(folder)]
     text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (about["scale"] != "full")
     for title, part in PARTS.items():
         if lines := part(found):
@@ -155,18 +155,10 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return about, text
 
 
-def measured_with(folder: Path, found: Collection[str]) -> list[str]:
-    """Dates, commits and versions of these rows; which rows, where several calls of run.py differ in them."""
-    where, of_row = "", dict[str, str]()
-    for line in lines_of(folder):
-        if line.startswith('{"about"'):
-            where = call_of(json.loads(line)["about"])
-        elif (name := re.match(r'\{"row": "(.*?)", ', line)) and name[1] in found:
-            of_row[name[1]] = where
-    calls = list(dict.fromkeys(of_row.values())) or [where]
-    if len(calls) == 1:
-        return [f"{calls[0]}."]
-    return [f"- {call}: {', '.join(name for name in of_row if of_row[name] == call)}" for call in calls]
+def measured_with(folder: Path) -> list[str]:
+    """Dates, commits and versions of the calls of run.py."""
+    calls = [call_of(json.loads(line)["about"]) for line in lines_of(folder) if line.startswith('{"about"')]
+    return [f"- {call}" for call in dict.fromkeys(calls)]
 
 
 def call_of(where: dict[str, Any]) -> str:

@@ -8,21 +8,21 @@ in the same run, by repetitions of the reference with perturbed starting weights
 farthest repetition so far, looking AHEAD (rounding that is thirty times larger is some twenty steps ahead), and never
 less than LEAST. Sound runs came to at most 0.5 of that, planted faults to 4 times or more (docs/log.md, 2026-11-21).
 
-`Trick.rounding` says by which unit the weights are perturbed: fp32's (2^-23) or bf16's (2^-8; also for fp16, TF32, fp8
-and 8- or 4-bit state). Verdicts are kept per device and torch version in one JSON file (the setting `gates`);
-`pretrain` refuses a trick that failed there, unless it is named in `forced`.
+`Trick.rounding` says by which unit the weights are perturbed. Verdicts are kept per device and torch version in one
+JSON file (the setting `gates`); `pretrain` refuses a trick that failed there, unless it is named in `forced`.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, in_force, spelled
-from cramming.config import UserError, build, expand_home
+from cramming.config import UserError, expand_home, require
 from cramming.files import write_atomically
 from cramming.progress import say
 
@@ -32,6 +32,7 @@ MIN_FALL = 0.3  # nats that the reference must learn, or the gate proves nothing
 REPETITIONS = 3
 MULTIPLE, LEAST = 3.0, 1e-3  # of the farthest repetition; in nats
 AHEAD = 2  # windows
+Make = Callable[[Mapping[str, Any]], Any]
 BASELINE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
 
 
@@ -63,14 +64,6 @@ class Verdict:
     steps: int
     fall: float
     settings: str = ""
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """What the file of verdicts has for one device and version of torch; noise floors by their rounding."""
-
-    verdicts: dict[str, Verdict]
-    floors: dict[str, Any]
 
 
 def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor) -> Verdict:
@@ -108,7 +101,7 @@ def _means(losses: Sequence[float]) -> list[float]:
 
 
 def spec_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str) -> dict[str, Any]:
-    """What a worker must know to train the reference with one trick (workload.py)."""
+    """What a worker must know to train the reference with one trick (worker.py)."""
     return {
         "name": trick.name,
         "settings": changed(changed(settings, REFERENCE), trick.settings),
@@ -118,68 +111,45 @@ def spec_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: 
     }
 
 
-def gate_settings(settings: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings with `bench.gate` in force; UserError where it changes what is no setting."""
-    smaller = {f"{section}.{key}": value for section, keys in changes.items() for key, value in keys.items()}
-    try:
-        return changed(settings, smaller)
-    except KeyError as error:
-        raise UserError(f"bench.gate.{error.args[0]}: unknown setting; `--cfg job` prints all that there are") from None
-
-
-@dataclass
 class Curves:
     """The loss curves of the gate: the reference's, its repetitions', and each trick's in a process of its own.
 
-    `settings` are those of `gate_settings`, which need not be as large as what is timed; `make` starts a `Worker`, or
-    what behaves like one.
+    `settings` need not be as large as what is timed; `make` starts a `Worker`, or what behaves like one. `floors` has
+    the noise floors that were needed so far, by rounding.
     """
 
-    settings: dict[str, Any]
-    steps: int
-    vocab_size: int
-    device: str
-    make: Callable[[Mapping[str, Any]], Any]
-    floors: dict[float, NoiseFloor] = field(default_factory=dict)  # by rounding; those that were needed so far
+    def __init__(self, settings: dict[str, Any], steps: int, vocab_size: int, device: str, make: Make) -> None:
+        self.settings, self.steps, self.vocab_size, self.device, self.make = settings, steps, vocab_size, device, make
+        self.floors: dict[float, NoiseFloor] = {}
 
-    def __post_init__(self) -> None:
-        self._reference: list[float] = []
-
+    @cached_property
     def reference(self) -> list[float]:
         """The loss curve that tricks are compared with, measured once; UserError if it falls too little."""
-        if not self._reference:
-            (curve,) = self.losses([self.spec(BASELINE)])
-            if not fall(curve) >= MIN_FALL:
-                raise UserError(
-                    f"bench.gate_steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than"
-                    f" {MIN_FALL}, so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr"
-                )
-            self._reference = curve
-        return self._reference
+        (curve,) = self.losses([self.spec(BASELINE)])
+        require(
+            fall(curve) >= MIN_FALL,
+            f"bench.gate_steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than {MIN_FALL},"
+            " so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr",
+        )
+        return curve
 
     def floor(self, rounding: float) -> NoiseFloor:
         """The reference against itself with its starting weights perturbed by `rounding`; measured once."""
         if rounding not in self.floors:
-            reference, spec = self.reference(), self.spec(BASELINE)
+            reference, spec = self.reference, self.spec(BASELINE)
             curves = self.losses([spec | {"perturbed": (rounding, seed)} for seed in range(1, REPETITIONS + 1)])
-            floor = NoiseFloor(rounding, [distances(reference, curve) for curve in curves])
-            allowed = floor.tolerance()
-            say(
-                f"gate: {REPETITIONS} repetitions with weights perturbed by {rounding:.2g}; allowed are"
-                f" {allowed[0]:.2g} nats at first, {allowed[-1]:.2g} at the end"
-            )
-            self.floors[rounding] = floor
+            self.floors[rounding] = NoiseFloor(rounding, [distances(reference, curve) for curve in curves])
         return self.floors[rounding]
 
     def verdict(self, trick: Trick) -> Verdict:
         """On one trick."""
         assert trick.rounding is not None
-        reference, floor = self.reference(), self.floor(trick.rounding)
+        reference, floor = self.reference, self.floor(trick.rounding)
         return judge(trick, reference, self.losses_or_nan(trick), floor)
 
     def learned(self, trick: Trick) -> dict[str, float]:
         """For a trick that is another algorithm: by how many nats its loss falls, and the reference's."""
-        return {"reference": fall(self.reference()), "fall": fall(self.losses_or_nan(trick))}
+        return {"reference": fall(self.reference), "fall": fall(self.losses_or_nan(trick))}
 
     def losses_or_nan(self, trick: Trick) -> list[float]:
         """One that cannot run here has learned nothing."""
@@ -219,19 +189,13 @@ def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[N
 
 
 def load(file: Path) -> dict[str, dict[str, Any]]:
-    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file. UserError if not ours."""
+    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file."""
     if not file.exists():
         return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        places: dict[str, dict[str, Any]] = content["places"]
-        for here in places.values():
-            build(Verdicts, here, "place")
-        problem = None if content["format"] == FORMAT else f"written in format {content['format']}, not {FORMAT}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"not a table of verdicts in format {FORMAT} ({type(error).__name__}: {error})"
-    if problem:
-        raise UserError(f"gates={file}: {problem}; remove it, and `cramming bench` writes it anew")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    found = f"gates={file}: no table of verdicts in format {FORMAT}; remove it, and `cramming bench` writes it anew"
+    require(isinstance(content, dict) and content.get("format") == FORMAT, found)
+    places: dict[str, dict[str, Any]] = content["places"]
     return places
 
 
@@ -243,25 +207,19 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
     verdicts = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
-    if unknown := set(forced) - set(names):
-        raise UserError(f"forced: no trick {sorted(unknown)}; there are: {', '.join(names)}")
+    require(set(forced) <= set(names), f"forced={list(forced)}: the tricks are: {', '.join(names)}")
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
         if verdict is None or (trick.name == BEST and verdict["settings"] != spelled(trick.settings)):
             states[trick.name] = "untested"  # or another stack was: what pays changes with this suite's versions
             continue
         states[trick.name] = "passed" if verdict["passed"] else "forced"
-        if states[trick.name] == "forced" and trick.name not in forced:
-            raise UserError(_refusal(trick, verdict, settings["gates"]))
+        own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
+        distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
+        require(
+            verdict["passed"] or trick.name in forced,
+            f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
+            f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']}); leave it off, or"
+            f" force it with forced=['{trick.name}'] and the record will say so",
+        )
     return states
-
-
-def _refusal(trick: Trick, verdict: Mapping[str, Any], gates: str) -> str:
-    own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
-    distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
-    return (
-        f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-        f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {gates}); leave"
-        f" {'it' if len(own) == 1 else 'one of these'} off, or force it with forced=['{trick.name}'] and the record"
-        " will say so"
-    )

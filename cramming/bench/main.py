@@ -7,22 +7,21 @@ conditions.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from cramming import device as devices
 from cramming.bench import gate, tables, tricks
-from cramming.bench.gate import BASELINE, Curves, gate_settings, spec_of
-from cramming.bench.tricks import Trick
-from cramming.bench.worker import Worker, warm_up
-from cramming.bench.workload import SPECIAL, Spec
-from cramming.config import UserError, build, expand_home
+from cramming.bench.gate import BASELINE, Curves, spec_of
+from cramming.bench.tricks import Trick, changed
+from cramming.bench.worker import SPECIAL, Spec, Worker, warm_up
+from cramming.config import Count, UserError, Within, build, expand_home, require
 from cramming.environment import git
 from cramming.plan.roofline import repeat_seconds
 from cramming.precision import float32_products, resolve
@@ -32,6 +31,7 @@ ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the 
 # A mode's utilisation is relative to products in this format; fp8's to bf16's, as the table says.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 Make = Callable[[Spec], Worker]
+Vocabulary = Annotated[int, Within(lambda size: size >= 2 * len(SPECIAL), f"at least {2 * len(SPECIAL)}")]
 
 
 @dataclass(frozen=True)
@@ -43,69 +43,48 @@ class BenchConfig:
     """
 
     only: list[str] | None
-    rounds: int
-    steps: int
-    vocab_size: int
-    gate_steps: int
-    gate_vocab_size: int
+    rounds: Count
+    steps: Count
+    vocab_size: Vocabulary
+    gate_steps: Annotated[int, Within(lambda steps: steps >= 2 * gate.WINDOW, f"at least {2 * gate.WINDOW}")]
+    gate_vocab_size: Vocabulary
     gate: dict[str, dict[str, Any]]
     out: Path
     raw: Path
 
-    def __post_init__(self) -> None:
-        smallest = {"rounds": 1, "steps": 1, "gate_steps": 2 * gate.WINDOW}
-        smallest |= dict.fromkeys(("vocab_size", "gate_vocab_size"), 2 * len(SPECIAL))
-        for name, least in smallest.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} is below {least}")
-
 
 def main(settings: dict[str, Any]) -> None:
-    """The verb `bench`."""
+    """Measure the rows that are wanted; the table and the verdicts are written after each."""
     config = build(BenchConfig, settings["bench"], "bench")
     device, gates = devices.select(settings["device"]), expand_home(settings["gates"], "gates")
     rows, described = chosen(config.only, device), devices.describe(device)
     gate.load(gates)  # a file that cannot be added to is found now, not after the first row
     for trick in rows:
-        refuse_other_optimizer(trick, settings)
+        changed(settings, trick.settings, f"bench: the row '{trick.name}'")
     order = [trick.name for trick in chosen(None, device)]
-    earlier, earlier_floors = tables.read_earlier(config.raw, described, settings)
+    earlier, floors = tables.read_earlier(config.raw, described, settings)
     known = {row["name"]: row for row in earlier}
-    floors = {floor.rounding: floor for floor in earlier_floors}
     with Progress("bench", total=len(rows), unit="tricks") as bar, ExitStack() as running:
         bench = Bench(settings, config, device, running)
         for trick in rows:
             bar.note(trick.name)
-            row, verdict = bench.judged_row(trick)
+            known[trick.name], verdict = bench.judged_row(trick)
             floors |= bench.curves.floors
             if verdict:
-                gate.save(
-                    gates, gate.place(described.name, torch.__version__), [verdict], list(bench.curves.floors.values())
-                )
-            known[trick.name] = row
+                where = gate.place(described.name, torch.__version__)
+                gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
             raw = tables.write(config.out, config.raw, table, described, settings, list(floors.values()))
             bar.advance(1)  # what is written is not lost by a crash later
-            say(tables.line(row))
+            say(tables.line(known[trick.name]))
     say(f"{config.out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {raw}")
-
-
-def refuse_other_optimizer(trick: Trick, settings: Mapping[str, Any]) -> None:
-    """UserError where a row changes a setting that the configured choice, such as optim=sgd, does not have."""
-    try:
-        tricks.changed(settings, trick.settings)
-    except KeyError as error:
-        raise UserError(
-            f"bench: the row '{trick.name}' sets {error.args[0]}, which optim={settings['optim']['name']} does not"
-            " have; take optim=adamw, or name other rows in bench.only"
-        ) from None
 
 
 def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
     """The rows of the table: all, those for other devices too (they say so), or those named."""
     every = {t.name: t for t in (*tricks.TRICKS, tricks.best(device.type, resolve("auto", device)))}
-    if unknown := set(only or ()) - every.keys():
-        raise UserError(f"bench.only: no trick {sorted(unknown)}; there are: {', '.join(every)}")
+    unknown = sorted(set(only or ()) - every.keys())
+    require(not unknown, f"bench.only: no trick {unknown}; there are: {', '.join(every)}")
     return [trick for name, trick in every.items() if only is None or name in only]
 
 
@@ -119,7 +98,8 @@ class Bench:
         self, settings: dict[str, Any], config: BenchConfig, device: torch.device, running: ExitStack,
         make: Make = Worker,
     ) -> None:  # fmt: skip
-        small = gate_settings(settings, config.gate)
+        smaller = {f"{section}.{key}": value for section, keys in config.gate.items() for key, value in keys.items()}
+        small = changed(settings, smaller, "bench.gate")
         self.shapes = {"full": settings, "small": small}
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)

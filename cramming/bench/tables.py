@@ -1,13 +1,14 @@
 """The table of `cramming bench`, one section per device in a Markdown file, and the raw numbers as JSON.
 
 A call for some rows adds to what earlier calls measured, as long as all that the numbers depend on is the same: device,
-settings, versions, number of threads. The code is not compared: below the table stands which commit made which rows.
+settings, versions, number of threads. The code is not compared: the raw numbers say which commit made which rows.
 """
 
 import json
 import platform
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -91,11 +92,7 @@ def tricks_table(rows: Sequence[Row]) -> list[str]:
             f" | {utilisation_cell(row)} | {row['peak_bytes'] / 1e6:.0f}"
             f" | {row['peak_bytes'] / row['base_peak_bytes']:.2f}x | {gate_cell(row)} |"
         )
-    made: dict[str, list[str]] = {}  # which rows were measured when and with which commit
-    for row in rows:
-        made.setdefault(f"{row['date']}, commit {row['commit'] or 'not known'}", []).append(row["name"])
-    by_commit = ["", *(f"- {when}: {', '.join(names)}" for when, names in made.items())] if len(made) > 1 else []
-    return [*lines, "", FORMULA, *by_commit]
+    return [*lines, "", FORMULA]
 
 
 def write(
@@ -132,17 +129,19 @@ def replace_section(page: Path, title: str, lines: Sequence[str]) -> None:
     write_atomically(page, new.rstrip("\n") + "\n")
 
 
-def read_earlier(raw: Path, device: DeviceInfo, settings: dict[str, Any]) -> tuple[list[Row], list[NoiseFloor]]:
-    """Rows and noise floors of this device's newest raw file; none if it was measured under other conditions."""
+def read_earlier(
+    raw: Path, device: DeviceInfo, settings: dict[str, Any]
+) -> tuple[list[Row], dict[float, NoiseFloor]]:  # fmt: skip
+    """Rows and noise floors, by rounding, of this device's newest raw file; none if it was measured otherwise."""
     files = sorted(raw.glob(f"tricks_{slug(device.name)}_????-??-??.json"))
     if not files:
-        return [], []
+        return [], {}
     content = json.loads(files[-1].read_text(encoding="utf-8"))
-    now, then = conditions(settings), content.get("conditions", {})
-    if other := [name for name in now if now[name] != then.get(name)]:
-        say(f"{files[-1]}: its rows were measured with another {', '.join(other)}; the table begins anew")
-        return [], []
-    return content["rows"], [NoiseFloor(**floor) for floor in content["floors"]]
+    if content["conditions"] != conditions(settings):
+        say(f"{files[-1]}: its rows were measured with other settings or versions; the table begins anew")
+        return [], {}
+    floors = [NoiseFloor(**floor) for floor in content["floors"]]
+    return content["rows"], {floor.rounding: floor for floor in floors}
 
 
 def slug(device_name: str) -> str:
@@ -162,8 +161,6 @@ def versions() -> dict[str, str]:
     """Of the packages that matter for speed, those that are installed."""
     found = {}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cramming.config import require
+
 Settings = Mapping[str, Any]  # dotted setting -> value
 
 REFERENCE: Settings = {
@@ -155,15 +157,15 @@ def get(settings: Mapping[str, Any], dotted: str) -> Any:
     return settings[section][key] if key else settings[section]
 
 
-def changed(settings: Mapping[str, Any], changes: Settings) -> dict[str, Any]:
-    """A deep enough copy of nested settings with dotted ones replaced; KeyError with the name of an unknown one."""
+def changed(settings: Mapping[str, Any], changes: Settings, what: str = "bench") -> dict[str, Any]:
+    """A deep enough copy of nested settings with dotted ones replaced; UserError of `what` names an unknown one."""
     result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
     for dotted, value in changes.items():
         section, _, key = dotted.partition(".")
         if not key:
             result[section] = value  # the whole section: another choice has other settings
             continue
-        if not isinstance(result.get(section), dict) or key not in result[section]:
-            raise KeyError(dotted)
+        known = isinstance(result.get(section), dict) and key in result[section]
+        require(known, f"{what}: {dotted} is no setting of this configuration, which `--cfg job` prints")
         result[section][key] = value
     return result

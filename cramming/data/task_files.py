@@ -10,6 +10,7 @@ leaderboard: MNLI has two. AX has no training set: the model of MNLI predicts it
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class ExampleFile:
 class Task:
     """One fine-tuning task.
 
-    `text` and `label` are columns of the official files, `hub_text` those of the hub's data set; `headerless` names the
-    columns of training and dev files without a header. `labels` are in the order of their numbers, empty for
-    regression, whose scores lie in `score_range`. The first of `metrics` is the main one. `broken_rows` of the official
-    training file have a wrong number of fields.
+    `text` and `label` are columns of the official files, `hub_text` those of the hub's data set where they differ;
+    `headerless` names the columns of training and dev files without a header. `labels` are in the order of their
+    numbers, empty for regression, whose scores lie in `score_range`. The first of `metrics` is the main one.
+    `broken_rows` of the official training file have a wrong number of fields.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Task:
     metrics: tuple[str, ...]
     train: ExampleFile
     scored: tuple[ExampleFile, ...]
-    blind: tuple[ExampleFile, ...]
-    hub_text: tuple[str, ...]
+    blind: tuple[ExampleFile, ...] = ()
+    hub_text: tuple[str, ...] = ()
     headerless: tuple[str, ...] = ()
     score_range: tuple[float, float] | None = None
     broken_rows: int = 0
@@ -88,76 +89,18 @@ def _glue(
     label: str,
     labels: tuple[str, ...],
     metrics: tuple[str, ...] = _ACCURACY,
-    *,
-    hub_text: tuple[str, ...] | None = None,
-    headerless: tuple[str, ...] = (),
-    score_range: tuple[float, float] | None = None,
-    broken_rows: int = 0,
+    **more: Any,
 ) -> Task:
     """A task of GLUE with one dev and one test file, in the folder of its title."""
     train, dev, test = (
         ExampleFile(name, title, title, f"{stem}.tsv", size, name, split)
         for stem, size, split in zip(("train", "dev", "test"), sizes, ("train", "validation", "test"))
     )
-    return Task(
-        name, title, text, label, labels, metrics, train, (dev,), (test,), hub_text or text, headerless, score_range,
-        broken_rows,
-    )  # fmt: skip
+    return Task(name, title, text, label, labels, metrics, train, (dev,), (test,), **more)
 
 
 def _mnli(entry: str, title: str, split: str, examples: int) -> ExampleFile:
-    hub_split = split.replace("dev", "validation")
-    return ExampleFile(entry, title, "MNLI", f"{split}.tsv", examples, "mnli", hub_split)
-
-
-_MNLI = Task(
-    name="mnli",
-    title="MNLI",
-    text=_PAIR,
-    label="gold_label",
-    labels=("entailment", "neutral", "contradiction"),
-    metrics=_ACCURACY,
-    train=_mnli("mnli", "MNLI", "train", 392702),
-    scored=(
-        _mnli("mnli_matched", "MNLI-m", "dev_matched", 9815),
-        _mnli("mnli_mismatched", "MNLI-mm", "dev_mismatched", 9832),
-    ),
-    blind=(
-        _mnli("mnli_matched", "MNLI-m", "test_matched", 9796),
-        _mnli("mnli_mismatched", "MNLI-mm", "test_mismatched", 9847),
-        AX,
-    ),
-    hub_text=_NLI,
-)
-
-_COLA_COLUMNS = ("source", "label", "mark", "sentence")
-
-GLUE: dict[str, Task] = {
-    task.name: task
-    for task in (
-        _glue(
-            "cola", "CoLA", (8551, 1043, 1063), ("sentence",), "label", _BINARY,
-            ("matthews_correlation", "accuracy"), headerless=_COLA_COLUMNS,
-        ),
-        _glue("sst2", "SST-2", (67349, 872, 1821), ("sentence",), "label", _BINARY),
-        _glue(
-            "mrpc", "MRPC", (3668, 408, 1725), ("#1 String", "#2 String"), "Quality", _BINARY,
-            ("f1", "accuracy"), hub_text=_PAIR,
-        ),
-        _glue(
-            "stsb", "STS-B", (5749, 1500, 1379), _PAIR, "score", (),
-            ("pearson", "spearmanr"), score_range=(0.0, 5.0),
-        ),
-        _glue(
-            "qqp", "QQP", (363846, 40430, 390965), ("question1", "question2"), "is_duplicate", _BINARY,
-            ("f1", "accuracy"), broken_rows=10,
-        ),
-        _MNLI,
-        _glue("qnli", "QNLI", (104743, 5463, 5463), ("question", "sentence"), "label", _ENTAILMENT),
-        _glue("rte", "RTE", (2490, 277, 3000), _PAIR, "label", _ENTAILMENT),
-        _glue("wnli", "WNLI", (635, 71, 146), _PAIR, "label", _BINARY),
-    )
-}  # fmt: skip
+    return ExampleFile(entry, title, "MNLI", f"{split}.tsv", examples, "mnli", split.replace("dev", "validation"))
 
 
 def _superglue(
@@ -170,24 +113,48 @@ def _superglue(
 ) -> Task:
     """A task of SuperGLUE: JSON lines, one folder with a training and a validation file."""
     train, val = (ExampleFile(name, title, title, f"{stem}.jsonl", n) for stem, n in zip(("train", "val"), sizes))
-    return Task(name, title, text, "label", labels, metrics, train, (val,), (), ())
+    return Task(name, title, text, "label", labels, metrics, train, (val,))
 
 
+_MNLI = Task(
+    "mnli", "MNLI", _PAIR, "gold_label", ("entailment", "neutral", "contradiction"), _ACCURACY,
+    train=_mnli("mnli", "MNLI", "train", 392702),
+    scored=(
+        _mnli("mnli_matched", "MNLI-m", "dev_matched", 9815),
+        _mnli("mnli_mismatched", "MNLI-mm", "dev_mismatched", 9832),
+    ),
+    blind=(
+        _mnli("mnli_matched", "MNLI-m", "test_matched", 9796),
+        _mnli("mnli_mismatched", "MNLI-mm", "test_mismatched", 9847),
+        AX,
+    ),
+    hub_text=_NLI,
+)  # fmt: skip
+_GLUE = (
+    _glue("cola", "CoLA", (8551, 1043, 1063), ("sentence",), "label", _BINARY, ("matthews_correlation", "accuracy"),
+          headerless=("source", "label", "mark", "sentence")),
+    _glue("sst2", "SST-2", (67349, 872, 1821), ("sentence",), "label", _BINARY),
+    _glue("mrpc", "MRPC", (3668, 408, 1725), ("#1 String", "#2 String"), "Quality", _BINARY, ("f1", "accuracy"),
+          hub_text=_PAIR),
+    _glue("stsb", "STS-B", (5749, 1500, 1379), _PAIR, "score", (), ("pearson", "spearmanr"), score_range=(0.0, 5.0)),
+    _glue("qqp", "QQP", (363846, 40430, 390965), ("question1", "question2"), "is_duplicate", _BINARY,
+          ("f1", "accuracy"), broken_rows=10),
+    _MNLI,
+    _glue("qnli", "QNLI", (104743, 5463, 5463), ("question", "sentence"), "label", _ENTAILMENT),
+    _glue("rte", "RTE", (2490, 277, 3000), _PAIR, "label", _ENTAILMENT),
+    _glue("wnli", "WNLI", (635, 71, 146), _PAIR, "label", _BINARY),
+)  # fmt: skip
 # The tasks that classify one or two texts. COPA, MultiRC and ReCoRD choose among answers, which needs another head.
-SUPERGLUE: dict[str, Task] = {
-    task.name: task
-    for task in (
-        _superglue("boolq", "BoolQ", (9427, 3270), ("question", "passage"), _TRUTH),
-        _superglue(
-            "cb", "CB", (250, 56), _NLI, ("entailment", "contradiction", "neutral"),
-            ("accuracy_f1", "accuracy", "f1_macro"),
-        ),
-        _superglue("superglue_rte", "RTE", (2490, 277), _NLI, _ENTAILMENT),
-        _superglue("wic", "WiC", (5428, 638), ("word", "sentence1", "sentence2"), _TRUTH),
-        _superglue("wsc", "WSC", (554, 104), ("text", "target"), _TRUTH),
-    )
-}  # fmt: skip
+_SUPERGLUE = (
+    _superglue("boolq", "BoolQ", (9427, 3270), ("question", "passage"), _TRUTH),
+    _superglue("cb", "CB", (250, 56), _NLI, ("entailment", "contradiction", "neutral"),
+               ("accuracy_f1", "accuracy", "f1_macro")),
+    _superglue("superglue_rte", "RTE", (2490, 277), _NLI, _ENTAILMENT),
+    _superglue("wic", "WiC", (5428, 638), ("word", "sentence1", "sentence2"), _TRUTH),
+    _superglue("wsc", "WSC", (554, 104), ("text", "target"), _TRUTH),
+)  # fmt: skip
 
+GLUE, SUPERGLUE = ({task.name: task for task in suite} for suite in (_GLUE, _SUPERGLUE))
 TASKS = GLUE | SUPERGLUE
 ENTRIES: dict[str, tuple[Task, ExampleFile]] = {f.entry: (task, f) for task in GLUE.values() for f in task.scored}
 

@@ -6,7 +6,7 @@ A sentence's pseudo-log-likelihood is the sum over its tokens of the log probabi
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from eval.finetune.encode import load_encoder, mask_and_frame
+from eval.finetune.loop import by_length
 from eval.finetune.models import ModelSource
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
@@ -41,26 +42,22 @@ class Pairs(NamedTuple):
 
 def read_pairs(folder: Path) -> list[Pairs]:
     """Every paradigm of a folder; UserError names the file and line of what is wrong."""
-    require(folder.is_dir(), f"eval.minimal_pairs={folder}: no such folder; give the one that holds BLiMP's data files")
-    files = sorted(file for file in folder.glob("*.jsonl") if file.is_file())
+    files = sorted(folder.glob("*.jsonl"))
     require(files, f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files")
-    return [_read(file) for file in files]
-
-
-def _read(file: Path) -> Pairs:
-    rows = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            rows.append(tuple(row[field] for field in FIELDS))
-            "".join(rows[-1]).encode()  # every one a text, and none with half a character
-            require(all(text.strip() for text in rows[-1]), "an empty text")
-        except (ValueError, KeyError, TypeError, RecursionError):
-            expected = " and ".join(FIELDS)
-            raise UserError(f"{file}:{number}: expected a line of JSON with texts as {expected}") from None
-    require(rows, f"{file}: no pairs in this file")
-    good, bad = (list(column) for column in zip(*rows))
-    return Pairs(file.stem, good, bad)
+    found = []
+    for file in files:
+        rows = []
+        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                rows.append(tuple(row[field] for field in FIELDS))
+                "".join(rows[-1]).encode()  # every one a text, and none with half a character
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{file}:{number}: no line of JSON with texts as {' and '.join(FIELDS)}") from None
+        require(rows, f"{file}: no pairs in this file")
+        good, bad = (list(column) for column in zip(*rows))
+        found.append(Pairs(file.stem, good, bad))
+    return found
 
 
 def score_pairs(
@@ -89,36 +86,17 @@ def likelihoods(
 ) -> np.ndarray:
     """Pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
 
-    Sentences are taken in order of length, so that a batch needs little padding where the model needs any.
+    Masked copies are taken in order of length, so that a batch needs little padding where the model needs any.
     """
     total_N = np.zeros(len(sentences))
-    for batch in _batches(sentences, batch_tokens):
-        owners, copies, places, targets = [], [], [], []
-        for index in batch:
-            ids = torch.tensor(sentences[index])
-            for place in (i for i, token in enumerate(sentences[index]) if token not in frame):
-                copies.append(ids.clone().index_fill_(0, torch.tensor(place), mask))
-                owners.append(index)
-                places.append(place)
-                targets.append(int(ids[place]))
-        if copies:
-            values = model(copies, torch.tensor(places), torch.tensor(targets))
-            np.add.at(total_N, owners, values.double().cpu().numpy())
+    copies = [(i, place) for i, ids in enumerate(sentences) for place, token in enumerate(ids) if token not in frame]
+    for batch_C in by_length(torch.tensor([len(sentences[i]) for i, _ in copies]), batch_tokens) if copies else ():
+        owners, places = zip(*(copies[number] for number in batch_C.tolist()))
+        ids = [torch.tensor(sentences[owner]) for owner in owners]
+        targets = torch.stack([one[place] for one, place in zip(ids, places)])
+        masked = [one.index_fill(0, torch.tensor(place), mask) for one, place in zip(ids, places)]
+        np.add.at(total_N, list(owners), model(masked, torch.tensor(places), targets).double().cpu().numpy())
     return total_N
-
-
-def _batches(sentences: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
-    batch: list[int] = []
-    size = 0
-    for index in order:
-        needed = len(sentences[index]) ** 2  # a copy for each of its tokens
-        if batch and size + needed > batch_tokens:
-            yield batch
-            batch, size = [], 0
-        batch.append(index)
-        size += needed
-    yield batch
 
 
 def _own_model(folder: Path, device: torch.device) -> LogProbabilities:
@@ -145,11 +123,8 @@ def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder}: no masked language model for eval.minimal_pairs ({reason})") from None
-    if missing := sorted(loaded["missing_keys"]):
-        raise UserError(
-            f"{folder}: its weights lack {missing[0]} and {len(missing) - 1} more; eval.minimal_pairs needs a trained"
-            " masked language model, its head included"
-        )
+    missing = sorted(loaded["missing_keys"])
+    require(not missing, f"{folder}: its weights lack {missing[:3]}; eval.minimal_pairs needs a masked language model")
     model.to(device).eval()
 
     @torch.inference_mode()

@@ -8,25 +8,22 @@ compare runs over one tokenizer and one text only (`train.validation_corpus`); o
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from cramming.children import run_process
 from cramming.config import UserError, build, expand_home, folder_name, require
-from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from cramming.data.task_files import ENTRIES
-from cramming.files import overwrite_atomically, write_atomically
+from cramming.files import write_atomically
 from cramming.overrides import CHECK
 from cramming.progress import say
-from cramming.record_schema import Scores
-from eval.report import plots
 from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
 from eval.tasks.suites import AVERAGES
 
-DIGITS = (0, 1, 2, 3, 0)  # of the table's numbers
+HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss", "tokens seen")
 
 
 @dataclass(frozen=True)
@@ -54,40 +51,22 @@ class StudyConfig:
         return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in self.vocab_sizes}
 
 
-class Result(NamedTuple):
-    """One variant over its finished seeds; None where nobody has measured. The score is the mean of `entries`.
-
-    `vocabulary` is the number of entries that the tokenizer really has, `validated` how the validation loss came about
-    where all runs were given a corpus for it: its folder, its manifest, and the settings that make the task.
-    """
-
-    variant: str
-    seeds: int
-    vocabulary: float | None
-    entries: tuple[str, ...]
-    score: float | None
-    spread: float | None
-    validation_loss: float | None
-    validated: tuple[str, ...] | None
-    tokens: float | None
-
-
 def main(settings: dict[str, Any]) -> None:
-    """The verb `study`."""
+    """The verb `study`: checks of all verbs first, then run after run; the table is written after each."""
     config = build(StudyConfig, settings["study"], "study")
     runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
-    planned = {variant: [runs / f"{settings['name']}-{variant}-{seed}" for seed in config.seeds]
-               for variant in config.variants}  # fmt: skip
-    _check(config, settings, shared, planned)
-    folders: dict[str, list[Path]] = {name: [] for name in config.variants}
-    for turn, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
+    folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in config.variants}
+    for variant, changes in config.variants.items():
+        for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.glue)}):
+            _verb(verb, [*shared, *changes, CHECK])
+    made: dict[str, list[Path]] = {variant: [] for variant in config.variants}
+    for done, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
         for variant, changes in config.variants.items():
-            folder = planned[variant][turn]
-            _run(folder, [*shared, *changes, f"name={folder.name}", f"seed={seed}"], config.glue)
-            folders[variant].append(folder)
-            write(out, config.what, [result(v, list(map(load_run, found))) for v, found in folders.items() if found])
+            _run(folders[variant][done], [*shared, *changes], seed, config.glue)
+            made[variant].append(folders[variant][done])
+            write(out, config.what, {v: list(map(load_run, found)) for v, found in made.items() if found})
     say(f"{out / 'study.md'}: {len(config.variants)} variants with {len(config.seeds)} seeds")
 
 
@@ -98,138 +77,76 @@ def _given_overrides() -> Sequence[str]:
     return list(HydraConfig.get().overrides.task)
 
 
-def _check(
-    config: StudyConfig, settings: Mapping[str, Any], shared: list[str], planned: Mapping[str, list[Path]]
-) -> None:
-    """UserError for a mistake in any verb of any variant, and for variants that would be the same: now, not later."""
-    missing = {v: {verb for folder in found for verb in _missing(folder, config.glue)} for v, found in planned.items()}
-    for variant, changes in config.variants.items():
-        for verb in sorted(missing[variant]):
-            _verb(verb, [*shared, *changes, CHECK])
-    if config.what == "vocab":
-        for variant, changes in config.variants.items():
-            if "prepare" in missing[variant]:
-                _verb("prepare", [*shared, *changes])
-        refuse_equal_vocabularies(settings, config.vocab_sizes)
-
-
-def refuse_equal_vocabularies(settings: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    """UserError where the prepared corpora of two sizes have one and the same tokenizer: the text offers no more."""
-    seen: dict[str, int] = {}
-    for size in sizes:
-        folder = corpus_folder({**settings, "tokenizer": {**settings["tokenizer"], "vocab_size": size}})
-        if not (folder / MANIFEST).is_file():  # of a finished run, since deleted
-            continue
-        info = Corpus.open(folder).manifest.tokenizer
-        if info.sha256 in seen:
-            raise UserError(
-                f"study.vocab_sizes={list(sizes)}: {seen[info.sha256]} and {size} give the same tokenizer, of"
-                f" {info.vocab_size} entries, which is all that the text supports; take smaller sizes or more text"
-            )
-        seen[info.sha256] = size
-
-
 def _missing(folder: Path, glue: bool) -> list[str]:
     """The verbs that a run still needs. One that diverged has no score, and needs none.
 
     Whether all is scored only `glue` itself knows: it keeps what it has and does the rest.
     """
-    status = _status(folder)
+    status = load_run(folder).record.training.status
     verbs = [] if status in ("finished", "diverged") else ["prepare", "pretrain"]
     return [*verbs, "glue"] if glue and status != "diverged" else verbs
 
 
-def _run(folder: Path, overrides: list[str], glue: bool) -> None:
+def _run(folder: Path, overrides: list[str], seed: int, glue: bool) -> None:
     """Do what is still missing of one run. One that diverges has no score, and the study goes on."""
     for verb in _missing(folder, glue):
-        if verb in _missing(folder, glue):  # still: it may have diverged
-            resume = ["resume=true"] if verb == "pretrain" and (folder / "record.json").exists() else []
-            _verb(verb, [*overrides, *resume], lambda: _status(folder) == "diverged")
+        if verb not in _missing(folder, glue):  # it has diverged
+            return
+        resume = ["resume=true"] if verb == "pretrain" and (folder / "record.json").exists() else []
+        _verb(verb, [*overrides, f"name={folder.name}", f"seed={seed}", *resume], folder)
 
 
-def _status(folder: Path) -> Any:
-    return load_run(folder).record.training.status
-
-
-def _verb(verb: str, overrides: list[str], excused: Callable[[], bool] = lambda: False) -> None:
-    """Run a verb as a process; UserError when it fails, unless `excused`."""
+def _verb(verb: str, overrides: list[str], folder: Path | None = None) -> None:
+    """Run a verb as a process; UserError when it fails, unless the run in `folder` has diverged."""
     say(f"cramming {verb} {' '.join(overrides)}")
     code = run_process([sys.executable, "-m", "cramming", verb, *overrides])
-    if code and not excused():
+    if code and not (folder and load_run(folder).record.training.status == "diverged"):
         raise UserError(f"study: `cramming {verb}` ended with code {code}; the same command goes on from there")
 
 
-def result(variant: str, runs: Sequence[Run]) -> Result:
-    """Mean and standard deviation over a variant's runs. The score is the mean of the entries that all runs have: a
+def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """A line of the table, and the titles of the entries that all of a variant's runs have: its score is their mean. A
     subset of the tasks (`eval.tasks`) is enough to compare variants."""
-    found = [run.record.trained for run in runs]
-    values = [_scores(section) for section in found if section is not None]
-    common = tuple(entry for entry in values[0] if all(entry in scores for scores in values)) if values else ()
-    means = [statistics.fmean(scores[entry] for entry in common) for scores in values] if common else []
+    scores = [_scores(run) for run in runs if run.record.trained is not None]
+    common = [entry for entry in scores[0] if all(entry in found for found in scores)] if scores else []
+    means = [statistics.fmean(found[entry] for entry in common) for found in scores] if common else []
     losses = [loss for run in runs if (loss := run.record.training.validation.loss) is not None]
     tokens = [count for run in runs if (count := run.record.training.tokens) is not None]
-    return Result(
-        variant,
-        len(runs),
-        next((n for run in runs if (n := run.record.corpus.vocab_size) is not None), None),
-        common,
-        statistics.fmean(means) if means else None,
-        statistics.stdev(means) if len(means) > 1 else None,
-        statistics.fmean(losses) if losses else None,
-        _common([_validated(run) for run in runs]),
-        statistics.fmean(tokens) if tokens else None,
-    )
+    sizes = [size for run in runs if (size := run.record.corpus.vocab_size) is not None]
+    std = statistics.stdev(means) if len(means) > 1 else None
+    cells = [_cell(sizes[:1], 0), _cell(means, 1), _cell([std] if std is not None else [], 2), _cell(losses, 3)]
+    return [variant, str(len(runs)), *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
 
 
-def _scores(section: Scores) -> dict[str, float]:
+def _scores(run: Run) -> dict[str, float]:
     """The scores in percent of the entries that the suite's averages are made of, without missing ones."""
-    if section.suite not in AVERAGES:
+    section = run.record.trained
+    if section is None or section.suite not in AVERAGES:
         return {}
     tasks = section.tasks
     scores = {entry: tasks[entry].score for entry in columns_of(section.suite) if entry in tasks}
     return {entry: value for entry, value in scores.items() if value is not None}
 
 
-def write(out: Path, what: str, results: Sequence[Result]) -> None:
-    """`study.md`, and `study.png` when there are scores."""
-    rows = [
-        [r.variant, str(r.seeds), *map(_cell, (r.vocabulary, r.score, r.spread, r.validation_loss, r.tokens), DIGITS)]
-        for r in results
-    ]
-    common = _common([r.validated for r in results])
-    text = common[0] if common else None
-    loss = "validation loss" if text else "validation loss (own text)"
-    header = ["variant", "seeds", "vocabulary", "score", "std over seeds", loss, "tokens seen"]
-    lines = [f"# Study: {what}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)), ""]
-    entries = {", ".join(ENTRIES[entry][1].title for entry in r.entries) for r in results if r.entries}
-    scored = "; or ".join(sorted(entries)) or "nothing"
-    compared = f"are all on the text of {text}" if text else "of different rows are not comparable"
-    lines += [f"Scores are means in percent of: {scored}. Validation losses {compared}.", ""]
-    write_atomically(out / "study.md", "\n".join(lines))
-    bars = [plots.Bar(r.variant, r.score, r.spread, "pretrained") for r in results if r.score is not None]
-    if figure := plots.scores(bars, "average score (%)"):
-        data = plots.png(figure)
-
-        def save(path: Path) -> None:
-            path.write_bytes(data)
-
-        overwrite_atomically(out / "study.png", save)
+def _cell(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.fmean(values):,.{digits}f}" if values else "–"
 
 
-def _validated(run: Run) -> tuple[str, ...] | None:
+def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
+    """`study.md` of the runs by variant."""
+    rows, entries = zip(*(row_of(variant, found) for variant, found in runs.items()))
+    texts = {_validated_on(run) for found in runs.values() for run in found}
+    compare = len(texts) == 1 and None not in texts
+    lines = [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
+    scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"
+    losses = "are all on one text" if compare else "of different rows are not comparable"
+    notes = f"Scores are means in percent of: {scored}. Validation losses {losses}."
+    write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", notes, ""]))
+
+
+def _validated_on(run: Run) -> tuple[str | None, ...] | None:
     """What validation losses must have in common to compare; None where the run was validated on its own text."""
-    record, train = run.record, run.record.config.get("train")
-    if (folder := record.corpus.validation.folder) is None:
+    corpus = run.record.corpus
+    if corpus.validation.folder is None:
         return None
-    packed = [train.get("packing"), train.get("sequence_length")] if isinstance(train, Mapping) else []
-    same = (record.corpus.validation.manifest_sha256, record.corpus.tokenizer.sha256, *packed)
-    return (folder, *map(str, same), str(record.training.validation.targets))
-
-
-def _common(values: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """What they all are."""
-    return values[0] if len(set(values)) == 1 else None
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+    return corpus.validation.manifest_sha256, corpus.tokenizer.sha256, str(run.record.training.validation.targets)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import settings_hash
-from cramming.files import overwrite_atomically
 from cramming.progress import say
 from eval.finetune.config import Hyperparameters
 
@@ -53,7 +52,10 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     mark = {"points": list(listed.values()), "chosen_by": chosen_by, "mean": means[best]}
     say(f"sweep: {len(points)} points, best {listed[best]['hyperparameters']}: {means[best]:.2f}")
     for init in inits:
-        _copy_results(glue / init / "sweep" / best, glue / init)
+        for name in ("pieces", "predictions"):
+            shutil.rmtree(glue / init / name, ignore_errors=True)
+        only_here = shutil.ignore_patterns("section.json")
+        shutil.copytree(glue / init / "sweep" / best, glue / init, ignore=only_here, dirs_exist_ok=True)
     return {init: {**found[best], "sweep": mark} for init, found in by_init.items()}
 
 
@@ -69,13 +71,3 @@ def _mean(section: Mapping[str, Any]) -> float | None:
     """The mean of a point's scores; None as soon as one is missing."""
     scores = [task["score"] for task in section["tasks"].values()]
     return None if None in scores or not scores else statistics.fmean(scores)
-
-
-def _copy_results(point: Path, place: Path) -> None:
-    """Copy a point's results to where an ordinary scoring has them."""
-    for name in ("pieces", "predictions", "glue.json", "timing.json"):
-
-        def copy(temporary: Path, source: Path = point / name) -> None:
-            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, temporary)
-
-        overwrite_atomically(place / name, copy)

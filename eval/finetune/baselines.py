@@ -17,10 +17,8 @@ from cramming.config import settings_hash
 from cramming.data.task_files import Task
 from cramming.progress import say
 from cramming.record_schema import WITHOUT_ENCODER
-from eval.finetune.config import SELECTIONS
 from eval.finetune.loop import Predictions
-from eval.finetune.store import RunStore, write_json
-from eval.finetune.summary import summarise
+from eval.finetune.store import RunStore, summarise, with_seconds, write_json
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.suites import SuiteName
 
@@ -31,10 +29,8 @@ SETTINGS: dict[str, Any] = {
 
 def score_baseline(
     section: str, store: RunStore, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """The record's `section` (see `WITHOUT_ENCODER`) and the seconds per task; tasks that are stored with the same data
-    are not done again.
-    """
+) -> dict[str, Any]:
+    """The record's `section` (see `WITHOUT_ENCODER`); tasks that are stored with the same data are not done again."""
     import sklearn
 
     name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
@@ -50,9 +46,9 @@ def score_baseline(
             say(f"{task.title:<8} {name}: {result['seconds']:.0f} s")
         results[task.name, 0], seconds[f"{task.name}-seed0"] = result, result["seconds"]
     model = {"init": name, "model": name}
-    summary = summarise(model, suite, data, results, [0], settings, absent, SELECTIONS["last"])
+    summary = summarise(model, suite, data, results, [0], settings, absent)
     write_json(store.folder / "glue.json", summary)
-    return summary, seconds
+    return with_seconds(summary, seconds)
 
 
 def predict_from_words(data: TaskData) -> list[np.ndarray]:

@@ -1,17 +1,15 @@
 """The settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cramming.config import Count, Fraction, NotNegative, Positive, Seed, Within, require
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
-from eval.tasks.locate import SourceName
+from eval.tasks.suites import SourceName
 
 Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts from
-Selection = Literal["last", "best"]  # the epoch whose weights are scored
-SELECTIONS: dict[Selection, str] = {"last": "last epoch", "best": "best epoch of each run by its own dev score"}
+SELECTION = "last epoch"  # whose weights are scored
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Hyperparameters:
 class EvalConfig:
     """Section `eval`; conf/eval/glue_sane.yaml says what each setting does.
 
-    `selection: best` and `sweep` choose by the scores that are printed, which the closed division does not allow.
+    `sweep` chooses by the scores that are printed, which the closed division does not allow.
     `threads` is part of the result, unlike `workers`.
     """
 
@@ -61,7 +59,6 @@ class EvalConfig:
     init: tuple[Init, ...]
     seeds: tuple[Seed, ...]
     predict_test: bool
-    selection: Selection
     baselines: bool
     sweep: bool
     minimal_pairs: Path | None
@@ -73,7 +70,5 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for name, values in {"init": self.init, "seeds": self.seeds, "tasks": self.tasks}.items():
             require(values is None or 0 < len(values) == len(set(values)), f"{name} must name at least one, each once")
-        cores = os.cpu_count() or 1
-        require(self.threads <= cores, f"threads={self.threads}: this machine has {cores} cores")
         given = self.source == "embedded" and self.data_dir
         require(not given, "data_dir is for real GLUE data; add eval=glue_sane")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from eval.finetune.models import ModelSource, refuse_changed
 from eval.tasks.datasets import Split, TaskData
 
 BATCH = 4096
-RARE = "\u9fef"  # a Chinese character that hardly any vocabulary has
 
 Columns = tuple[list[str], ...]
 Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
@@ -66,46 +66,32 @@ def encode_task(
     data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
 ) -> EncodedTask:
     """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
-    return EncodedTask(
-        _encode_split(data.train, encode, on_examples),
-        {split.source.entry: _encode_split(split, encode, on_examples) for split in data.scored},
-        {split.source.entry: _encode_split(split, encode, on_examples) for split in data.blind},
-    )
 
+    def encoded(split: Split) -> Encoded:
+        ids, types, lengths = [], [], []
+        for first in range(0, len(split), BATCH):  # so that the tokenizer's own objects never pile up
+            batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
+            lengths += [len(sequence) for sequence in batch_ids]
+            ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
+            types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
+            on_examples(len(batch_ids))
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
 
-def _encode_split(split: Split, encode: Encoder, on_examples: Callable[[int], None]) -> Encoded:
-    """One split as ids; a batch of texts at a time, so that the tokenizer's own objects never pile up."""
-    ids, types, lengths = [], [], []
-    for first in range(0, len(split), BATCH):
-        batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
-        lengths += [len(sequence) for sequence in batch_ids]
-        ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
-        types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
-        on_examples(len(batch_ids))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
+    train, *rest = map(encoded, data.splits)
+    by_entry = [(split.source.entry, found) for split, found in zip(data.splits[1:], rest)]
+    return EncodedTask(train, dict(by_entry[: len(data.scored)]), dict(by_entry[len(data.scored) :]))
 
 
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
     """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
-    if bert_layout and (folder / "tokenizer.json").is_file():
-        return _bert_encoder(folder, max_length, vocab_size)
-    return _stock_encoder(folder, max_length, vocab_size)
-
-
-def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
-    from tokenizers import Tokenizer
+    if not (bert_layout and (folder / "tokenizer.json").is_file()):
+        return _stock_encoder(folder, max_length, vocab_size)
     from tokenizers.processors import TemplateProcessing
 
-    file, doing = folder / "tokenizer.json", "not a usable tokenizer"
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-        doing = "cannot encode an unknown word"
-        tokenizer.encode(RARE)  # fails where the vocabulary lacks its own unknown token
-    except Exception as error:  # the library raises this bare type
-        raise UserError(f"{file}: {doing} ({error})") from None
-    _check_size(folder, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1), vocab_size)
-    cls, sep = (_special(folder, tokenizer.token_to_id, name) for name in ("cls_token", "sep_token"))
+    tokenizer = _fast_tokenizer(folder)
+    _check_size(folder, tokenizer.get_vocab(with_added_tokens=True), vocab_size)
+    cls, sep = (_special(folder, tokenizer, role) for role in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
         single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
     )
@@ -120,39 +106,9 @@ def _bert_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
-def special_token(folder: Path, role: str) -> str | None:
-    """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
-    config = folder / "tokenizer_config.json"
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{config}: not readable as JSON ({error})") from None
-    require(isinstance(settings, dict), f"{config}: expected a JSON object, found {type(settings).__name__}")
-    named = settings.get(role)
-    text = named.get("content") if isinstance(named, dict) else named  # as transformers writes an added token
-    require(text is None or isinstance(text, str), f"{config}: {role} is {named!r}, not a text")
-    return text or None
-
-
-def _special(folder: Path, to_id: Callable[[str], int | None], role: str) -> tuple[str, int]:
-    """The special token of a role and its id; BERT's name for it where the folder does not say."""
-    text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
-    number = to_id(text)
-    if number is None:
-        raise UserError(
-            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); the tokenizer does not fit the model"
-        )
-    return text, number
-
-
 def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
-    _check_size(folder, 1 + max(tokenizer.get_vocab().values(), default=-1), vocab_size)
+    tokenizer = _stock_tokenizer(folder)
+    _check_size(folder, tokenizer.get_vocab(), vocab_size)
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
         found = tokenizer(*columns, truncation="longest_first", max_length=max_length, padding=False)
@@ -162,24 +118,56 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     return encode
 
 
-def _check_size(folder: Path, entries: int, vocab_size: int) -> None:
-    require(
-        entries <= vocab_size,
-        f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit",
-    )
+def _fast_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises this bare type
+        raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
+
+
+def _stock_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
+
+
+def special_token(folder: Path, role: str) -> str | None:
+    """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
+    config = folder / "tokenizer_config.json"
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
+        return (named["content"] if isinstance(named, dict) else named) or None  # as transformers writes added tokens
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{config}: not a JSON object ({error})") from None
+
+
+def _special(folder: Path, tokenizer: Any, role: str) -> tuple[str, int]:
+    """The special token of a role and its id; BERT's name for it where the folder does not say."""
+    text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
+    number = tokenizer.token_to_id(text)
+    if number is None:
+        raise UserError(f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); it does not fit the model")
+    return text, number
+
+
+def _check_size(folder: Path, vocabulary: dict[str, int], vocab_size: int) -> None:
+    entries = 1 + max(vocabulary.values(), default=-1)
+    fit = f"{folder}: its tokenizer has {entries} entries, its model's embedding {vocab_size}: they do not fit"
+    require(entries <= vocab_size, fit)
 
 
 def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
     """The ids of the mask token and of the tokens that frame texts ([CLS], [SEP]); UserError without a mask token."""
     if bert_layout and (folder / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer
-
-        to_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id
-        mask, *frame = (_special(folder, to_id, role)[1] for role in ("mask_token", "cls_token", "sep_token"))
+        tokenizer = _fast_tokenizer(folder)
+        mask, *frame = (_special(folder, tokenizer, role)[1] for role in ("mask_token", "cls_token", "sep_token"))
         return mask, set(frame)
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    if tokenizer.mask_token_id is None:
-        raise UserError(f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model")
+    tokenizer = _stock_tokenizer(folder)
+    lacks = f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model"
+    require(tokenizer.mask_token_id is not None, lacks)
     return int(tokenizer.mask_token_id), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, require
-from cramming.journal import Journal, is_chained, lacks_newline, line_hashes, read_lines
+from cramming.journal import Journal, is_chained, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
 
 PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")  # of a section: how its scores were made
@@ -49,14 +49,9 @@ def refuse_altered(folder: Path) -> None:
     require(not found.get("problem"), str(found.get("problem")))
     what = "is not as the record knows it (by SHA-256)" if path.exists() else "is missing"
     require(
-        not recorded or names(recorded, found.get("sha256")),
+        not recorded or found["sha256"] == recorded["sha256"],
         f"{path}: {what}; restore it, or score the model folder under another name with model_path=<folder>",
     )
-
-
-def names(recorded: Any, sha256: Any) -> bool:
-    """Whether what a record says of its history (`stamp`) has this SHA-256."""
-    return sha256 is not None and isinstance(recorded, Mapping) and recorded.get("sha256") == sha256
 
 
 @dataclass(frozen=True)
@@ -94,11 +89,6 @@ class Scoring:
                     return f"{name}={past.get(name)}, not {self.made_with[name]}"
         return None
 
-    def done(self) -> set[tuple[Any, Any]]:
-        """The (task, seed) that were fine-tuned on all of their data with the same settings, by the same version."""
-        same = {**self.made_with, "subset": False, "version": self.version}
-        return {(line.get("task"), line.get("seed")) for line in self._lines() if same.items() <= line.items()}
-
     def _lines(self) -> list[dict[str, Any]]:
         lines = read_lines(history_file(self.folder))
         return [line for line in lines if (line.get("suite"), line.get("init")) == (self.suite, self.init)]
@@ -110,12 +100,8 @@ def read_history(path: Path, recorded: Any) -> dict[str, Any]:
     count = named if isinstance(named, int) else 0
     try:
         entries, hashes = list(read_lines(path)), line_hashes(path)
-    except UserError as error:
+    except (UserError, OSError) as error:
         return {"problem": str(error)}
-    except OSError as error:
-        return {"problem": f"{path}: {error.strerror}"}
     if entries and not is_chained(entries):
         return {"problem": f"{path}:1: damaged: the line does not name the one before it"}
-    if count == len(hashes) + 1 and lacks_newline(path):
-        return {"problem": f"{path}:{count}: the last line has no newline, which an editor can take away; add it"}
     return {"entries": entries, "sha256": hashes[count - 1] if 0 < count <= len(hashes) else None}

@@ -1,16 +1,15 @@
 """One fine-tuning run: one task, one seed, one model; and its predictions.
 
-Every task, seed and initialisation gets the same hyperparameters. The weights after the last epoch are scored, unless
-`selection="best"` asks for each run's best epoch. A batch is one run of tokens without padding, gathered from arrays
-that were tokenized once. On a CPU the same seed gives the same numbers bit for bit, whatever else runs, as long as the
-number of threads per run is the same.
+Every task, seed and initialisation gets the same hyperparameters, and the weights after the last epoch are scored. A
+batch is one run of tokens without padding, gathered from arrays that were tokenized once. On a CPU the same seed gives
+the same numbers bit for bit, whatever else runs, as long as the number of threads per run is the same.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,15 +17,89 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cramming.data.task_files import TASKS, Task
+from cramming.model.attention import Packing
+from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
 from cramming.optim import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
-from eval.finetune.batches import Batch, PackedSplit, UsedVocabulary, by_length
-from eval.finetune.classifier import build_classifier
-from eval.finetune.config import Hyperparameters, Init, Selection
+from eval.finetune.config import Hyperparameters, Init
 from eval.finetune.encode import Encoded, EncodedTask
-from eval.finetune.models import ModelSource
-from eval.tasks.metrics import score
+from eval.finetune.models import ModelSource, build_classifier
+
+
+class Batch(NamedTuple):
+    """Some examples, packed: what the model takes, and their labels."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    types_T: Tensor
+    packing: Packing
+    labels_S: Tensor | None
+
+
+class PackedSplit:
+    """A split's arrays on the device, from which any choice of examples is packed there into a batch.
+
+    Only `lengths_N` is in main memory: the sizes of a batch are known without asking the device.
+    """
+
+    def __init__(self, encoded: Encoded, device: torch.device) -> None:
+        self.device = device
+        self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
+        arrays = (encoded.ids_T, encoded.types_T, encoded.starts_N)
+        self.ids_T, self.types_T, self.starts_N = (torch.from_numpy(array).to(device) for array in arrays)
+        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    def batch(self, chosen_S: Tensor) -> Batch:
+        """The examples `chosen_S` (int64 [S], in main memory) end to end."""
+        lengths_S = self.lengths_N[chosen_S]
+        total, longest = int(lengths_S.sum()), int(lengths_S.max())
+        if self.device.type == "cuda":
+            chosen_S = chosen_S.pin_memory()  # else the copy would wait for the steps before it
+        chosen_S = chosen_S.to(self.device, non_blocking=True)
+        starts_S = self.starts_N[chosen_S]
+        lengths_S = self.starts_N[chosen_S + 1] - starts_S
+        bounds_S = F.pad(lengths_S.cumsum(0), (1, 0))
+        places_S = torch.stack((bounds_S[:-1], starts_S))  # in the batch, and in the split
+        firsts_T, sources_T = places_S.repeat_interleave(lengths_S, 1, output_size=total)
+        positions_T = torch.arange(total, device=self.device) - firsts_T
+        index_T = sources_T + positions_T
+        labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
+        packing = Packing(bounds_S.int(), None, longest)
+        return Batch(self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S)
+
+
+def with_used_words(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable[[], None]]:
+    """Leave the encoder the word vectors of the tokens that its training set has; returns that set, which numbers them
+    anew, and what puts the whole vocabulary back, as far as it was trained.
+
+    They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by
+    the optimizer, in every step. The numbers are the same bit for bit (with gradient clipping, to rounding).
+    """
+    place, full = encoder.embeddings, encoder.embeddings.tokens
+    used_V, ids_T = np.unique(train.ids_T, return_inverse=True)
+    used = torch.from_numpy(used_V).long().to(full.weight.device)
+    place.tokens = small = nn.Embedding.from_pretrained(full.weight.detach()[used], freeze=False)
+
+    def put_back() -> None:
+        with torch.no_grad():
+            full.weight[used] = small.weight
+        place.tokens = full
+
+    return replace(train, ids_T=ids_T.astype(np.int32)), put_back
+
+
+def by_length(lengths_N: Tensor, tokens: int) -> Iterator[Tensor]:
+    """Examples in order of length, in groups of about `tokens` tokens, so that a group needs next to no padding."""
+    order_N = lengths_N.argsort(stable=True)
+    ends_N = lengths_N[order_N].cumsum(0)
+    group_N = (ends_N - 1) // tokens
+    sizes = torch.unique_consecutive(group_N, return_counts=True)[1].tolist()
+    yield from order_N.split(sizes)
+
 
 # Raised by every change of this code, or of the weights that an initialisation means, that changes a number: its stored
 # runs are then done again. The last: training examples are in an order of their own before a seed shuffles them.
@@ -48,15 +121,12 @@ class TaskRun:
     precision: Mode
     device: str
     threads: int = 1
-    selection: Selection = "last"
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite.
-
-    `epoch` is the one whose weights were scored.
-    """
+    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite. `epoch`: how many
+    there were."""
 
     scored: dict[str, np.ndarray]
     blind: dict[str, np.ndarray]
@@ -74,35 +144,18 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
     torch.manual_seed(run.seed)
     model = build_classifier(run.source, run.init, task.outputs, hyper).to(device)
     number_format = Precision(PrecisionConfig(run.precision, tf32=run.precision != "fp32"), device)
+    train_set, put_back = run.data.train, None
     # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
-    vocabulary = UsedVocabulary(model.encoder, run.data.train) if run.source.own and hyper.weight_decay == 0 else None
-    split = PackedSplit(vocabulary.train if vocabulary else run.data.train, device)
-    best, found = -math.inf, None
-    for epoch, loss in enumerate(train(model, task, split, run.seed, hyper, number_format, on_examples), start=1):
-        failed = not np.isfinite(loss)
-        if run.selection == "last" and epoch < hyper.epochs and not failed:
-            continue
-        with vocabulary.whole() if vocabulary else nullcontext():
-            scored, blind = (
-                {name: predict(model, task, PackedSplit(s, device), number_format, failed) for name, s in sets.items()}
-                for sets in (run.data.scored, run.data.blind)
-            )
-        reached = math.inf if run.selection == "last" else dev_score(task, run.data.scored, scored)
-        if found is None or reached > best:
-            best, found = reached, Predictions(scored, blind, loss, 0.0, epoch)
-    assert found is not None
-    return replace(found, seconds=time.perf_counter() - started)
-
-
-def dev_score(task: Task, sets: Mapping[str, Encoded], predictions: Mapping[str, np.ndarray]) -> float:
-    """Mean of the main metric over the task's labelled sets; minus infinity where it is not defined."""
-    values = []
-    for name, found in predictions.items():
-        labels_N = sets[name].labels_N
-        assert labels_N is not None
-        values.append(score((task.main_metric,), found, labels_N).values[task.main_metric])
-    mean = float(np.mean(values))
-    return mean if np.isfinite(mean) else -math.inf
+    if run.source.own and hyper.weight_decay == 0:
+        train_set, put_back = with_used_words(model.encoder, train_set)
+    loss, epoch = train(model, task, PackedSplit(train_set, device), run.seed, hyper, number_format, on_examples)
+    if put_back:
+        put_back()
+    scored, blind = (
+        {n: predict(model, task, PackedSplit(s, device), number_format, math.isnan(loss)) for n, s in sets.items()}
+        for sets in (run.data.scored, run.data.blind)
+    )
+    return Predictions(scored, blind, loss, time.perf_counter() - started, epoch)
 
 
 def train(
@@ -113,16 +166,17 @@ def train(
     hyper: Hyperparameters,
     number_format: Precision,
     on_examples: Callable[[int], None],
-) -> Iterator[float]:
-    """Train in place; yields the mean loss after every epoch, NaN and as the last where a step's was not finite."""
+) -> tuple[float, int]:
+    """Train in place; returns the last epoch's mean loss and its number. The first epoch in which a step's loss is not
+    finite is the last one, and its mean is NaN."""
     groups = parameter_groups(model, hyper.weight_decay)  # decay only on matrices, as in pretraining
     betas = (hyper.beta1, hyper.beta2)
     optimizer = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True)
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
+    model.train()
     for epoch in range(hyper.epochs):
-        model.train()
         losses = []
         for step, chosen_S in enumerate(torch.randperm(len(split), generator=generator).split(hyper.batch_size)):
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
@@ -131,9 +185,9 @@ def train(
             losses.append(train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format))
             on_examples(len(chosen_S))
         mean = torch.stack(losses).mean().item()  # once an epoch: every look at a loss waits for the device
-        yield mean if np.isfinite(mean) else math.nan
         if not np.isfinite(mean):
-            return
+            return math.nan, epoch + 1
+    return mean, hyper.epochs
 
 
 def train_step(

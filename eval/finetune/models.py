@@ -1,21 +1,30 @@
-"""The model folder to score: opened once, described, and unchanged until its last file is read.
+"""The model folder to score, opened once and unchanged until its last file is read, and the classifier made of it.
 
-The suite's encoder runs architectures that it has (its own, stock BERT and ModernBERT), transformers every other
-encoder (eval/finetune/classifier.py).
+The suite's encoder runs architectures that it has (its own, stock BERT and ModernBERT), transformers every other, which
+`StockEncoder` wraps and pads inside. Random initialisation means the same architecture with fresh weights from the
+fine-tuning seed, of the scale that the folder's own run drew.
 """
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from cramming.config import UserError, expand_home, file_sha256, require, settings_hash
 from cramming.hub import prepare_hub
+from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.model.export import load_encoder_config
+from cramming.model.encoder import Encoder
+from cramming.model.export import load_encoder, load_encoder_config
+from cramming.model.heads import SequenceClassifier
 from cramming.record_schema import Record
+from eval.finetune.config import Hyperparameters, Init
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
 # Their first position is that behind the padding token's number.
@@ -54,10 +63,16 @@ class ModelSource:
 def open_model(path: str | Path) -> ModelSource:
     """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
     folder = expand_home(path, "model_path")
-    require(not folder.is_file(), f"model_path={path}: is a file; give the folder it is in")
     if not folder.is_dir():
         folder = _download(str(path))
-    config = _read_config(folder / "config.json")
+    file = folder / "config.json"
+    require(file.is_file(), f"{folder}: no config.json; expected a Hugging Face model folder")
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: not a JSON object ({error})") from None
+    kind = config.get("model_type")
+    require(not config.get("is_encoder_decoder"), f"{file}: model type {kind!r} has a decoder; give an encoder")
     weights = next((found for p in WEIGHT_FILES if (found := sorted(folder.glob(p)))), [])
     require(weights, f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     files = {
@@ -68,24 +83,20 @@ def open_model(path: str | Path) -> ModelSource:
     hashes = [files[file.name] for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
     size = sum(file.stat().st_size for file in weights)
-    if own := _own_config(folder, config.get("model_type")):
+    if own := _own_config(folder, kind):
         assert own.vocab_size is not None, folder
         return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files)
-    vocab_size = config.get("vocab_size", 0)
-    require(vocab_size, f"{folder / 'config.json'}: no vocab_size; {config.get('model_type')!r} is not a text encoder")
+    require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
     positions = config.get("max_position_embeddings")
-    if positions is not None and config.get("model_type") in POSITIONS_BEHIND_PADDING:
+    if positions is not None and kind in POSITIONS_BEHIND_PADDING:
         positions -= 1 + (config.get("pad_token_id") or 0)
-    return ModelSource(folder, str(path), False, vocab_size, positions, sha256, size, files)
+    return ModelSource(folder, str(path), False, config["vocab_size"], positions, sha256, size, files)
 
 
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
     """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
-    words. Records of before version 5 of the rules name the weights and the tokenizer only."""
-    written = record.training.final_files
-    if not written:
-        known = {"model.safetensors": record.training.final_sha256, "tokenizer.json": record.corpus.tokenizer.sha256}
-        written = dict(files) | {name: sha256 for name, sha256 in known.items() if sha256}
+    words; None where a record names no files."""
+    written = record.training.final_files or files
     for name in sorted({*written, *files}):
         if name not in files:
             return f"{name}: is missing"
@@ -102,24 +113,6 @@ def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
         file = folder / name
         same = file.is_file() and file_sha256(file) == sha256
         require(same, f"{file}: was changed while the model was being scored; restore it and run again")
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    """A model's config.json; UserError where it is none of an encoder, as far as it can be told from it."""
-    require(file.is_file(), f"{file.parent}: no config.json; expected a Hugging Face model folder")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not readable as JSON ({error})") from None
-    require(isinstance(config, dict), f"{file}: expected a JSON object, found {type(config).__name__}")
-    decoder = config.get("is_encoder_decoder")
-    require(not decoder, f"{file}: model type {config.get('model_type')!r} has a decoder; give an encoder")
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
-        value = config.get(name, 1)
-        absent = value is None and name == "max_position_embeddings"
-        valid = absent or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
-        require(valid, f"{file}: {name}={value!r} must be a whole number above 0")
-    return config
 
 
 def position_limit(config: ModelConfig) -> int | None:
@@ -141,8 +134,6 @@ def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
 
 def _download(name: str) -> Path:
     """The hub's model of this name as a local folder; UserError at once where it cannot be had."""
-    is_name = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    require(is_name, f"model_path={name}: no such folder, and not a name on the hub")
     online = prepare_hub()
     from huggingface_hub import snapshot_download
 
@@ -155,3 +146,113 @@ def _download(name: str) -> Path:
         reason = " ".join(str(error).split())[:150] if online else "no connection to the hub, and not in the cache"
         raise UserError(f"model_path={name}: no such folder, and {reason}; give a local model folder") from None
     return folder
+
+
+def build_classifier(source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters) -> SequenceClassifier:
+    """A classifier with `outputs` logits on the source's encoder, whose weights are what `init` says.
+
+    New weights come from torch's global generator. UserError where a file that was read is not the source's any more.
+    """
+    encoder: Encoder | StockEncoder
+    if source.own:
+        config = load_encoder_config(source.folder, hyper.dropout, hyper.attention_dropout)
+        encoder = Encoder(replace(config, attention_init="random") if init == "random" else config)
+        if init == "pretrained":
+            encoder.load_state_dict(_pretrained_state(source.folder, tuple(source.files.items())))
+    else:
+        encoder = StockEncoder(source.folder, init, hyper.dropout, hyper.attention_dropout)
+    refuse_changed(source.folder, source.settings if source.own else source.files)
+    size = encoder.config.hidden_size if hyper.pooler else None
+    model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
+    trained = pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
+    if trained and model.pooler is not None:
+        model.pooler.load_state_dict(trained)
+    return model
+
+
+@lru_cache(maxsize=1)
+def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
+    """The dense layer that BERT's next-sentence task has trained on the first token, where a BERT folder has one.
+
+    Fine-tuning starts from it, as `BertForSequenceClassification` does.
+    """
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") != "bert":
+        return {}
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                if name.removeprefix("bert.") in ("pooler.dense.weight", "pooler.dense.bias"):
+                    found[name.rpartition(".")[2]] = weights.get_tensor(name).float()
+    return found
+
+
+@lru_cache(maxsize=1)
+def _pretrained_state(folder: Path, files: tuple[tuple[str, str], ...]) -> dict[str, Tensor]:
+    """The encoder's weights, read once per process, from `files` with these SHA-256: they may be read hours after the
+    model was opened.
+
+    Reading builds a model, which draws random numbers; they must not shift those of the run that happens to come first.
+    """
+    with torch.random.fork_rng(devices=[]):
+        state = load_encoder(folder, dropout=0.0, attention_dropout=0.0).state_dict()
+    refuse_changed(folder, dict(files))
+    return state
+
+
+class StockEncoder(nn.Module):
+    """Any `AutoModel` behind the interface of the suite's encoder: packed tokens in, packed hidden states out."""
+
+    DROPOUTS = ("hidden_dropout_prob", "dropout", "embd_pdrop", "hidden_dropout", "embedding_dropout", "mlp_dropout")
+    ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+
+    def __init__(self, folder: Path, init: Init, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        from transformers import AutoConfig, AutoModel
+
+        missing: list[str] = []
+        try:
+            config = AutoConfig.from_pretrained(folder)
+            for names, rate in ((self.DROPOUTS, dropout), (self.ATTENTION_DROPOUTS, attention_dropout)):
+                for name in names:
+                    if isinstance(getattr(config, name, None), float | int):
+                        setattr(config, name, rate)
+            if init == "pretrained":
+                self.model, loaded = AutoModel.from_pretrained(
+                    folder, config=config, dtype=torch.float32, output_loading_info=True
+                )
+                missing = sorted(name for name in loaded["missing_keys"] if "pooler" not in name)  # not used here
+            else:
+                self.model = AutoModel.from_config(config, dtype=torch.float32)
+        except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
+            raise UserError(f"{folder}: transformers cannot load it ({' '.join(str(error).split())[:200]})") from None
+        require(
+            not missing, f"{folder}: its weights lack {', '.join(missing[:3])} ...; they are not of this config.json"
+        )
+        self.pad_id = config.pad_token_id or 0
+        self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
+        std = getattr(config, "initializer_range", None) or 0.02
+        self.config = ModelConfig(config.vocab_size, config.hidden_size, num_heads=1, init_std=std)
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
+        wanted_M: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states [T, D], or of the tokens `wanted_M` [M, D]."""
+        lengths_S = packing.bounds_S.diff()
+        valid_SL = torch.arange(packing.max_length, device=ids_T.device) < lengths_S[:, None]
+        inputs = {"input_ids": _pad(ids_T, valid_SL, self.pad_id), "attention_mask": valid_SL.long()}
+        if self.takes_types and token_types_T is not None:
+            inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
+        hidden_TD = self.model(**inputs).last_hidden_state[valid_SL]
+        return hidden_TD if wanted_M is None else hidden_TD.index_select(0, wanted_M)
+
+
+def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:
+    return torch.full(valid_SL.shape, filler, dtype=torch.long, device=values_T.device).masked_scatter(
+        valid_SL, values_T.long()
+    )

@@ -21,17 +21,14 @@ from cramming.environment import environment
 from cramming.precision import resolve
 from cramming.progress import Progress, say
 from eval.finetune import history
-from eval.finetune.config import SELECTIONS, EvalConfig, Hyperparameters, Init
+from eval.finetune.config import SELECTION, EvalConfig, Hyperparameters, Init
 from eval.finetune.encode import EncodedTask, encode_tasks
 from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
 from eval.finetune.models import ModelSource
-from eval.finetune.store import RunStore, write_json
-from eval.finetune.summary import is_subset, summarise
+from eval.finetune.store import RunStore, is_subset, summarise, with_seconds, write_json
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import FoundSuite
-
-Results = dict[tuple[str, int], dict[str, Any]]  # by task and seed
 
 
 def score_model(
@@ -56,7 +53,7 @@ def score_model(
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     sha256 = source.sha256 if init == "pretrained" else None
-    made_with = {"hyperparameters": asdict(hyper), "selection": SELECTIONS[settings.selection], **numerics}
+    made_with = {"hyperparameters": asdict(hyper), "selection": SELECTION, **numerics}
     past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init])
     by_name = {d.task.name: d for d in data}
 
@@ -68,30 +65,35 @@ def score_model(
 
     # A sweep compares its points: each on one machine.
     store = RunStore(folder, record, past.has, anywhere=competes) if suite.section == "glue" else RunStore(folder)
-    protocol = {**numerics, "selection": settings.selection}
+    protocol = {**numerics, "selection": "last"}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
-    results = stored_results(store, by_name, keys, init)
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    for (name, seed), key in keys.items():
+        stored = store.load(by_name[name], seed, key)
+        if stored is not None:  # of an earlier, interrupted call
+            results[name, seed] = stored
+            show_result(TASKS[name], init, seed, stored, "stored" if stored["key"] == key else "stored, made elsewhere")
     todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
-    if todo and init == "pretrained":
-        whole = [(name, seed) for name, seed in todo if not is_subset(suite.name, by_name[name])]
-        warn_of_choices(past, whole if competes else [])
-    runs = [
-        TaskRun(
-            name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads,
-            settings.selection,
+    if todo and init == "pretrained" and (other := past.other_set()):
+        say(
+            f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
+            " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
+            " eval.hyperparameters as they were"
         )
+    runs = [
+        TaskRun(name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads)
         for name, seed in todo
-    ]  # fmt: skip
+    ]
     for done, found in fine_tune(runs, settings, device):
-        key = (done.task, done.seed)
-        results[key] = store.save(by_name[done.task], done.seed, keys[key], found)
-        show_result(TASKS[done.task], init, done.seed, results[key], f"{found.seconds:.0f} s")
+        result = store.save(by_name[done.task], done.seed, keys[done.task, done.seed], found)
+        results[done.task, done.seed] = result
+        show_result(TASKS[done.task], init, done.seed, result, f"{found.seconds:.0f} s")
     model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
     summary = summarise(
-        model, suite.name, data, results, settings.seeds, asdict(hyper), suite.absent, SELECTIONS[settings.selection]
-    )
+        model, suite.name, data, results, settings.seeds, asdict(hyper), suite.absent
+    )  # fmt: skip
     seconds = {f"{name}-seed{seed}": results[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "glue.json", summary)
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
@@ -104,48 +106,19 @@ def score_model(
     return {**with_seconds(summary, seconds), **more}
 
 
-def warn_of_choices(past: history.Scoring, whole: Sequence[tuple[str, int]]) -> None:
-    """Say what R20 will find once the next run is fine-tuned; `whole` are those that will be, on all of their data."""
-    if other := past.other_set():
-        say(
-            f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
-            " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
-            " eval.hyperparameters as they were"
-        )
-    before = past.done()
-    if again := [f"{name} seed {seed}" for name, seed in whole if (name, seed) in before]:
-        say(
-            f"warning: {', '.join(again[:4])} was fine-tuned before, on other data or with its result gone; another"
-            " outcome keeps this run out of the closed division (R20)"
-        )
-
-
 def fine_tune(
     runs: Sequence[TaskRun], settings: EvalConfig, device: torch.device
 ) -> Iterator[tuple[TaskRun, Predictions]]:
     """Each of `runs`, which are of one model, as it is done."""
-    size = runs[0].source.weight_bytes if runs else 0
+    if not runs:
+        return
+    size = runs[0].source.weight_bytes
     workers = choose_workers(settings.workers, settings.threads, len(runs), len(settings.seeds), device, size)
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         runs = sorted(runs, key=lambda run: -len(run.data.train))
     examples = settings.hyperparameters.epochs * sum(len(run.data.train) for run in runs)
-    title = f"fine-tune ({runs[0].init})" if runs else "fine-tune"
-    with Progress(title, examples, "examples") as bar:
+    with Progress(f"fine-tune ({runs[0].init})", examples, "examples") as bar:
         yield from run_all(runs, workers, bar.advance)
-
-
-def stored_results(
-    store: RunStore, data: Mapping[str, TaskData], keys: Mapping[tuple[str, int], str], init: Init
-) -> Results:
-    """The runs that an earlier, interrupted call has finished under the same settings."""
-    results = {}
-    for (name, seed), key in keys.items():
-        result = store.load(data[name], seed, key)
-        if result is not None:
-            results[name, seed] = result
-            remark = "stored" if result["key"] == key else "stored, made elsewhere"
-            show_result(TASKS[name], init, seed, result, remark)
-    return results
 
 
 def conditions(
@@ -172,15 +145,6 @@ def made_on(conditions: str, keys: Sequence[str]) -> str:
     return f"{conditions.partition('-')[0]}-{'-'.join(places)}"
 
 
-def with_seconds(summary: dict[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The summary with the fine-tuning seconds per entry (those of its task) and in all."""
-    tasks = {
-        name: {**entry, "seconds": sum(seconds[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
-        for name, entry in summary["tasks"].items()
-    }
-    return {**summary, "tasks": tasks, "seconds": sum(seconds.values())}
-
-
 def show_result(task: Task, init: Init, seed: int, result: Mapping[str, Any], remark: str) -> None:
     """One line per finished run and entry."""
     for source in task.scored:
@@ -190,11 +154,3 @@ def show_result(task: Task, init: Init, seed: int, result: Mapping[str, Any], re
             )
             remarks = "; ".join([remark, *found["problems"], *found["notes"]])
             say(f"{source.title:<8} {init} seed {seed}: {values} ({remarks})")
-
-
-def show_averages(section: Mapping[str, Any]) -> None:
-    """The averages, or what they lack."""
-    for name, average in section["averages"].items():
-        value, missing = average["value"], ", ".join(average["missing"])
-        found = f"not computed, missing {missing}" if value is None else f"{value:.2f}"
-        say(f"{name} {section['init']}: {found}")

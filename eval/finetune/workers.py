@@ -53,18 +53,16 @@ def run_all(runs: Iterable[TaskRun], workers: int, on_examples: OnExamples) -> I
     """Each run with its result, as they finish; `runs` is read lazily. With one worker all happens in this process."""
     threads = torch.get_num_threads()
     try:
-        yield from _run_here(runs, on_examples) if workers == 1 else _run_in_pool(runs, workers, on_examples)
+        if workers == 1:
+            yield from ((run, _run(run, on_examples)) for run in runs)
+        else:
+            yield from _run_in_pool(runs, workers, on_examples)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(ALONE if workers == 1 else DIED) from None
     finally:
         torch.set_num_threads(threads)
-
-
-def _run_here(runs: Iterable[TaskRun], on_examples: OnExamples) -> Iterator[tuple[TaskRun, Predictions]]:
-    for run in runs:
-        yield run, _run(run, on_examples)
 
 
 def _run(run: TaskRun, on_examples: OnExamples) -> Predictions:

@@ -11,6 +11,10 @@ from typing import Literal
 from cramming.data.task_files import GLUE, SUPERGLUE, Task
 
 SuiteName = Literal["glue", "embedded", "superglue"]
+SourceName = Literal["local", "hub", "embedded", "superglue"]
+SUITE_OF: dict[SourceName, SuiteName] = {
+    "local": "glue", "hub": "glue", "embedded": "embedded", "superglue": "superglue",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

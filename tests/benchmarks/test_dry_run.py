@@ -38,11 +38,6 @@ def test_time_is_operations_or_bytes_whichever_takes_longer(report: Any) -> None
     assert slower.tokens_per_second < report.Reckoning(ROW, "H200").tokens_per_second
 
 
-def test_many_small_kernels_take_what_the_host_needs_to_start_them(report: Any) -> None:
-    small = {**ROW, "parameters": 0, "kernels": [{**KERNELS[0], "launches": 10000, "bytes": 1.0, "flops": 1.0}]}
-    assert report.Reckoning(small, "H200").total == pytest.approx(10000 * 6e-6)
-
-
 def test_the_section_is_replaced_and_the_rest_of_the_page_stays(report: Any, tmp_path: Path) -> None:
     raw, docs = tmp_path / "raw.jsonl", tmp_path / "tricks.md"
     training = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cramming.bench.workload import topic_batches
+from cramming.bench.worker import topic_batches
 from cramming.checks import Config
 from cramming.config import build
 from cramming.data.batches import Batch

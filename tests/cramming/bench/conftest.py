@@ -9,8 +9,7 @@ import torch
 from cramming.bench import tricks
 from cramming.bench.gate import Curves, Verdict
 from cramming.bench.tricks import Trick
-from cramming.bench.worker import Worker
-from cramming.bench.workload import Candidate
+from cramming.bench.worker import Candidate, Worker
 from cramming.optim.build import LOW_BIT
 
 STEPS = 60
@@ -27,8 +26,8 @@ FEW = {  # since products in fp16 are slow on a CPU
 class SmallGate(Curves):
     """The curves of `bench`, but for the worker's process."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings, STEPS, 64, "cpu", Worker)
         self._sound: dict[str, Verdict] = {}
 
     def losses(self, specs: Sequence[dict[str, Any]]) -> list[list[float]]:
@@ -45,7 +44,7 @@ class SmallGate(Curves):
 
 
 def small_gate(compose: Callable[..., dict[str, Any]], changes: tricks.Settings) -> SmallGate:
-    return SmallGate(tricks.changed(compose(), {**SMALL, **changes}), STEPS, 64, "cpu", Worker)
+    return SmallGate(tricks.changed(compose(), {**SMALL, **changes}))
 
 
 @pytest.fixture(scope="session")

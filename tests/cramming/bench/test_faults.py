@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cramming.bench.tricks import COARSE, SAME, TRICKS, Trick
-from cramming.bench.workload import Candidate
+from cramming.bench.worker import Candidate
 from cramming.engine import Engine
 from cramming.model import attention, attention_kernels, heads, layers, residual
 from cramming.parallel import apply

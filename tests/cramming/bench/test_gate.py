@@ -28,7 +28,7 @@ def test_another_repetition_passes_and_fp32_is_not_allowed_what_bf16_is(small: A
     def judged(size: float, rounding: float) -> bool:
         (curve,) = small.losses([small.spec(BASELINE) | {"perturbed": (size, 4)}])
         trick = replace(PLAIN, rounding=rounding)
-        return gate.judge(trick, small.reference(), curve, small.floor(rounding)).passed
+        return gate.judge(trick, small.reference, curve, small.floor(rounding)).passed
 
     assert judged(SAME, SAME) and judged(COARSE, COARSE)
     assert not judged(COARSE, SAME)
@@ -47,7 +47,7 @@ def test_a_curve_that_is_not_finite_fails() -> None:
 
 
 def test_a_reference_that_learns_nothing_proves_nothing(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = replace(small, floors={})
+    fresh = gate.Curves(small.settings, small.steps, small.vocab_size, small.device, small.make)
     monkeypatch.setattr(fresh, "losses", lambda specs: [[3.0] * 60 for _ in specs])
     with pytest.raises(UserError, match=r"bench\.gate_steps=60: the reference's loss fell by 0\.00"):
         fresh.floor(SAME)
@@ -78,7 +78,7 @@ def test_the_best_stack_has_a_verdict_of_its_own(compose: Compose, tmp_path: Pat
     gate.save(tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")])
     assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"  # another stack had that name
     gate.save(tmp_path / "g.json", "here", [failed])
-    with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave one of these off"):
+    with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave it off"):
         gate.check(settings, "here", "cpu", mode)
     assert gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST] == "forced"
     without = {**settings, "attention": {**settings["attention"], "last_layer": "all"}}
@@ -102,30 +102,15 @@ def test_another_value_does_not_hide_a_trick(compose: Compose, overrides: list[s
     assert "tf32" not in found
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "not a table of verdicts"),
-        (b"\xff", "not a table of verdicts"),
-        (b"[]", "not a table of verdicts"),
-        (b'{"format": 2, "places": {"here": {"verdicts": {}}}}', "not a table of verdicts .*floors: missing"),
-        (
-            b'{"format": 2, "places": {"here": {"floors": {}, "verdicts": {"x": {"trick": "x", "passed": "false"}}}}}',
-            "not a table of verdicts .*passed='false'",
-        ),
-        (b'{"format": 2, "places": {"here": {"verdicts": {"bf16": true}, "floors": {}}}}', "not a table of verdicts"),
-        (b'{"here": {"bf16": {"passed": true, "distance": 0.01, "tolerance": 0.05}}}', "not a table of verdicts"),
-        (b'{"format": 3, "places": {}}', "written in format 3, not 2; remove it"),
-    ],
-)
-def test_a_damaged_file_is_named(compose: Compose, tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "gates.json").write_bytes(content)
-    with pytest.raises(UserError, match=rf"gates\.json: {message}"):
+@pytest.mark.parametrize("content", ["[]", '{"here": {}}', '{"format": 3, "places": {}}'])
+def test_a_table_of_another_format_is_named(compose: Compose, tmp_path: Path, content: str) -> None:
+    (tmp_path / "gates.json").write_text(content)
+    with pytest.raises(UserError, match=r"gates\.json: no table of verdicts in format 2; remove it"):
         gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 
 
 def test_an_unknown_name_in_forced_lists_the_known(compose: Compose) -> None:
-    with pytest.raises(UserError, match=r"no trick .'magic'.; there are: last layer at targets"):
+    with pytest.raises(UserError, match=r"forced=\['magic'\]: the tricks are: last layer at targets"):
         gate.check(compose("forced=[magic]"), "here", "cpu", "fp32")
 
 

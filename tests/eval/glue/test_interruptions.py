@@ -170,20 +170,6 @@ def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
     assert (folder / "predictions/cola-seed0.npz").read_bytes() == kept
 
 
-def test_a_run_is_done_again_where_a_file_that_its_tokenizer_may_read_has_changed(
-    config: dict[str, Any], model: Path, with_eval: Callable[..., dict[str, Any]], done: list[str]
-) -> None:
-    few = with_eval(config, tasks=["cola"], seeds=[0])
-    (model / "vocab.txt").write_text("[UNK]\n")
-    main(few)
-    (model / "README.md").write_text("only people read this")
-    main(few)
-    assert done == ["cola"]
-    (model / "vocab.txt").write_text("[UNK]\nw0\n")
-    main(few)
-    assert done == ["cola", "cola"]
-
-
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:
     task, source = read_task(config["eval"]["data_dir"], GLUE["cola"]), open_model(model)
     machine = environment(asdict(describe(torch.device("cpu"))))

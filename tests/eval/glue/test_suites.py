@@ -1,4 +1,4 @@
-"""What stands beside the scores of GLUE, and what must not: floor, other suites, minimal pairs, another selection."""
+"""What stands beside the scores of GLUE, and what must not: floor, other suites, minimal pairs."""
 
 import json
 import shutil
@@ -25,41 +25,6 @@ from eval.tasks import locate
 
 Change = Callable[..., dict[str, Any]]
 Read = Callable[..., bytes]
-
-
-def test_the_best_epoch_is_scored_only_when_asked_and_then_the_record_says_so(
-    config: dict[str, Any], with_eval: Change, glue_json: Read
-) -> None:
-    config["eval"]["hyperparameters"] |= {"epochs": 3, "learning_rate": 1e-2}
-    main(config)
-    main(with_eval({**config, "name": "best"}, selection="best"))
-    last, best = (load_record(Path(config["runs"]) / name)["glue"]["pretrained"] for name in ("first", "best"))
-    assert last["selection"] == "last epoch" and best["selection"].startswith("best epoch")
-    for entry, task in best["tasks"].items():
-        if entry != "mnli_mismatched":  # the epoch is chosen by the mean over both sets
-            per_seed = [t["metrics"][t["main_metric"]]["per_seed"] for t in (task, last["tasks"][entry])]
-            assert all(a >= b for a, b in zip(*per_seed, strict=True)) or entry == "mnli_matched"
-    pieces = {name: stored_pieces(Path(config["runs"]) / name) for name in ("first", "best")}
-    assert {piece["epoch"] for piece in pieces["first"].values()} == {3}
-    chosen = [piece["epoch"] for piece in pieces["best"].values()]
-    assert set(chosen) <= {1, 2, 3} and min(chosen) < 3, "some run was better before its last epoch"
-    for name, piece in pieces["best"].items():
-        if piece["epoch"] == 3:
-            assert piece["entries"] == pieces["first"][name]["entries"]
-    for run, section in (("first", last), ("best", best)):
-        for task in section["tasks"].values():
-            assert task["scored_epochs"] == [pieces[run][f"{task['task']}-seed{seed}"]["epoch"] for seed in (0, 1)]
-        findings = {f.rule: f for f in judge(read_record(load_record(Path(config["runs"]) / run))).findings}
-        assert findings["R20"].ok == (run == "first")
-    assert "not the last epoch of every seed of " in findings["R20"].evidence
-    config["eval"]["selection"] = "best"  # stored pieces of the last epoch are not taken for it
-    main(config)
-    assert glue_json(config) == glue_json({**config, "name": "best"})
-
-
-def stored_pieces(run: Path) -> dict[str, Any]:
-    """By name, such as `cola-seed0`."""
-    return {file.stem: json.loads(file.read_text()) for file in (run / "glue/pretrained/pieces").iterdir()}
 
 
 def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(

@@ -10,7 +10,7 @@ import scipy.stats
 from cramming.config import build, config_folder
 from cramming.data.task_files import GLUE, ExampleFile
 from eval.finetune.config import EvalConfig, Hyperparameters
-from eval.finetune.summary import is_subset, spread, summarise
+from eval.finetune.store import is_subset, spread, summarise
 from eval.tasks.datasets import Split, TaskData
 
 Section = Callable[..., dict[str, Any]]
@@ -61,7 +61,7 @@ def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
             for s in task.scored
         }
         results[task.name, 0] = {"entries": entries, "epoch": 5}
-    return summarise({"init": "pretrained"}, "glue", data, results, [0], {}, {}, "last epoch")
+    return summarise({"init": "pretrained"}, "glue", data, results, [0], {}, {})
 
 
 def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing() -> None:
