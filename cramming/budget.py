@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import psutil
 
-from cramming.config import file_sha256
+from cramming.config import Count, Positive, Within, file_sha256
 from cramming.journal import (
     MAX_HEARTBEAT_SECONDS,
     EndReason,
@@ -37,24 +37,20 @@ COUNTER = "NVML energy counter"  # where the record's energy is from
 class BudgetConfig:
     """Exactly one limit: wall-clock hours, exaFLOPs of model compute, tokens, or optimizer steps."""
 
-    hours: float | None
-    exaflops: float | None
-    tokens: float | None
-    steps: int | None
-    heartbeat_seconds: float
-    minutes: float | None = None  # another way to write hours
+    hours: Positive | None
+    exaflops: Positive | None
+    tokens: Positive | None
+    steps: Count | None
+    heartbeat_seconds: Annotated[float, Within(lambda s: 0 < s <= MAX_HEARTBEAT_SECONDS, "above 0 and at most 5")]
+    minutes: Positive | None = None  # another way to write hours
 
     def __post_init__(self) -> None:
         given = {name: value for name in (*get_args(Unit), "minutes") if (value := getattr(self, name)) is not None}
-        found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
         if len(given) != 1:
+            found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
                 f"exactly one limit counts, found {found}; give one, for example budget.steps=1000 or budget.hours=24"
             )
-        if self.limit <= 0:
-            raise ValueError(f"{found} is not above 0")
-        if not 0 < self.heartbeat_seconds <= MAX_HEARTBEAT_SECONDS:
-            raise ValueError(f"heartbeat_seconds={self.heartbeat_seconds} is not above 0 and at most 5 (docs/rules.md)")
 
     @property
     def unit(self) -> Unit:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from cramming.budget import Work
-from cramming.config import UserError, file_sha256
+from cramming.config import Count, Positive, UserError, file_sha256
 from cramming.device import random_states, set_random_states
 from cramming.files import overwrite_atomically
 from cramming.journal import Saved
@@ -30,12 +30,8 @@ KEEP = 2
 class CheckpointConfig:
     """When to save: every so many minutes, and every so many steps if given."""
 
-    every_minutes: float
-    every_steps: int | None
-
-    def __post_init__(self) -> None:
-        if self.every_minutes <= 0 or (self.every_steps is not None and self.every_steps <= 0):
-            raise ValueError("every_minutes and every_steps must be above 0 (every_steps: null turns it off)")
+    every_minutes: Positive
+    every_steps: Count | None
 
     def is_due(self, steps: int, seconds_since_last: float) -> bool:
         """Whether to save after step number `steps`."""

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
-from cramming.config import UserError
+from cramming.config import Count, UserError
 from cramming.environment import cpu_name
 from cramming.files import remove
 
@@ -39,7 +39,7 @@ class RuntimeConfig:
 
     compile: Literal["off", "blocks", "model"]
     keep_heap: bool
-    prefetch: int
+    prefetch: Count
     tune: Literal["off", "coordinate-descent", "max-autotune"] = "off"
     cuda_graphs: bool = False
 
@@ -48,8 +48,6 @@ class RuntimeConfig:
             raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off")
         if self.cuda_graphs and self.compile != "model":
             raise ValueError(f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model")
-        if self.prefetch < 1:
-            raise ValueError(f"prefetch={self.prefetch} is below 1")
 
 
 @dataclass(frozen=True)

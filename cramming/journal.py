@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast, get_args
 
 from cramming.config import UserError
 from cramming.files import sync
@@ -59,8 +59,9 @@ class Saved(NamedTuple):
 def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     """The limits that a section `budget` sets; a valid one sets exactly one."""
     units: tuple[Unit, ...] = get_args(Unit)
-    minutes = budget.get("minutes")
-    limits = budget if minutes is None else {**budget, "hours": minutes / 60}
+    limits = dict(budget)
+    if limits.get("minutes") is not None:
+        limits["hours"] = limits["minutes"] / 60
     return {unit: limits[unit] for unit in units if limits[unit] is not None}
 
 
@@ -112,35 +113,31 @@ def read_journal(path: Path) -> list[Event]:
     for number, line in enumerate(read_lines(path), 1):
         before = events[-1] if events else None
         earlier += before["elapsed"] if before and line.get("event") == "start" else 0.0
-        event = _as_event(line, before, earlier)
-        if event is None:
+        if not _can_follow(line, before, earlier):
             raise UserError(f"{path}:{number}: damaged journal: not an event that can follow; {_RESTORE}")
-        events.append(event)
+        events.append(cast(Event, line))
     return events
 
 
-def _as_event(line: Mapping[str, Any], before: Event | None, earlier: float) -> Event | None:
-    """The line, if a run can write it after `before`, its earlier processes having taken `earlier` seconds."""
-    event: Any = line
-    kind, process, elapsed = (line.get(name) for name in ("event", "process", "elapsed"))
+def _can_follow(line: Mapping[str, Any], before: Event | None, earlier: float) -> bool:
+    """Whether a run can write this after `before`, its earlier processes having taken `earlier` seconds."""
+    kind, process, elapsed, steps = (line.get(name) for name in ("event", "process", "elapsed", "steps"))
     optional = ("charged_flops", "last_step_seconds", "slowest_update_seconds", "joules")
-    amounts = [elapsed, process, line.get("steps"), *(line.get(name, 0.0) for name in optional)]
+    amounts = [elapsed, process, steps, *(line.get(name, 0.0) for name in optional)]
     if not all(isinstance(n, int | float) and 0 <= n <= sys.float_info.max for n in amounts):
-        return None
-    if not isinstance(process, int) or not isinstance(line["steps"], int):
-        return None
-    if kind == "end" and line.get("reason") not in get_args(EndReason):
-        return None
-    if kind in ("checkpoint", "resume") and not isinstance(line.get("sha256"), str):
-        return None
-    # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
-    if "previous" in line and line.get("last_step_seconds", 0.0) > earlier + line["elapsed"] + 1.0:
-        return None
+        return False
+    if not isinstance(process, int) or not isinstance(steps, int) or elapsed is None:
+        return False
     if kind == "start":
-        return event if process == (before["process"] + 1 if before else 0) else None
-    if before is None or before["event"] == "end":
-        return None
-    return event if process == before["process"] and line["elapsed"] >= before["elapsed"] else None
+        is_next = process == (before["process"] + 1 if before else 0)
+    else:
+        is_next = before is not None and before["event"] != "end" and process == before["process"]
+        is_next = is_next and before is not None and elapsed >= before["elapsed"]
+    has_reason = kind != "end" or line.get("reason") in get_args(EndReason)
+    has_file = kind not in ("checkpoint", "resume") or isinstance(line.get("sha256"), str)
+    # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
+    is_in_time = "previous" not in line or line.get("last_step_seconds", 0.0) <= earlier + elapsed + 1.0
+    return is_next and has_reason and has_file and is_in_time
 
 
 def line_hashes(path: Path) -> list[str]:

@@ -7,22 +7,18 @@ does, in whatever unit the budget is. To add a schedule: a dataclass here, its r
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
+
+from cramming.config import Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
     """The learning rate as a share of its peak. All settings but names are shares: of the budget, or of the peak."""
 
-    start: float  # of the peak, at progress 0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 <= value <= 1:
-                raise ValueError(f"{field.name}={value} is not between 0 and 1")
+    start: Share  # of the peak, at progress 0
 
     @abstractmethod
     def factor(self, progress: float) -> float:
@@ -34,7 +30,7 @@ class Constant(Schedule):
     """Warm-up over the share `warmup` of the budget, then the peak."""
 
     name: str = "constant"
-    warmup: float
+    warmup: Share
 
     def factor(self, progress: float) -> float:
         if progress < self.warmup:
@@ -51,7 +47,7 @@ class Linear(Constant):
     """Warm-up, then a straight line down to `final`."""
 
     name: str = "linear"
-    final: float
+    final: Share
 
     def after_warmup(self, progress: float) -> float:
         return 1 + (self.final - 1) * progress
@@ -62,7 +58,7 @@ class Cosine(Constant):
     """Warm-up, then half a cosine down to `final`."""
 
     name: str = "cosine"
-    final: float
+    final: Share
 
     def after_warmup(self, progress: float) -> float:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -73,8 +69,8 @@ class Triangle(Schedule):
     """Rises until the last `decay` of the budget, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
 
     name: str = "triangle"
-    decay: float
-    final: float
+    decay: Share
+    final: Share
 
     def factor(self, progress: float) -> float:
         peak = 1 - self.decay
@@ -88,12 +84,11 @@ class WarmupStableDecay(Constant):
     """Flat, then falling over the last `decay` of the budget, linearly or as 1 - sqrt (Hägele et al. 2024)."""
 
     name: str = "wsd"
-    decay: float
+    decay: Share
     decay_shape: Literal["linear", "sqrt"]
-    final: float
+    final: Share
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.warmup + self.decay > 1:
             raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
 
@@ -122,12 +117,8 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
 class BatchRamp:
     """The batch grows from `start` of its size to all of it at progress `until`: linearly, in equal steps."""
 
-    start: float
-    until: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.start < 1 and 0 < self.until <= 1):
-            raise ValueError(f"start={self.start} and until={self.until} are not shares between 0 and 1")
+    start: Share
+    until: Share
 
 
 @cache

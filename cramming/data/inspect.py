@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from cramming.config import UserError, build
+from cramming.config import Natural, UserError, build
 from cramming.data.corpus import SPLITS, Corpus, TokenStream, damage
 from cramming.data.manifest import MANIFEST, Manifest, Split, corpus_folder
 from cramming.files import LOCK
@@ -27,12 +27,8 @@ class InspectConfig:
     """Section `inspect`."""
 
     split: Split
-    documents: int
-    document: int | None
-
-    def __post_init__(self) -> None:
-        if self.documents < 0 or (self.document or 0) < 0:
-            raise ValueError("documents and document must not be negative")
+    documents: Natural
+    document: Natural | None
 
 
 def verify(config: Mapping[str, Any]) -> None:

@@ -6,9 +6,11 @@ section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per 
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+
+from cramming.config import Share, Within
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 
@@ -25,14 +27,12 @@ class ObjectiveConfig:
     """
 
     name: Literal["mlm"]
-    rate: float
-    mask_share: float
-    random_share: float
+    rate: Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")]
+    mask_share: Share
+    random_share: Share
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise ValueError(f"rate={self.rate} is not between 0 and 1")
-        if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+        if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of one whole"
             )

@@ -15,7 +15,7 @@ import pytest
 from cramming import budget
 from cramming import journal as journals
 from cramming.budget import BudgetClock, BudgetConfig, Pace, Work, process_age_seconds
-from cramming.config import UserError
+from cramming.config import UserError, build
 from cramming.journal import processes_of, read_journal
 
 UNITS = ("hours", "exaflops", "tokens", "steps")
@@ -36,15 +36,16 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, "exactly one limit counts, found none"),
         ({"hours": 1, "steps": 5}, "found hours=1 and steps=5"),
-        *(({unit: value}, f"{unit}={value} is not above 0") for unit in UNITS for value in (0, -1)),
-        *(({"steps": 1, "heartbeat": seconds}, "heartbeat_seconds") for seconds in (0, -1, 5.1)),
+        *(({unit: value}, f"budget.{unit}={value}") for unit in UNITS for value in (0, -1)),
+        *(({"steps": 1, "heartbeat_seconds": seconds}, "heartbeat_seconds") for seconds in (0, -1, 5.1)),
     ],
 )
 def test_a_budget_has_one_limit_above_zero_and_a_heartbeat_of_at_most_five_seconds(
     settings: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
-        config(**settings)
+    plain = {**dict.fromkeys(UNITS), "heartbeat_seconds": 1.0}
+    with pytest.raises(UserError, match=says):
+        build(BudgetConfig, plain | settings, "budget")
 
 
 class TestHeartbeat:

@@ -242,7 +242,7 @@ def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"prefetch": 0}, "prefetch=0 is below 1"),
+        ({"prefetch": 0}, "runtime.prefetch=0 must be at least 1"),
         ({"tune": "max-autotune"}, "tune=max-autotune does nothing with compile=off"),
         ({"cuda_graphs": True, "compile": "blocks"}, "cuda_graphs=true goes with compile=model, not blocks"),
     ],
