@@ -1,27 +1,28 @@
-"""`corpus_card.md`: what a person wants to know about a corpus, with plots, and advice at the end of `prepare`.
+"""The end of a preparation: statistics of the finished corpus, its manifest, and `corpus_card.md` for people.
 
-All of it comes from the manifest. For each reason to drop documents the card shows examples: what was measured, the
-limit, and the passage. The plots are SVG written here: bars need no plotting library, and the same corpus gives the
-same bytes.
+For each reason to drop documents the card shows examples: what was measured, the limit, and the passage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from cramming.data.manifest import Manifest, StageLine
+from cramming import __version__
+from cramming.config import file_sha256
+from cramming.data.corpus import TASKS, TokenStream
+from cramming.data.manifest import FORMAT_VERSION, Manifest, StageLine, TokenizerInfo
 from cramming.files import write_atomically
-from cramming.progress import compact
+from data_prep.document_stats import token_lengths, write_orders
 from data_prep.filters import quality
-from data_prep.filters.quality import FilterConfig
+from data_prep.pipeline import Pipeline
+from data_prep.prepare_config import Preparation
+from data_prep.resume_state import CARD
+from data_prep.shard_writer import TOO_MANY_TOKENS, CorpusWriter
 from data_prep.sources.source import DataConfig
-
-CARD = "corpus_card.md"
-PLOTS = "card"
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 60, 36, 60
+from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers
 
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a document, on average
@@ -30,61 +31,129 @@ LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
-    "too_many_tokens": "data.filters.max_tokens_per_character",
-} | {filter.reason: f"data.filters.{filter.setting}" for filter in quality.all_filters(FilterConfig())}
+    TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
+} | {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
 
 
-def write(folder: Path, manifest: Manifest) -> list[Path]:
-    """Write the card and its plots; the files."""
-    plots = {name: svg for name, svg in _plots(manifest).items() if svg}
-    files = [folder / CARD, *(folder / PLOTS / f"{name}.svg" for name in plots)]
-    for path, text in zip(files, [_card(manifest, list(plots)), *plots.values()]):
-        write_atomically(path, text)
-    return files
+def complete(
+    preparation: Preparation,
+    sources: list[dict[str, Any]],
+    tokenizer: Tokenizer,
+    info: TokenizerInfo,
+    pipeline: Pipeline,
+    writer: CorpusWriter,
+) -> Manifest:
+    """Write orders, card and the tokenizer's description, all but the manifest, which is returned."""
+    folder, data, stats = preparation.folder, preparation.data, pipeline.stats
+    streams = {split: TokenStream(folder, shards, writer.encoder.dtype) for split, shards in writer.shards.items()}
+    orders = write_orders(folder, data.orders, writer.documents["train"], streams["train"], writer.token_use)
+    found = _statistics(preparation, list(streams.values()), tokenizer, writer)
+    for name in ("tokenizer", "order", "shards"):
+        stats.pass_on(name)
+    near, path = pipeline.near, preparation.tokenizer_path
+    if near:
+        stats["near deduplication"].notes |= {"clusters": near.clusters, "index_bytes": near.memory_bytes}
+    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
+    stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
+    stats["tokens"].notes |= {"tokens": found["tokens"], "unknown_rate": found["unknown_rate"]}
+    stats["order"].notes["files"] = ", ".join(orders) or "none"
+    manifest = Manifest(
+        format=FORMAT_VERSION,
+        name=data.name,
+        suite_version=__version__,
+        settings_hash=preparation.settings_hash,
+        settings=preparation.settings,
+        dtype="uint16" if writer.encoder.dtype.itemsize == 2 else "uint32",
+        tokenizer=info,
+        sources=sources,
+        counts={
+            "documents_read": stats["source"].documents_in,
+            "documents": stats["tokens"].documents_out,
+            "long_documents_cut": stats["normalise"].notes["long_documents_cut"],
+            "text_bytes": found["bytes"],
+            "unknown_tokens": int(writer.token_use[info.special_ids["unk"]]),
+        },
+        removed=stats.removed(),
+        splits=writer.shards,
+        stages=[stage.line() for stage in stats.values()],
+        statistics=found,
+        decontamination=_decontamination(pipeline),
+        orders=orders,
+    )
+    write_atomically(folder / CARD, _card(manifest))
+    write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
+    files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
+    files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
+    return replace(manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
-def _plots(manifest: Manifest) -> dict[str, str]:
-    found = manifest.statistics
-    ranks = [f"{2**i:,}" for i in range(len(found["vocabulary_counts"]))]
-    by_source = {k: v for k, v in found["tokens_per_byte_by_source"].items() if v}
+def _statistics(
+    preparation: Preparation, streams: list[TokenStream], tokenizer: Tokenizer, writer: CorpusWriter
+) -> dict[str, Any]:
+    use_V, splits = writer.token_use, list(writer.documents.values())
+    lengths = [token_lengths(stream) for stream in streams]
+    by_source: dict[str, dict[str, int]] = {}
+    for documents, lengths_D in zip(splits, lengths):
+        for name, row in documents.by_source(lengths_D).items():
+            before = by_source.get(name, {})
+            by_source[name] = {key: value + before.get(key, 0) for key, value in row.items()}
+    characters, words, count = (
+        sum(getattr(documents, key) for documents in splits) for key in ("characters", "words", "documents")
+    )
+    tokens, size = int(use_V.sum()), sum(row["bytes"] for row in by_source.values())
+    # White space aside; None where it is not known: ready-made ids, other kinds than WordPiece.
+    characters_V, lost = characters_by_entry(tokenizer), None
+    if characters_V is not None and characters:
+        lost = round(max(0.0, 1 - int(use_V @ characters_V) / (characters - words + count)), 6)
+    remark = preparation.source.remark()
     return {
-        "lengths": bars(
-            "Documents by length in tokens", [f"< {e:,}" for e in found["length_edges"]], found["length_counts"]
-        ),
-        "vocabulary": bars("Count of the token at each rank", ranks, found["vocabulary_counts"], logarithmic=True),
-        "tokens_per_byte": bars("Tokens per byte of text, by source", list(by_source), list(by_source.values())),
-        "dropped": bars("Documents dropped, by reason", list(manifest.removed), list(manifest.removed.values())),
+        "tokens": tokens,
+        "bytes": size,
+        "characters": characters,
+        "words": words,
+        "tokens_per_byte": round(tokens / size, 6) if size else None,
+        "tokens_per_word": round(tokens / words, 6) if words else None,
+        "unknown_rate": round(int(use_V[writer.encoder.ids.unk]) / tokens, 8),
+        "characters_lost": lost,
+        "by_source": by_source,
+        "median_length": float(np.median(np.concatenate(lengths))),
+        "vocabulary_used": int(np.count_nonzero(use_V)),
+        **({"remark": remark} if remark else {}),
     }
 
 
-def bars(title: str, names: Sequence[str], values: Sequence[float], logarithmic: bool = False) -> str:
-    """A bar chart as SVG; empty without values."""
-    if not values:
-        return ""
-    heights = np.log10(np.maximum(values, 1)) if logarithmic else np.asarray(values, dtype=float)
-    scale = (HEIGHT - TOP - BOTTOM) / max(float(heights.max()), 1e-9)
-    step = (WIDTH - LEFT - 10) / len(values)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"',
-        ' font-family="sans-serif" font-size="9">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}{" (logarithmic)" if logarithmic else ""}</text>',
-    ]
-    for i, (name, value, height) in enumerate(zip(names, values, heights)):
-        x, tall = LEFT + i * step, float(height) * scale
-        middle, bottom = x + step / 2, HEIGHT - BOTTOM
-        lines += [
-            f'<rect fill="#4477aa" x="{x + step * 0.1:.1f}" y="{bottom - tall:.1f}" width="{step * 0.8:.1f}"'
-            f' height="{tall:.1f}"/>',
-            f'<text x="{middle:.1f}" y="{bottom - tall - 3:.1f}" text-anchor="middle">{compact(value)}</text>',
-            f'<text x="{middle:.1f}" y="{bottom + 10}" text-anchor="end"'
-            f' transform="rotate(-35 {middle:.1f} {bottom + 10})">{escape(name[-28:])}</text>',
-        ]
-    return "\n".join([*lines, "</svg>", ""])
+def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
+    """The tasks' files that were searched for, and their development texts; of each task how many texts can be found,
+    were found, and how many documents were removed."""
+    search, notes = pipeline.decontaminator, pipeline.stats["decontamination"].notes
+    if search is None:
+        return {}
+    return {
+        **asdict(pipeline.config.decontaminate),
+        "examples": search.examples,
+        "searchable": search.searchable,
+        "found": notes["texts_found"],
+        "removed": {task: notes["documents_by_task"].get(task, 0) for task in search.tasks},
+        "files": search.files,
+        "development": search.development,
+    }
 
 
-def _card(manifest: Manifest, plots: list[str]) -> str:
+def _card(manifest: Manifest) -> str:
+    found, info, lost = manifest.statistics, manifest.tokenizer, manifest.statistics["characters_lost"]
     licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
+    total = max(1, sum(row["bytes"] for row in found["by_source"].values()))
+    rows = [
+        *([f"{split} tokens", sum(s.tokens for s in shards)] for split, shards in manifest.splits.items()),
+        ["documents", manifest.counts["documents"]],
+        ["median tokens per document", found["median_length"]],
+        ["text", f"{found['bytes']:,} bytes, {found['characters']:,} characters, {found['words']:,} words"],
+        ["tokenizer", f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur"],
+        ["tokens per byte, per word", f"{found['tokens_per_byte']}, {found['tokens_per_word']}"],
+        ["unknown tokens", f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)"],
+        ["characters that no token stands for", "not known" if lost is None else f"{100 * lost:.4f} %"],
+        ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
+    ]
     lines = [
         f"# Corpus {manifest.name}",
         "",
@@ -92,71 +161,47 @@ def _card(manifest: Manifest, plots: list[str]) -> str:
         f" {manifest.format}. License of the text: {', '.join(licenses)}. `manifest.json` holds all numbers of this"
         " page, the settings and the sources; `cramming verify` checks every file against it.",
         "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {_number(value)} |" for name, value in _overview(manifest).items()),
-        *("", "## Stages", ""),
+        *_table("|", rows),
+        *("## Stages", ""),
         *_table("stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)),
     ]
     for stage in manifest.stages:
         for reason, entry in stage.dropped.items():
             lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
             lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
-    lines += ["## Decontamination", "", *_decontamination(manifest.decontamination)]
-    by_source = manifest.statistics["by_source"]
-    total = max(1, sum(row["bytes"] for row in by_source.values()))
-    rows = (
-        [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"] for name, row in by_source.items()
+    lines += ["## Decontamination", "", *_overlap(manifest.decontamination), "## Sources", ""]
+    lines += _table(
+        "source|documents|bytes|share of the bytes",
+        (
+            [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"]
+            for name, row in found["by_source"].items()
+        ),
     )
-    lines += ["## Sources", "", *_table("source|documents|bytes|share of the bytes", rows)]
-    if remark := manifest.statistics.get("remark"):
+    if remark := found.get("remark"):
         lines += [f"{remark[0].upper()}{remark[1:]}.", ""]
-    lines += ["## Plots", "", *(f"![{name}]({PLOTS}/{name}.svg)" for name in plots), ""]
     return "\n".join(lines)
-
-
-def _overview(manifest: Manifest) -> dict[str, Any]:
-    found, info, lost = manifest.statistics, manifest.tokenizer, manifest.statistics["characters_lost"]
-    return {
-        **{f"{split} tokens": sum(s.tokens for s in shards) for split, shards in manifest.splits.items()},
-        "documents": manifest.counts["documents"],
-        "median tokens per document": found["median_length"],
-        "text": f"{found['bytes']:,} bytes, {found['characters']:,} characters, {found['words']:,} words",
-        "tokenizer": f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur",
-        "tokens per byte": found["tokens_per_byte"],
-        "tokens per character": found["tokens_per_character"],
-        "tokens per word": found["tokens_per_word"],
-        "unknown tokens": f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
-        "characters that no token stands for": "not known" if lost is None else f"{100 * lost:.4f} %",
-        "bytes on disk per token": f"{found['bytes_per_token']}, with offsets, orders and tokenizer"
-        f" {found['folder_bytes_per_token']}",
-        "orders": ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)",
-    }
 
 
 def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
     names = columns.split("|")
+    cells = ([f"{value:,}" if isinstance(value, int) else str(value) for value in row] for row in rows)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return [*lines, *(f"| {' | '.join(map(_number, row))} |" for row in rows), ""]
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def _stage_row(stage: StageLine) -> list[Any]:
     dropped = (f"{entry.documents:,} {reason} ({entry.bytes:,} B)" for reason, entry in stage.dropped.items())
-    notes = (f"{key} {_note(value)}" for key, value in stage.notes.items() if value or value == 0)
+    notes = []
+    for key, note in stage.notes.items():
+        if isinstance(note, dict):
+            note = ", ".join(f"{count:,} {name}" for name, count in note.items())
+        notes += [f"{key} {note}"] if note or note == 0 else []
     counts = [stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out]
     return [stage.name, *counts, "; ".join(dropped), "; ".join(notes)]
 
 
-def _note(note: Any) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in note.items()) if isinstance(note, dict) else str(note)
-
-
-def _decontamination(found: dict[str, Any]) -> list[str]:
+def _overlap(found: dict[str, Any]) -> list[str]:
     if not found:
         return ["Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
     sets = "training, dev and test" if found["train_text"] else "dev and test"
@@ -175,24 +220,22 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
     plain text was cut by it."""
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     found, count = manifest.statistics, manifest.counts["documents"]
-    words = found["words"] / max(1, count)
-    tiny = f"documents are tiny: {words:.0f} words on average{hint}" if 0 < words < FEW_WORDS else ""
     stages = {stage.name: stage for stage in manifest.stages}
     dropped = stages["filters"].dropped | stages["tokens"].dropped
     taken = {reason: entry.bytes / max(1, stages["normalise"].bytes_out) for reason, entry in dropped.items()}
-    total = sum(taken.values())
-    if total > MUCH:
+    if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
         setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
         yield (
-            f"the filters took {total:.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md has examples; "
-            + (tiny or f"documents that are left have {words:.0f} words on average{hint}")
+            f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
+            f" has examples{hint}"
         )
-    elif tiny:
-        yield tiny
+    elif 0 < (words := found["words"] / max(1, count)) < FEW_WORDS:
+        yield f"documents are tiny: {words:.0f} words on average{hint}"
     rate, lost = found["unknown_rate"], found["characters_lost"]
     if max(rate, lost or 0) > MUCH_UNKNOWN:
-        yield _unknown(rate, lost)
+        characters = "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
+        yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation"))
     held_out = validation / (train + validation)
     if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
@@ -200,13 +243,3 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
             f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
             f"{config.validation_fraction:g}: whole documents are, and there are {count}{hint}"
         )
-
-
-def _unknown(rate: float, lost: float | None) -> str:
-    tokens = f"{rate:.1%} of the tokens are unknown"
-    if lost is None:
-        return f"{tokens}; tokenizer=bpe knows every character"
-    return (
-        f"{tokens}, and no token stands for {lost:.1%} of the characters: WordPiece's unknown token is a whole word,"
-        " in scripts without spaces a whole line, and in lower case it drops vowel signs; take tokenizer=bpe or unigram"
-    )

@@ -11,8 +11,7 @@ documents are sorted, as sequence length is not part of a corpus. The reverse is
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,13 +77,13 @@ class DocumentStats:
         rows = {name: {key: int(value[i]) for key, value in counts.items()} for i, name in enumerate(self.sources)}
         return {name: row for name, row in rows.items() if row["documents"]}
 
-    def characters_of_each(self) -> np.ndarray:
-        """Characters of each document: uint32 [D]."""
-        return np.frombuffer(self._characters, dtype=np.uint32)
-
-    def sentence_lengths(self) -> np.ndarray:
-        """Mean words per sentence of each document: float32 [D]."""
-        return np.frombuffer(self._sentence_length, dtype=np.float32)
+    def sort_key(self, order: Curriculum, stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
+        """The number [D] to sort these documents by, ascending; `stream` holds their tokens."""
+        if order == "sentence_length":
+            return np.frombuffer(self._sentence_length, dtype=np.float32)
+        if order == "compressibility":
+            return token_lengths(stream) / np.maximum(1, np.frombuffer(self._characters, dtype=np.uint32))
+        return -_mean_log_probabilities(stream, token_use)
 
 
 def token_lengths(stream: TokenStream) -> np.ndarray:
@@ -92,7 +91,7 @@ def token_lengths(stream: TokenStream) -> np.ndarray:
     return np.diff(stream.document_starts, append=stream.num_tokens)
 
 
-def mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
+def _mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
     """Mean over each document of log2 of (count + 1) / (all + vocabulary), the count in `token_use` [V]: [D]."""
     log_V = np.log2((token_use + 1) / (token_use.sum() + len(token_use)))
     starts_D, sums_D = stream.document_starts, np.zeros(stream.num_documents)
@@ -105,29 +104,20 @@ def mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.nda
     return sums_D / token_lengths(stream)
 
 
-# Each gives the number to sort by, ascending.
-SORT_KEYS: dict[Curriculum, Callable[[DocumentStats, TokenStream, np.ndarray], np.ndarray]] = {
-    "sentence_length": lambda stats, stream, token_use: stats.sentence_lengths(),
-    "compressibility": lambda stats, stream, token_use: (
-        token_lengths(stream) / np.maximum(1, stats.characters_of_each())
-    ),
-    "token_prevalence": lambda stats, stream, token_use: -mean_log_probabilities(stream, token_use),
-}
-
-
 def write_orders(
     folder: Path, names: list[Curriculum], stats: DocumentStats, stream: TokenStream, token_use: np.ndarray
 ) -> dict[str, str]:
     """Write order files of uint32; their names. All but `token_prevalence` need text: ready-made ids have none."""
     written: dict[str, str] = {}
     for name in names:
-        if name == "token_prevalence" or stats.characters:
-            order_D = np.argsort(SORT_KEYS[name](stats, stream, token_use), kind="stable").astype("<u4")
-            written[name] = f"order-{name}.npy"
-            overwrite_atomically(folder / written[name], partial(_save, order_D))
+        if name != "token_prevalence" and not stats.characters:
+            continue
+        order_D = np.argsort(stats.sort_key(name, stream, token_use), kind="stable").astype("<u4")
+
+        def save(path: Path, order_D: np.ndarray = order_D) -> None:
+            with path.open("wb") as handle:  # by its name np.save would add .npy
+                np.save(handle, order_D)
+
+        written[name] = f"order-{name}.npy"
+        overwrite_atomically(folder / written[name], save)
     return written
-
-
-def _save(array: np.ndarray, path: Path) -> None:
-    with path.open("wb") as handle:  # by its name np.save would add .npy
-        np.save(handle, array)

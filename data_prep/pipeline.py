@@ -3,7 +3,7 @@
 source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
 
 Why a document is dropped: each stage below that drops one calls `Stage.drop` with the reason and a function that shows
-the passage. Reasons of `filters` are functions in data_prep/filters/quality.py (table `FilterConfig`); one more stage,
+the passage. Reasons of `filters` are rows of the table `FilterConfig` in data_prep/filters/quality.py; one more stage,
 `tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
 The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
@@ -21,12 +21,12 @@ from cramming.data.manifest import Split
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.exact import HeldOut, SeenBefore, content_hash
 from data_prep.dedup.near import NearDuplicates
-from data_prep.excerpt import excerpt, matches
 from data_prep.filters import normalise, quality
-from data_prep.filters.quality import Filter
+from data_prep.filters.quality import FilterConfig
+from data_prep.filters.text import Text
 from data_prep.resume_state import PASSED, Decisions
 from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document
-from data_prep.stage_stats import EXAMPLES, Stage, StageStats, text_bytes
+from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches, text_bytes
 from data_prep.workers import Function, Workers, grouped
 
 GROUP_DOCUMENTS = 512
@@ -53,14 +53,15 @@ class Candidate(NamedTuple):
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
     """For the workers: by the name of a stage that is on, the function from a group of texts to its decisions."""
     found: dict[str, Function] = {}
-    if filters := quality.active_filters(config.filters):
-        found["filters"] = partial(_filter_reasons, filters)
+    if quality.active_filters(config.filters):
+        found["filters"] = partial(_filter_reasons, config.filters)
     if decontaminator:
         found["decontamination"] = partial(_tasks_found, decontaminator)
     return found
 
 
-def _filter_reasons(filters: list[Filter], texts: list[str]) -> list[str]:
+def _filter_reasons(config: FilterConfig, texts: list[str]) -> list[str]:
+    filters = quality.active_filters(config)
     return [quality.reason_to_remove(text, filters) or PASSED for text in texts]
 
 
@@ -137,7 +138,7 @@ class Pipeline:
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""
         stage, always_on = self.stats["filters"], quality.always_on(self.config.clean)
-        filters = {filter.reason: filter for filter in [*always_on, *quality.active_filters(self.config.filters)]}
+        filters = {f.rule.reason: f for f in [*always_on, *quality.active_filters(self.config.filters)]}
 
         def at_once(candidate: Candidate) -> str | None:
             reason = quality.reason_to_remove(candidate.document.text, always_on)
@@ -145,7 +146,9 @@ class Pipeline:
 
         def explain(reason: str, broken: str, text: str) -> str:
             text = broken if broken and reason == "broken_characters" else text
-            return filters[reason].explain(text).translate(_VISIBLE)
+            violation = filters[reason].judge(Text(text))
+            assert violation, f"{reason} does not remove this text"
+            return violation.explain(text, filters[reason].setting).translate(_VISIBLE)
 
         for candidate, reason in self._judged(candidates, stage, at_once):
             if reason == PASSED:

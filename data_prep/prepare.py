@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import SPLITS, TASKS, Corpus
-from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split, token_dtype
+from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, SpecialIds, token_dtype
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
 from cramming.process_pool import WorkerDiedError, process_pool
 from cramming.progress import Progress, format_count, say
-from data_prep import corpus_card, summary
+from data_prep import corpus_card
 from data_prep.dedup.near import SIGN, NearDuplicates, Signer, find_near_duplicates
 from data_prep.filters.normalise import normalize
 from data_prep.pipeline import Pipeline, judges
@@ -86,20 +85,20 @@ def confirm(preparation: Preparation) -> None:
     folder = preparation.folder
     manifest = Corpus.open(folder, verify=True).manifest
     earlier = manifest.settings_hash != preparation.settings_hash
-    if earlier and (different := ", ".join(_differences(manifest.settings, preparation.settings))):
+    old, new = (
+        {f"{section}.{key}": value for section in settings for key, value in settings[section].items()}
+        for settings in (manifest.settings, preparation.settings)
+    )
+    if different := [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]:
         raise UserError(
-            f"{folder}: holds a corpus of other settings ({different}); delete it, or name another data.corpus"
+            f"{folder}: holds a corpus of other settings ({', '.join(different)}); delete it, or name another"
+            " data.corpus"
         )
     if changed := preparation.changed(manifest.sources, manifest.decontamination.get("files", [])):
         raise UserError(f"{folder}: its sources have changed since ({changed}); delete it to prepare anew")
     finish(folder)
     by = ", by an earlier version's rules for text (delete it to prepare anew by today's)" if earlier else ""
     say(f"{folder}: already prepared with these settings{by}, nothing to do")
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    keys = {(section, key) for node in (old, new) for section in node for key in node[section]}
-    return sorted(f"{s}.{k}" for s, k in keys if old.get(s, {}).get(k) != new.get(s, {}).get(k))
 
 
 def prepare(preparation: Preparation) -> None:
@@ -127,9 +126,11 @@ def prepare(preparation: Preparation) -> None:
     _require_documents(preparation, stats, writer)
     if changed := preparation.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
-    if isinstance(data, EmbeddedConfig):
-        _write_tasks(preparation)
-    manifest = summary.complete(preparation, state.sources, tokenizer, info, pipeline, writer)
+    if isinstance(data, EmbeddedConfig):  # it comes with its fine-tuning tasks, made from the same world
+        from data_prep.synthetic import tasks
+
+        overwrite_atomically(folder / TASKS, lambda path: tasks.write_tasks(path, data.seed))
+    manifest = corpus_card.complete(preparation, state.sources, tokenizer, info, pipeline, writer)
     write_atomically(folder / MANIFEST, manifest.to_json())
     finish(folder)
     _report(preparation, manifest)
@@ -149,7 +150,7 @@ def _begin(preparation: Preparation) -> Unfinished:
             return state
         say(f"{folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
         discard(folder)
-    shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
+    shards = {split: [] for split in SPLITS}
     state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, compared=preparation.compared)
     state.save(folder)
     return state
@@ -191,7 +192,7 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     documents = _counted("read a sample for the tokenizer", source, source.sample_documents(config.sample_mb * 1e6))
     sample = training.sample_text(documents, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
     characters = sum(map(len, sample))
-    say(f"training a {config.kind} tokenizer on {characters / 1e6:.1f} M characters")
+    say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
         model = training.train(sample, config)
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
@@ -204,30 +205,19 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
 
 def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:
     empty = [split for split, shards in writer.shards.items() if not shards]
-    if not empty:
-        return
-    removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items()) or "none"
-    kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-    remain = f"{kept} of {read} documents remain (removed: {removed})"
-    if kept >= 2:
+    if empty:
+        removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items()) or "none"
+        kept, read = stats["tokens"].documents_out, stats["source"].documents_in
+        how = f"; data.documents={cut} cuts the text so" if (cut := _cut_by(preparation.source)) else ""
         raise UserError(
-            f"{remain}, but none of those for {empty[0]}; hold out another share by data.validation_fraction, others by"
-            " data.seed, or raise data.filters.max_tokens_per_character"
+            f"too little text: {kept} of {read} documents remain (removed: {removed}), none of them for {empty[0]}; at"
+            f" least 2 are needed, one of them for validation (by data.validation_fraction and data.seed){how}"
         )
-    hint = "; data.documents says how plain text is cut into documents" if _cut_by(preparation.source) else ""
-    raise UserError(f"too little text: {remain}, at least 2 are needed, one of them for validation{hint}")
 
 
 def _cut_by(source: Source) -> str | None:
     """`data.documents` where there is plain text that it cuts."""
     return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
-
-
-def _write_tasks(preparation: Preparation) -> None:
-    """The embedded corpus comes with its fine-tuning tasks, made from the same world."""
-    from data_prep.synthetic import tasks
-
-    overwrite_atomically(preparation.folder / TASKS, lambda folder: tasks.write_tasks(folder, preparation.data.seed))
 
 
 def _report(preparation: Preparation, manifest: Manifest) -> None:
@@ -260,7 +250,7 @@ def _counted(title: str, source: Source, documents: Iterator[Document]) -> Itera
 
 @contextlib.contextmanager
 def _progress(title: str, source: Source) -> Iterator[Callable[[float, float], None]]:
-    """A bar with `update(position in the source, bytes of text done)`: how far, how fast, and memory in use."""
+    """A bar with `update(position in the source, bytes of text done)`: how far and how fast."""
     started = last = time.monotonic()
     with Progress(title, source.total, source.unit) as bar:
 
@@ -269,17 +259,7 @@ def _progress(title: str, source: Source) -> Iterator[Callable[[float, float], N
             now = time.monotonic()
             if now - last >= EVERY_SECONDS:
                 last = now
-                rate = format_count(text_done / (now - started), "B")
-                bar.note(f"{rate}/s of text, memory {format_count(_memory_bytes(), 'B')}")
+                bar.note(f"{format_count(text_done / (now - started), 'B')}/s of text")
             bar.update(position)
 
         yield update
-
-
-def _memory_bytes() -> int:
-    """Resident, of this process and its workers; libraries that they share count for each."""
-    total, this = 0, psutil.Process()
-    for process in (this, *this.children()):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            total += process.memory_info().rss
-    return total

@@ -1,5 +1,6 @@
 """One preparation: the validated settings, the opened source, and the folder to fill."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,10 @@ from typing import Any
 from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
-from data_prep.filters.quality import language_model
-from data_prep.sources.hub import HubConfig, HubSource
+from data_prep.sources.hub import HubSource
 from data_prep.sources.mix import open_source
-from data_prep.sources.source import DataConfig, Source
+from data_prep.sources.source import DataConfig, Package, Source
 from data_prep.tokenizer import load as tokenizer
-from data_prep.tokenizer import train as vocabulary
 from data_prep.tokenizer.load import TokenizerConfig
 
 
@@ -79,22 +78,25 @@ class Preparation:
 def parse(config: Mapping[str, Any]) -> Preparation:
     """Validate the settings and look at the source, before anything is written."""
     source = open_source(config["data"])
-    data = source.config
     preparation = Preparation(
         folder=manifest.corpus_folder(config),
-        data=data,
+        data=source.config,
         tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
         source=source,
         settings=manifest.content_settings(config),
         settings_hash=manifest.corpus_hash(config),
     )
-    if data.filters.languages is not None:
-        language_model()
-    has_its_own = isinstance(data, HubConfig) and data.ids_field
+    has_its_own = isinstance(source, HubSource) and source.config.ids_field
+    packages = list(source.packages)
+    if preparation.data.filters.languages is not None:
+        packages.append(Package("py3langid", "language", "data.filters.languages"))
     if path := preparation.tokenizer.path:
         if has_its_own:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
         tokenizer.load(expand_home(path, "tokenizer.path"))
-    elif not has_its_own:
-        vocabulary.require_package(preparation.tokenizer)
+    elif preparation.tokenizer.kind == "unigram" and not has_its_own:
+        packages.append(Package("sentencepiece", "unigram", "tokenizer.kind=unigram"))
+    for module, extra, needed_by in packages:
+        if not importlib.util.find_spec(module):
+            raise UserError(f"{needed_by} needs the package {module}: pip install 'cramming[{extra}]'")
     return preparation

@@ -16,12 +16,12 @@ from cramming.config import UserError, build
 from cramming.data.corpus import TASKS
 from cramming.data.manifest import TOKENIZER, Shard, Split
 from cramming.files import LOCK, overwrite_atomically, remove, write_atomically
-from data_prep.corpus_card import CARD, PLOTS
 from data_prep.tokenizer.load import TOKENIZER_CONFIG
 
 UNFINISHED = "unfinished.json"
 DECISIONS = "unfinished-decisions.bin"
 NEAR = "unfinished-near-duplicates.npz"
+CARD = "corpus_card.md"
 DECIDING = ("filters", "decontamination", "tokens")  # stages whose decisions are kept, in their order
 PASSED = ""
 _FIRST = 1 + len(DECIDING)  # code 0: undecided; 1 ...: passed up to this stage; from _FIRST on: a reason to drop
@@ -85,11 +85,7 @@ class Unfinished:
         """The state that an interrupted run left; None if there is none. UserError: other things are in the folder."""
         path = folder / UNFINISHED
         if path.is_file():
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
-            return build(cls, found, str(path))
+            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
         begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
         if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
             some = ", ".join(foreign[:3])
@@ -125,5 +121,5 @@ def discard(folder: Path) -> None:
 def _own_files(folder: Path) -> list[Path]:
     """Everything in the folder that `prepare` makes, temporary files included."""
     own = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
-    names = (UNFINISHED, NEAR, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD, PLOTS)
+    names = (UNFINISHED, NEAR, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD)
     return [path for path in sorted(folder.iterdir()) if path.suffix in own or path.name in names]

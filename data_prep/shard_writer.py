@@ -1,6 +1,6 @@
 """Documents to token shards: workers tokenize (data_prep/workers.py), the main process writes.
 
-A document's ids depend on nothing but its text (data_prep/sources/encoding.py) and results are taken in order, so the
+A document's ids depend on nothing but its text (data_prep/tokenizer/encode.py) and results are taken in order, so the
 shards are the same for any number of workers and any batch size.
 """
 
@@ -203,7 +203,12 @@ class CorpusWriter:
         )
         placed = (((batch, position()), batch) for batch in batches)
         for (batch, place), encoded in workers.map(ENCODE, placed):
-            self._note(batch, encoded.measures)
+            for (split, candidate), found in zip(batch, encoded.measures):
+                if found is None:
+                    self.decisions.set(candidate.place, self.stage.name, TOO_MANY_TOKENS)
+                    candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
+                else:
+                    self._keep(split, candidate, found)
             finished = False
             for split, tokens in encoded.tokens.items():
                 skip = min(drop[split], len(tokens))
@@ -228,15 +233,6 @@ class CorpusWriter:
                 self._keep(split, candidate, measure(candidate.document.text, candidate.size))
             else:
                 yield split, candidate
-
-    def _note(self, batch: list[tuple[Split, Candidate]], measures: list[Measure | None]) -> None:
-        """A batch is encoded: what became of each document."""
-        for (split, candidate), found in zip(batch, measures):
-            if found is None:
-                self.decisions.set(candidate.place, self.stage.name, TOO_MANY_TOKENS)
-                candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
-            else:
-                self._keep(split, candidate, found)
 
     def _keep(self, split: Split, candidate: Candidate, found: Measure) -> None:
         self.stage.give(found.bytes)

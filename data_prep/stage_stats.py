@@ -5,20 +5,24 @@ documents whose seeded hash is smallest, whatever the order of counting.
 """
 
 import hashlib
-import heapq
+import re
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cramming.data.manifest import Dropped, StageLine
-from data_prep.excerpt import EXCERPT_CHARACTERS, excerpt
 
 EXAMPLES = 3
+EXCERPT_CHARACTERS = 160
 STAGES = (
     "source", "normalise", "filters", "exact deduplication", "near deduplication", "decontamination", "hold-out",
     "tokenizer", "tokens", "order", "shards",
 )  # fmt: skip
+Span = tuple[int, int]  # of characters, the end not included
 
 
 def text_bytes(text: str) -> int:
@@ -26,22 +30,33 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
+def matches(pattern: re.Pattern[str], text: str) -> list[Span]:
+    """Where the pattern matches."""
+    return [match.span() for match in pattern.finditer(text)]
+
+
+def excerpt(text: str, counted: Iterable[Span] = ()) -> str:
+    """The `EXCERPT_CHARACTERS` that hold most of the counted spans, in the middle; without any the beginning."""
+    start = 0
+    if found := sorted(counted):
+        starts_N, ends_N = np.array(found, dtype=np.int64).T
+        sums_N = np.concatenate([[0], np.cumsum(ends_N - starts_N)])
+        beyond_N = np.searchsorted(starts_N, starts_N + EXCERPT_CHARACTERS)
+        first = int(np.argmax(sums_N[beyond_N] - sums_N[:-1]))
+        room = EXCERPT_CHARACTERS - int(ends_N[first : beyond_N[first]].max() - starts_N[first])
+        start = max(0, int(starts_N[first]) - max(0, room // 2))
+    start = max(0, min(start, len(text) - EXCERPT_CHARACTERS))
+    end = start + EXCERPT_CHARACTERS
+    return f"{'... ' if start else ''}{text[start:end]}{' ...' if end < len(text) else ''}"
+
+
 @dataclass
 class _Reason:
-    """What was dropped for one reason."""
+    """What was dropped for one reason; `examples` with their hash, the smallest first."""
 
     documents: int = 0
     bytes: int = 0
-    examples: list[tuple[int, str]] = field(default_factory=list)  # a heap, the largest hash (negated) on top
-
-    def add_example(self, seed: int, name: str, text: str, show: Callable[[str], str]) -> None:
-        head = text[:EXCERPT_CHARACTERS]
-        digest = hashlib.blake2b(f"{seed}:{name}:{head}".encode(errors="surrogatepass"), digest_size=8).digest()
-        place = -int.from_bytes(digest, "big")
-        if len(self.examples) < EXAMPLES:
-            heapq.heappush(self.examples, (place, f"{name}: {_one_line(show(text))}"))
-        elif place > self.examples[0][0]:
-            heapq.heapreplace(self.examples, (place, f"{name}: {_one_line(show(text))}"))
+    examples: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -74,12 +89,16 @@ class Stage:
         found.documents += 1
         found.bytes += size
         if show is not None:
-            found.add_example(self.seed, name, text, show)
+            place = f"{self.seed}:{name}:{text[:EXCERPT_CHARACTERS]}".encode(errors="surrogatepass")
+            digest = hashlib.blake2b(place, digest_size=8).hexdigest()
+            if len(found.examples) < EXAMPLES or digest < found.examples[-1][0]:
+                insort(found.examples, (digest, f"{name}: {_one_line(show(text))}"))
+                del found.examples[EXAMPLES:]
 
     def line(self) -> StageLine:
         """For the manifest."""
         dropped = {
-            reason: Dropped(found.documents, found.bytes, [text for _, text in sorted(found.examples, reverse=True)])
+            reason: Dropped(found.documents, found.bytes, [text for _, text in found.examples])
             for reason, found in sorted(self.reasons.items())
         }
         counts = (self.documents_in, self.bytes_in, self.documents_out, self.bytes_out)

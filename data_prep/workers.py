@@ -49,9 +49,7 @@ class Workers(ExitStack):
 
     def __init__(self, count: int, functions: Mapping[str, Function]) -> None:
         super().__init__()
-        self.functions = functions
-        self._count = count
-        self._here = HERE_FIRST
+        self.functions, self._count, self._here = functions, count, HERE_FIRST
         self._submit: Submit | None = None
 
     def __enter__(self) -> "Workers":
@@ -93,12 +91,11 @@ def _set_parallelism(value: str | None) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = value
 
 
-_functions: Mapping[str, Function]
+_functions: dict[str, Function] = {}  # of a worker process
 
 
 def _set_functions(functions: Mapping[str, Function]) -> None:
-    global _functions
-    _functions = functions
+    _functions.update(functions)
 
 
 def _call(name: str, texts: Any) -> Any:

@@ -5,7 +5,7 @@
     train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
     validation-00000.bin ...
     order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)
-    corpus_card.md  card/*.svg           what a person reads about the corpus
+    corpus_card.md                       what a person reads about the corpus
     tasks/                               only the embedded corpus: its fine-tuning tasks
 
 A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries. Every

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, require, texts_sha256
-from cramming.data.task_files import AX, TASKS, ExampleFile, Task
+from cramming.config import UserError, file_sha256, texts_sha256
+from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
-from data_prep.excerpt import excerpt
+from data_prep.stage_stats import excerpt
 from data_prep.workers import grouped
 
 SHORTEST_NGRAM = 9
@@ -41,6 +41,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not i
 # The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
 _DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
+_SETTING = "data.decontaminate.tasks"
+_DEVELOPMENT = dict.fromkeys(source.path for task in TASKS.values() for source in task.scored)
+# Test files, and tasks that are not scored here, are searched as well.
+_SUPERGLUE = (*(task.train.folder for task in SUPERGLUE.values()), "COPA", "MultiRC", "ReCoRD")
+_JSON_TEXT = {
+    "premise", "hypothesis", "question", "passage", "sentence1", "sentence2", "word", "text", "choice1", "choice2",
+    "query",
+}  # fmt: skip
 _DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
 
 
@@ -48,7 +56,7 @@ _DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
 class DecontaminationConfig:
     """Section `data.decontaminate`."""
 
-    tasks: str | None = None  # folder with CoLA/, SST-2/ ...; null: no decontamination
+    tasks: str | None = None  # folder with CoLA/, SST-2/ ... BoolQ/ ...; null: no decontamination
     ngram: int = 13
     train_text: bool = False  # look for the training sets too
 
@@ -96,27 +104,24 @@ class Decontaminator:
 
         UserError: no folder, none of the tasks in it, a task without dev set, a file that is not what it should be.
         """
-        setting = "data.decontaminate.tasks"
-        require(path.is_dir(), f"{setting}: no folder {path}; give the one that holds CoLA/, SST-2/ ...")
         texts: dict[str, list[str]] = {}
-        hashes, development = dict[str, str](), {}
-        for task in TASKS.values():
-            searched = (*task.scored, *task.blind, task.train) if config.train_text else (*task.scored, *task.blind)
-            for source in searched:
-                if source is AX or not (path / source.path).is_file():
-                    continue
-                found = _texts(path / source.path, task, source)
-                hashes[source.path] = file_sha256(path / source.path)
-                texts.setdefault(task.title, []).extend(found)
-                if source in task.scored:
-                    development[source.path] = {"texts": len(found), "sha256": texts_sha256(found)}
+        files, development = list[dict[str, Any]](), dict[str, dict[str, Any]]()
+        for title, name, columns, header in _searched(config.train_text):
+            if not (path / name).is_file():
+                continue
+            found = _texts(path / name, columns, header)
+            files.append({"name": name, "sha256": file_sha256(path / name)})
+            texts.setdefault(title, []).extend(found)
+            if name in _DEVELOPMENT:
+                development[name] = {"texts": len(found), "sha256": texts_sha256(found)}
+        folders = dict.fromkeys(name.partition("/")[0] for name in _DEVELOPMENT)
         with_dev = {name.partition("/")[0] for name in development}
-        for folder in {task.train.folder for task in TASKS.values() if (path / task.train.folder).is_dir()} - with_dev:
-            raise UserError(f"{setting}: {path / folder} has no dev set; give the official files, or remove it")
-        require(texts, f"{setting}: {path} holds none of {', '.join(task.train.folder for task in TASKS.values())}")
+        if lacking := [folder for folder in folders if (path / folder).is_dir() and folder not in with_dev]:
+            raise UserError(f"{_SETTING}: {path / lacking[0]} has no dev set; give the official files, or remove it")
+        if not texts:
+            raise UserError(f"{_SETTING}: {path} is no folder that holds one of {', '.join(folders)}")
         search = cls(texts, config)
-        search.files = [{"name": name, "sha256": sha256} for name, sha256 in hashes.items()]
-        search.development = development
+        search.files, search.development = files, development
         return search
 
     def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -209,36 +214,44 @@ def _apart(words: HashedWords) -> np.ndarray:
     return apart_W
 
 
-def _texts(file: Path, task: Task, source: ExampleFile) -> list[str]:
+def _searched(train_text: bool) -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """The files to search: the task's title, the file's place, its columns of text, the header where it lacks one."""
+    for task in GLUE.values():
+        for source in (*task.scored, *task.blind, *[task.train] * train_text):
+            if source is not AX:
+                yield task.title, source.path, task.text, () if source in task.blind else task.headerless
+    for title in _SUPERGLUE:
+        for split in ("val", "test", *["train"] * train_text):
+            yield title, f"{title}/{split}.jsonl", (), ()
+
+
+def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[str]:
     """The texts of a file's examples."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 at byte {error.start}") from None
-    if file.suffix == ".jsonl":
-        return _json_texts(file, task, lines)
+        if file.suffix == ".jsonl":
+            return [text for line in lines for text in _json_texts(json.loads(line))]
+    except ValueError as error:
+        raise UserError(f"{file}: not a file of examples: {error}") from None
     rows = [line.rstrip("\r").split("\t") for line in lines]
-    header = list(task.headerless)
-    if not header or source in task.blind:
+    if not header:
         header, *rows = rows or [[]]
-    missing = [name for name in task.text if name not in header]
-    require(not missing, f"{file}:1: no column {', '.join(missing)}; there are: {', '.join(header)}")
-    columns = [header.index(name) for name in task.text]
-    whole = [row for row in rows if len(row) > max(columns)]
-    broken = len(rows) - len(whole)  # QQP's training file has ten broken rows
-    require(broken <= len(rows) // 100, f"{file}: {broken} of {len(rows)} rows have fewer columns than the header")
-    return [row[column] for row in whole for column in columns]
+    if missing := [name for name in columns if name not in header]:
+        raise UserError(f"{file}:1: no column {', '.join(missing)}; there are: {', '.join(header)}")
+    places = [header.index(name) for name in columns]
+    whole = [row for row in rows if len(row) > max(places)]
+    if len(rows) - len(whole) > len(rows) // 100:  # QQP's training file has ten broken rows
+        raise UserError(f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header")
+    return [row[place] for row in whole for place in places]
 
 
-def _json_texts(file: Path, task: Task, lines: list[str]) -> list[str]:
-    texts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            texts += [row[column] for column in task.text if isinstance(row[column], str)]  # WSC's target is a table
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file}:{number}: not as {task.title} has it ({type(error).__name__}: {error})") from None
-    return texts
+def _json_texts(node: Any) -> Iterator[str]:
+    """What a row of SuperGLUE's says, however deep it lies; without answers, which are single names in ReCoRD."""
+    for key, value in node.items() if isinstance(node, dict) else ((None, item) for item in node):
+        if isinstance(value, str) and key in _JSON_TEXT:
+            yield value
+        elif isinstance(value, (dict, list)) and key != "answers":
+            yield from _json_texts(value)
 
 
 def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

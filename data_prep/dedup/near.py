@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import UserError
 from cramming.files import overwrite_atomically
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
 from data_prep.workers import Workers, grouped
@@ -97,12 +96,9 @@ class NearDuplicates:
     @classmethod
     def load(cls, path: Path) -> "NearDuplicates":
         """Read what `save` wrote."""
-        try:
-            with np.load(path) as arrays:
-                drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
-                return cls(drop, kept, similarity, int(arrays["documents"]), int(arrays["memory_bytes"]))
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read as a list of near-duplicates ({error}); delete it") from None
+        with np.load(path) as arrays:
+            drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
+            return cls(drop, kept, similarity, int(arrays["documents"]), int(arrays["memory_bytes"]))
 
 
 def find_near_duplicates(
@@ -193,7 +189,8 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
         similar_D[open_D] = itself_D[open_D]
         for start in range(0, signatures_DP.shape[1] - rows + 1, rows):
             bucket_D = _buckets(signatures_DP[:, start : start + rows], order_D)
-            members = np.flatnonzero(_may_match(bucket_D, open_D) & ~dropped_D)
+            with_open_D = open_D if open_D.all() else np.isin(bucket_D, bucket_D[open_D])  # shared with undecided ones
+            members = np.flatnonzero(with_open_D & ~dropped_D)
             for one, other in _candidates(bucket_D[members], members):
                 wanted = open_D[other] & (similar_D[other] == other)
                 one, other = one[wanted], other[wanted]
@@ -212,11 +209,6 @@ def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
     for column in columns.T:
         bucket_D = (bucket_D << 8) | column
     return bucket_D[order_D]
-
-
-def _may_match(bucket_D: np.ndarray, open_D: np.ndarray) -> np.ndarray:
-    """Which documents share a bucket with an undecided one [D]."""
-    return open_D if open_D.all() else np.isin(bucket_D, bucket_D[open_D])
 
 
 def _candidates(bucket_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

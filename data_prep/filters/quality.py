@@ -1,11 +1,9 @@
 """Quality filters: which documents are no text to learn from. Each removes whole documents, counted by its name.
 
-To add one: a function `(text, limit) -> Violation | None` here (its name is what is counted, its `Violation` explains
-the removal in the corpus card), its setting in `FilterConfig`, and that setting's line in conf/data/filters/none.yaml.
-Filters on lines judge by the share of the lines, in texts of `LEAST_LINES` or more: of fewer, it is all or nothing.
-
-Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
-and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
+`FilterConfig` is the table. To add a filter: a field there with its rule (the name that is counted, the measure, where
+to find what was measured), and its published limit in conf/data/filters. Sources: C4 (Raffel et al. 2020, section 2.2),
+Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping and Goldstein 2022, section 4.4). Not taken
+over: C4's list of bad words, and its removal of single lines.
 """
 
 import re
@@ -16,8 +14,6 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 
-from cramming.config import UserError
-from data_prep.excerpt import Span
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.repetition import (
     DUPLICATE_NGRAMS,
@@ -25,18 +21,19 @@ from data_prep.filters.repetition import (
     duplicate_line_characters,
     duplicate_lines,
     duplicate_ngrams,
+    repeated_lines,
     top_ngrams,
-)
-from data_prep.filters.text import SPACES, Text, Violation, above, below
+)  # fmt: skip
+from data_prep.filters.text import SPACES, Text, Violation, Where
+from data_prep.stage_stats import Span
 
 LONG_WORD_BYTES = 100
 LANGUAGE_CHARACTERS = 1000  # judged by the language model; from the middle: titles and names stand at the beginning
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-BOILERPLATE = ("javascript", "terms of use", "privacy policy", "cookie policy", "use cookies", "uses cookies")
 BULLETS = ("•", "‣", "▪", "●", "○", "■", "·", "*", "- ", "– ")
+BOILERPLATE = ("javascript", "terms of use", "privacy policy", "cookie policy", "use cookies", "uses cookies")
 _BOILERPLATE_BYTES = [phrase.encode() for phrase in BOILERPLATE]
 _BOILERPLATE = re.compile("|".join(BOILERPLATE), re.IGNORECASE)
-_HASH, _ELLIPSIS, _BRACE = re.compile("#"), re.compile(r"\.\.\.|…"), re.compile("[{}]")
 _LOREM_IPSUM = re.compile("lorem ipsum", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^ \n\t\r\v\f]+")
@@ -66,31 +63,16 @@ _NOT_SYMBOLS = _all_bytes_but([byte for byte in range(0x80) if _SYMBOL.match(chr
 _NOT_CONTROLS, _BEYOND_ASCII = _all_bytes_but(_CONTROLS), bytes(range(0x80, 0x100))
 
 
-def too_short(text: Text, limit: int) -> Violation | None:
-    """Always on, with `data.clean.min_characters`."""
-    return below(len(text), limit)
-
-
-def no_letters(text: Text, limit: int) -> Violation | None:
-    """Always on."""
-    return None if _LETTER.search(text.text) else Violation(0, limit)
-
-
-def too_few_words(text: Text, limit: int) -> Violation | None:
-    """Gopher: at least 50 words."""
-    return below(text.words, limit)
-
-
-def broken_characters(text: Text, limit: float) -> Violation | None:
-    """Ours: share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
+def _broken(text: Text, limit: object = None) -> float:
+    """Share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
     broken = len(text.utf8.translate(None, _NOT_CONTROLS))
     if any(sign in text.utf8 for sign in _BROKEN_SIGNS) or _LATIN_CONTROLS.search(text.utf8):
         broken += sum(len(found) for found in _BROKEN_BEYOND_ASCII.findall(text.text))
-    return above(broken / max(1, len(text)), limit, _BROKEN)
+    return broken / max(1, len(text))
 
 
-def unbroken_runs(text: Text, limit: float) -> Violation | None:
-    """Ours: share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose.
+def _in_long_words(text: Text, limit: float) -> float | None:
+    """Share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose.
 
     Scripts that do not space their words are not judged.
     """
@@ -99,156 +81,155 @@ def unbroken_runs(text: Text, limit: float) -> Violation | None:
     long = int(lengths_W[lengths_W > LONG_WORD_BYTES].sum())
     if not long or len(text.utf8.translate(None, _BEYOND_ASCII)) < len(text.utf8) / 2:
         return None
-
-    def where() -> list[Span]:
-        words = _WORD.finditer(text.text)
-        return [word.span() for word in words if len(word[0].encode("utf-8", "replace")) > LONG_WORD_BYTES]
-
-    return above(long / len(text.utf8), limit, where)
+    return long / len(text.utf8)
 
 
-def markup(text: Text, limit: float) -> Violation | None:
-    """Ours: share of characters in HTML tags and entities and in the brackets of wikitext."""
+def _long_word_spans(text: Text) -> list[Span]:
+    words = _WORD.finditer(text.text)
+    return [word.span() for word in words if len(word[0].encode("utf-8", "replace")) > LONG_WORD_BYTES]
+
+
+def _markup(text: Text, limit: float) -> float | None:
+    """Share of characters in HTML tags and entities and in the brackets of wikitext."""
     if not any(sign in text.text for sign in _MARKUP_SIGNS):
         return None
     most = sum(longest * text.text.count(sign) for sign, longest in _LONGEST_MARKUP.items())
     if most / len(text) <= limit:  # reading the text by the pattern takes far longer
         return None
-    return above(sum(len(found) for found in _MARKUP.findall(text.text)) / len(text), limit, _MARKUP)
+    return sum(len(found) for found in _MARKUP.findall(text.text)) / len(text)
 
 
-def symbols(text: Text, limit: float) -> Violation | None:
-    """Ours: share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
-    return above(len(text.utf8.translate(None, _NOT_SYMBOLS)) / max(1, len(text)), limit, _SYMBOL)
+def _symbols(text: Text, limit: float) -> float:
+    """Share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
+    return len(text.utf8.translate(None, _NOT_SYMBOLS)) / max(1, len(text))
 
 
-def words_too_short(text: Text, limit: float) -> Violation | None:
-    """Gopher: mean word length at least 3 characters."""
-    return below(text.mean_word_length, limit)
-
-
-def words_too_long(text: Text, limit: float) -> Violation | None:
-    """Gopher: mean word length at most 10 characters."""
-    return above(text.mean_word_length, limit)
-
-
-def lorem_ipsum(text: Text, limit: bool) -> Violation | None:
-    """C4: no page with the phrase "lorem ipsum"."""
+def _lorem_ipsum(text: Text, limit: bool) -> Violation | None:
     return Violation("lorem ipsum", "none", _LOREM_IPSUM) if b"lorem ipsum" in text.lower else None
 
 
-def curly_braces(text: Text, limit: float) -> Violation | None:
-    """C4 removes every page with a curly brace, as code; here their share of the characters counts."""
-    return above((text.text.count("{") + text.text.count("}")) / max(1, len(text)), limit, _BRACE)
+def _curly_braces(text: Text, limit: float) -> float:
+    return (text.text.count("{") + text.text.count("}")) / max(1, len(text))
 
 
-def hashes(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 0.1 signs `#` per word."""
-    return above(text.text.count("#") / max(1, text.words), limit, _HASH)
+def _sentences(text: Text, limit: int) -> int:
+    """Lines, or ends of sentence where these are more."""
+    lines = len(text.lines)
+    return lines if lines >= limit else max(lines, sum(1 for _ in _SENTENCE_END.finditer(text.text)))
 
 
-def ellipses(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 0.1 ellipses per word."""
-    return above((text.text.count("...") + text.text.count("…")) / max(1, text.words), limit, _ELLIPSIS)
-
-
-def bullets(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 90 % of the lines begin with a bullet."""
-    return text.lines_above(lambda line: line.startswith(BULLETS), limit)
-
-
-def cut_lines(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 30 % of the lines end with an ellipsis."""
-    return text.lines_above(lambda line: line.endswith(("...", "…")), limit)
-
-
-def boilerplate(text: Text, limit: float) -> Violation | None:
-    """C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes."""
-    found = any(phrase in text.lower for phrase in _BOILERPLATE_BYTES)
-    return text.lines_above(_BOILERPLATE.search, limit) if found else None
-
-
-def few_sentences(text: Text, limit: int) -> Violation | None:
-    """C4: at least 3 sentences (here: ends of sentence, or lines)."""
-    if len(text.lines) >= limit:
-        return None
-    return below(max(len(text.lines), sum(1 for _ in _SENTENCE_END.finditer(text.text))), limit)
-
-
-def not_words(text: Text, limit: float) -> Violation | None:
-    """Gopher: at least 80 % of the words contain a letter; what lies beyond ASCII counts as one."""
+def _alphabetic(text: Text, limit: float) -> float:
+    """Share of the words that contain a letter; what lies beyond ASCII counts as one."""
     starts_W, _ = text.word_bounds
     letters_B = np.frombuffer(text.utf8.translate(_IS_LETTER), np.uint8)
-    share = float(np.maximum.reduceat(letters_B, starts_W).mean()) if len(starts_W) else 0.0
-    return below(share, limit, _WORD_WITHOUT_LETTER)
-
-
-def other_language(text: Text, limit: list[str]) -> Violation | None:
-    """Ours: the most likely language is one of these, by `py3langid` (Lui and Baldwin 2012)."""
-    middle = max(0, (len(text) - LANGUAGE_CHARACTERS) // 2)
-    language = str(language_model().classify(text.text[middle : middle + LANGUAGE_CHARACTERS])[0])
-    return None if language in limit else Violation(language, limit)
+    return float(np.maximum.reduceat(letters_B, starts_W).mean()) if len(starts_W) else 0.0
 
 
 @cache
-def language_model() -> Any:
-    """The model of the optional package `py3langid`, which comes in its wheel. UserError when it is missing."""
-    try:
-        from py3langid import langid
-    except ImportError:
-        raise UserError(
-            "data.filters.languages needs the package py3langid: pip install 'cramming[language]', or set it to null"
-        ) from None
+def _language_model() -> Any:
+    """The model of the optional package `py3langid` (Lui and Baldwin 2012), which comes in its wheel."""
+    from py3langid import langid
+
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
 
 
-def no_stop_words(text: Text, limit: int) -> Violation | None:
-    """Gopher: at least two different words of the, be, to, of, and, that, have, with. For English only."""
+def _other_language(text: Text, limit: list[str]) -> Violation | None:
+    middle = max(0, (len(text) - LANGUAGE_CHARACTERS) // 2)
+    language = str(_language_model().classify(text.text[middle : middle + LANGUAGE_CHARACTERS])[0])
+    return None if language in limit else Violation(language, limit)
+
+
+def _stop_words(text: Text, limit: int) -> int:
+    """How many of `STOP_WORDS` occur, counted no further than the limit."""
     found = 0
     for word in STOP_WORDS:
         if found >= limit:
             break
         # The first test finds nearly all, fast.
         found += f" {word} " in text.text or re.search(rf"\b{word}\b", text.text, re.IGNORECASE) is not None
-    return below(found, limit)
+    return found
 
 
-def too_many_tokens(characters: int, tokens: int, limit: float | None) -> Violation | None:
-    """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
-    [SEP]). It needs the tokenizer, so it comes after the other filters (data_prep/shard_writer.py)."""
-    return None if limit is None else above(tokens / max(1, characters), limit)
+Limit = float | None
+
+
+class Rule(NamedTuple):
+    """A filter: the name under which removed documents are counted, and what it measures, given text and limit.
+
+    A text goes if the measure is below the limit of a setting `min_...`, above that of another. A measure gives None
+    where it cannot judge, or the whole `Violation`. `where` finds in the text what was counted.
+    """
+
+    reason: str
+    measure: Callable[[Text, Any], Any]
+    where: Where = None
+
+
+def _per_word(reason: str, *signs: str) -> Rule:
+    """Signs per word."""
+    return Rule(
+        reason,
+        lambda text, _: sum(map(text.text.count, signs)) / max(1, text.words),
+        re.compile("|".join(map(re.escape, signs))),
+    )
+
+
+def _lines(reason: str, test: Callable[[str], object], only_with: Iterable[bytes] = (b"",)) -> Rule:
+    """Judges by the share of the lines that pass the test. `only_with`: without any of these no line does."""
+    return Rule(
+        reason,
+        lambda text, _: text.share_of_lines(test) if any(sign in text.lower for sign in only_with) else None,
+        lambda text: text.line_spans(test),
+    )
 
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """Section `data.filters`: the table of filters, in the order in which they judge; the first that removes is named.
+    """Section `data.filters`: the filters in the order in which they judge; the first that removes is named.
 
     Each setting is its filter's limit, in conf/data/filters with its published value. None (`no_`: false) switches the
     filter off; `min_` and `max_` values themselves are allowed; shares are between 0 and 1. Cheap filters come first.
     """
 
-    min_words: Annotated[int | None, too_few_words] = None
-    max_broken: Annotated[float | None, broken_characters] = None  # of the text before and after normalisation
-    max_long_words: Annotated[float | None, unbroken_runs] = None
-    max_markup: Annotated[float | None, markup] = None
-    max_symbols: Annotated[float | None, symbols] = None
-    min_mean_word_length: Annotated[float | None, words_too_short] = None
-    max_mean_word_length: Annotated[float | None, words_too_long] = None
-    no_lorem_ipsum: Annotated[bool, lorem_ipsum] = False
-    max_curly_braces: Annotated[float | None, curly_braces] = None
-    max_hashes_per_word: Annotated[float | None, hashes] = None
-    max_ellipses_per_word: Annotated[float | None, ellipses] = None
-    max_bullet_lines: Annotated[float | None, bullets] = None
-    max_ellipsis_lines: Annotated[float | None, cut_lines] = None
-    max_boilerplate_lines: Annotated[float | None, boilerplate] = None
-    max_duplicate_lines: Annotated[float | None, duplicate_lines] = None
-    max_duplicate_line_characters: Annotated[float | None, duplicate_line_characters] = None
-    min_sentences: Annotated[int | None, few_sentences] = None
-    min_alphabetic_words: Annotated[float | None, not_words] = None
-    max_top_ngrams: Annotated[list[float] | None, top_ngrams] = None  # for n = 2, 3, 4
-    max_duplicate_ngrams: Annotated[list[float] | None, duplicate_ngrams] = None  # for n = 5 to 10
-    languages: Annotated[list[str] | None, other_language] = None  # codes of ISO 639-1, for example [en]
-    min_stop_words: Annotated[int | None, no_stop_words] = None
+    # Gopher: at least 50 words.
+    min_words: Annotated[int | None, Rule("too_few_words", lambda text, _: text.words)] = None
+    # Ours, four: those on broken characters read the text before and after normalisation.
+    max_broken: Annotated[Limit, Rule("broken_characters", _broken, _BROKEN)] = None
+    max_long_words: Annotated[Limit, Rule("unbroken_runs", _in_long_words, _long_word_spans)] = None
+    max_markup: Annotated[Limit, Rule("markup", _markup, _MARKUP)] = None
+    max_symbols: Annotated[Limit, Rule("symbols", _symbols, _SYMBOL)] = None
+    # Gopher: mean word length at least 3 and at most 10 characters.
+    min_mean_word_length: Annotated[Limit, Rule("words_too_short", lambda text, _: text.mean_word_length)] = None
+    max_mean_word_length: Annotated[Limit, Rule("words_too_long", lambda text, _: text.mean_word_length)] = None
+    # C4: no page with the phrase "lorem ipsum".
+    no_lorem_ipsum: Annotated[bool, Rule("lorem_ipsum", _lorem_ipsum)] = False
+    # C4 removes every page with a curly brace, as code; here their share of the characters counts.
+    max_curly_braces: Annotated[Limit, Rule("curly_braces", _curly_braces, re.compile("[{}]"))] = None
+    # Gopher: at most 0.1 signs `#` per word, and 0.1 ellipses.
+    max_hashes_per_word: Annotated[Limit, _per_word("hashes", "#")] = None
+    max_ellipses_per_word: Annotated[Limit, _per_word("ellipses", "...", "…")] = None
+    # Gopher: at most 90 % of the lines begin with a bullet, 30 % end with an ellipsis.
+    max_bullet_lines: Annotated[Limit, _lines("bullets", lambda line: line.startswith(BULLETS))] = None
+    max_ellipsis_lines: Annotated[Limit, _lines("cut_lines", lambda line: line.endswith(("...", "…")))] = None
+    # C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes.
+    max_boilerplate_lines: Annotated[Limit, _lines("boilerplate", _BOILERPLATE.search, _BOILERPLATE_BYTES)] = None
+    # Gopher: at most 30 % of the lines repeat an earlier one, and 20 % of the characters stand in such lines.
+    max_duplicate_lines: Annotated[Limit, Rule("duplicate_lines", duplicate_lines, repeated_lines)] = None
+    max_duplicate_line_characters: Annotated[
+        Limit, Rule("duplicate_line_characters", duplicate_line_characters, repeated_lines)
+    ] = None
+    # C4: at least 3 sentences.
+    min_sentences: Annotated[int | None, Rule("few_sentences", _sentences)] = None
+    # Gopher: at least 80 % of the words contain a letter.
+    min_alphabetic_words: Annotated[Limit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)] = None
+    # Gopher: at most 20, 18, 16 % of the characters in the top n-gram of 2, 3, 4 words; at most 15, 14 ... 10 % in
+    # repeated n-grams of 5 to 10 words.
+    max_top_ngrams: Annotated[list[float] | None, Rule("top_ngrams", top_ngrams)] = None
+    max_duplicate_ngrams: Annotated[list[float] | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
+    # Ours: codes of ISO 639-1, for example [en].
+    languages: Annotated[list[str] | None, Rule("other_language", _other_language)] = None
+    # Gopher: at least two different ones. For English only.
+    min_stop_words: Annotated[int | None, Rule("no_stop_words", _stop_words)] = None
     # These two are no filters of this table.
     max_words: int | None = None  # a longer document is no worse, so it is cut into parts (normalise.py)
     max_tokens_per_character: float | None = None  # judged when the text is tokenized: too_many_tokens
@@ -258,61 +239,60 @@ class FilterConfig:
             limits = getattr(self, name)
             if limits is not None and len(limits) != size:
                 raise ValueError(f"{name}={limits} must have {size} numbers")
-        for name, limit in vars(self).items():
-            numbers = limit if isinstance(limit, list) else [limit]
-            if any(isinstance(number, (int, float)) and number < 0 for number in numbers):
-                raise ValueError(f"{name}={limit} must not be negative")
         if self.min_words is not None and self.max_words is not None and self.min_words > self.max_words:
             raise ValueError(f"min_words={self.min_words} is above max_words={self.max_words}")
-        if self.languages == []:
-            raise ValueError("languages=[] keeps nothing; null switches the filter off")
+
+
+RULES: dict[str, Rule] = {
+    setting: kind.__metadata__[0]
+    for setting, kind in get_type_hints(FilterConfig, include_extras=True).items()
+    if get_origin(kind) is Annotated
+}
 
 
 class Filter(NamedTuple):
-    """A filter with its limit. `limit` is None or False where it is off."""
+    """A rule with its limit."""
 
     setting: str
     limit: Any
-    judge: Callable[[Text, Any], Violation | None]
+    rule: Rule
 
-    @property
-    def reason(self) -> str:
-        """The name under which removed documents are counted."""
-        return self.judge.__name__
-
-    def explain(self, text: str) -> str:
-        """What it measures in a text that it removes, its limit, and the passage."""
-        violation = self.judge(Text(text), self.limit)
-        assert violation, f"{self.reason} does not remove this text"
-        return violation.explain(text, self.setting)
+    def judge(self, text: Text) -> Violation | None:
+        """What this text has beyond the limit, if anything."""
+        value = self.rule.measure(text, self.limit)
+        if value is None or isinstance(value, Violation):
+            return value
+        beyond = value < self.limit if self.setting.startswith("min_") else value > self.limit
+        return Violation(value, self.limit, self.rule.where) if beyond else None
 
 
 def always_on(config: CleanConfig) -> list[Filter]:
     """The two filters that cannot be switched off; quick enough for the main process."""
-    return [Filter("min_characters", config.min_characters, too_short), Filter("letters", 1, no_letters)]
-
-
-def all_filters(config: FilterConfig) -> list[Filter]:
-    """Every row of the table, with its limit."""
-    rows = get_type_hints(FilterConfig, include_extras=True).items()
     return [
-        Filter(name, getattr(config, name), kind.__metadata__[0])
-        for name, kind in rows
-        if get_origin(kind) is Annotated
+        Filter("min_characters", config.min_characters, Rule("too_short", lambda text, _: len(text))),
+        Filter("min_letters", 1, Rule("no_letters", lambda text, _: int(_LETTER.search(text.text) is not None))),
     ]
 
 
 def active_filters(config: FilterConfig) -> list[Filter]:
     """The filters that are switched on, in the order of the table."""
-    return [filter for filter in all_filters(config) if filter.limit not in (None, False)]
+    found = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
+    return [filter for filter in found if filter.limit not in (None, False)]
 
 
 def reason_to_remove(text: str, filters: Iterable[Filter]) -> str | None:
     """The name of the first of these filters that removes this normalised text, or None."""
     seen = Text(text)
-    return next((filter.reason for filter in filters if filter.judge(seen, filter.limit)), None)
+    return next((filter.rule.reason for filter in filters if filter.judge(seen)), None)
 
 
 def is_broken(text: str, config: FilterConfig) -> bool:
     """Whether a text goes as `broken_characters` before it is normalised, which takes control characters away."""
-    return config.max_broken is not None and broken_characters(Text(text), config.max_broken) is not None
+    return config.max_broken is not None and _broken(Text(text)) > config.max_broken
+
+
+def too_many_tokens(characters: int, tokens: int, limit: float | None) -> Violation | None:
+    """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
+    [SEP]). It needs the tokenizer, so it comes after the other filters (data_prep/shard_writer.py)."""
+    rate = tokens / max(1, characters)
+    return Violation(rate, limit) if limit is not None and rate > limit else None

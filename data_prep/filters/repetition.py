@@ -1,4 +1,4 @@
-"""Filters on repetition within a text: lines and n-grams (Gopher: Rae et al. 2021, section A.1.1 and table A1).
+"""Measures of repetition within a text: lines and n-grams (Gopher: Rae et al. 2021, section A.1.1 and table A1).
 
 The words of n-grams are those of data_prep/dedup/ngram_hashes.py: case and punctuation do not hide a repetition.
 Suffixes: W words, N n-grams.
@@ -9,41 +9,33 @@ from functools import partial
 import numpy as np
 
 from data_prep.dedup.ngram_hashes import ngrams, word_places
-from data_prep.excerpt import Span
-from data_prep.filters.text import LEAST_LINES, Text, Violation, above
+from data_prep.filters.text import LEAST_LINES, Text, Violation
+from data_prep.stage_stats import Span
 
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 
 
-def duplicate_lines(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 30 % of the lines repeat an earlier one (a normalised text's paragraphs are its lines)."""
-    return _duplicate_lines(text, 1 - len(set(text.lines)) / len(text.lines), limit)
+def duplicate_lines(text: Text, limit: float) -> float | None:
+    """Share of the lines that repeat an earlier one (a normalised text's paragraphs are its lines)."""
+    return 1 - len(set(text.lines)) / len(text.lines) if len(text.lines) >= LEAST_LINES else None
 
 
-def duplicate_line_characters(text: Text, limit: float) -> Violation | None:
-    """Gopher: at most 20 % of the characters stand in lines that repeat an earlier one."""
+def duplicate_line_characters(text: Text, limit: float) -> float | None:
+    """Share of the characters that stand in lines that repeat an earlier one."""
     characters = sum(map(len, text.lines))
     repeated = characters - sum(map(len, set(text.lines)))
-    return _duplicate_lines(text, repeated / max(1, characters), limit)
+    return repeated / max(1, characters) if len(text.lines) >= LEAST_LINES else None
 
 
-def _duplicate_lines(text: Text, share: float, limit: float) -> Violation | None:
-    def where() -> list[Span]:
-        seen = set[str]()
-
-        def is_repeated(line: str) -> bool:
-            known = line in seen
-            seen.add(line)
-            return known
-
-        return text.line_spans(is_repeated)
-
-    return above(share, limit, where) if len(text.lines) >= LEAST_LINES else None
+def repeated_lines(text: Text) -> list[Span]:
+    """Where the lines stand that repeat an earlier one."""
+    seen = set[str]()
+    return text.line_spans(lambda line: line in seen or seen.add(line))  # type: ignore[func-returns-value]
 
 
 def top_ngrams(text: Text, limits: list[float]) -> Violation | None:
-    """Gopher: the n-gram that takes up most of the characters, of 2, 3, 4 words, takes up at most 20, 18, 16 %.
+    """Share of the characters that the n-gram takes up that takes up most, of 2, 3, 4 words.
 
     Overlapping occurrences count twice; an n-gram that occurs once does not count. Bytes stand for characters.
     """
@@ -61,16 +53,13 @@ def top_ngrams(text: Text, limits: list[float]) -> Violation | None:
         bytes_N = (edges_W[first + n] - edges_W[first]) * counts * (counts > 1)
         top = int(bytes_N.argmax())
         if (share := bytes_N[top] / total) > limit:
-            where = partial(_ngram_spans, text, np.flatnonzero(grams_N == different[top]), n)
+            where = partial(_ngram_spans, np.flatnonzero(grams_N == different[top]), n)
             return Violation(f"{share:.4g} in a run of {n} words", limit, where)
     return None
 
 
 def duplicate_ngrams(text: Text, limits: list[float]) -> Violation | None:
-    """Gopher: at most 15, 14 ... 10 % of the characters lie in n-grams of 5, 6 ... 10 words that occur repeatedly.
-
-    Each byte counts once.
-    """
+    """Share of the characters that lie in n-grams of 5, 6 ... 10 words that occur repeatedly; each byte counts once."""
     hashes_W, lengths_W = text.word_hashes
     if text.most_frequent_pair < 2:
         return None
@@ -81,8 +70,7 @@ def duplicate_ngrams(text: Text, limits: list[float]) -> Violation | None:
         change_W[first_words + n] -= 1
         share = lengths_W[np.cumsum(change_W[:-1]) > 0].sum() / lengths_W.sum()
         if share > limit:
-            where = partial(_ngram_spans, text, first_words, n)
-            return Violation(f"{share:.4g} in runs of {n} words", limit, where)
+            return Violation(f"{share:.4g} in runs of {n} words", limit, partial(_ngram_spans, first_words, n))
         if share <= min(limits):  # what a repeated longer n-gram covers, repeated shorter ones cover too
             return None
     return None
@@ -100,6 +88,6 @@ def _repeated(hashes_W: np.ndarray, n: int) -> np.ndarray:
     return np.flatnonzero(repeated[nearest_N] == grams_N)
 
 
-def _ngram_spans(text: Text, first_words: np.ndarray, n: int) -> list[Span]:
+def _ngram_spans(first_words: np.ndarray, n: int, text: Text) -> list[Span]:
     starts_W, ends_W = word_places(text.text)
     return list(zip(starts_W[first_words].tolist(), ends_W[first_words + n - 1].tolist()))

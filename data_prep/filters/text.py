@@ -2,23 +2,24 @@
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.excerpt import Span, excerpt, matches
+from data_prep.stage_stats import Span, excerpt, matches
 
-LEAST_LINES = 3  # to speak of a share of the lines
+LEAST_LINES = 3  # to speak of a share of the lines: of fewer, it is all or nothing
 SPACES = b" \n\t\r\v\f"
 _INSIDE_WORD = bytes(byte not in SPACES for byte in range(256))
 
-Where = re.Pattern[str] | Callable[[], Iterable[Span]] | None
+# Finds what was counted in a text; without it the beginning of the text is shown.
+Where = re.Pattern[str] | Callable[["Text"], Iterable[Span]] | None
 
 
 class Violation(NamedTuple):
-    """What a text has beyond a limit. `where` finds what was counted; without it the beginning of the text is shown."""
+    """What a text has beyond a limit."""
 
     value: Any
     limit: Any
@@ -28,21 +29,11 @@ class Violation(NamedTuple):
         """What was counted in the text."""
         if isinstance(self.where, re.Pattern):
             return matches(self.where, text)
-        return self.where() if self.where else ()
+        return self.where(Text(text)) if self.where else ()
 
     def explain(self, text: str, setting: str) -> str:
         """`value, limit (setting): excerpt`."""
         return f"{_plain(self.value)}, limit {_plain(self.limit)} ({setting}): {excerpt(text, self.spans(text))}"
-
-
-def above(value: float, limit: float, where: Where = None) -> Violation | None:
-    """A violation if the value is above the limit."""
-    return Violation(value, limit, where) if value > limit else None
-
-
-def below(value: float, limit: float, where: Where = None) -> Violation | None:
-    """A violation if the value is below the limit."""
-    return Violation(value, limit, where) if value < limit else None
 
 
 def _plain(value: Any) -> str:
@@ -107,12 +98,11 @@ class Text:
         edges = np.flatnonzero(np.concatenate([[True], ordered_N[1:] != ordered_N[:-1], [True]]))
         return int(np.diff(edges).max()) if len(ordered_N) else 0
 
-    def lines_above(self, test: Callable[[str], object], limit: float) -> Violation | None:
-        """A violation if more than this share of the lines passes the test; None below `LEAST_LINES` lines."""
+    def share_of_lines(self, test: Callable[[str], object]) -> float | None:
+        """The share of the lines that pass the test; None below `LEAST_LINES` lines."""
         if len(self.lines) < LEAST_LINES:
             return None
-        share = sum(1 for line in self.lines if test(line)) / len(self.lines)
-        return above(share, limit, partial(self.line_spans, test))
+        return sum(1 for line in self.lines if test(line)) / len(self.lines)
 
     def line_spans(self, test: Callable[[str], object]) -> list[Span]:
         """Where the lines stand that pass the test."""

@@ -41,6 +41,6 @@ class EmbeddedSource(Source):
     def documents(self) -> Iterator[Document]:
         from data_prep.synthetic.documents import documents  # late: its lexicon is of no use to the other sources
 
-        for number, document in enumerate(documents(self.config.seed, self.config.size), 1):
-            self.position = number
-            yield document
+        for number, text in enumerate(documents(self.config.seed, self.config.size)):
+            self.position = number + 1
+            yield Document(text, f"embedded-{number}", "embedded")

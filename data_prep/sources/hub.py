@@ -6,7 +6,8 @@ stands for when the preparation begins.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,15 +15,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, require
+from cramming.config import UserError, file_sha256
 from cramming.hub import one_line, why_unreachable
-from data_prep.sources.reconnect import WAIT_SECONDS, is_network_error, reconnecting
-from data_prep.sources.records import missing_field, text_value
+from data_prep.sources.records import record_text
 from data_prep.sources.source import DataConfig, Document, Source
+
+NETWORK_PACKAGES = {"httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec"}
 
 
 class ConnectionLostError(UserError):
-    """The network failed midway: what was prepared so far is kept and the same command goes on."""
+    """The network failed: what was prepared so far is kept and the same command goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class HubConfig(DataConfig):
 
 
 class HubSource(Source):
-    """A data set of the hub, streamed. Without network it says so at once, where the libraries retry for long."""
+    """A data set of the hub, streamed; `datasets` itself retries broken connections for minutes."""
 
     config_class: ClassVar[type[DataConfig]] = HubConfig
     config: HubConfig
@@ -60,11 +62,31 @@ class HubSource(Source):
         assert config.dataset is not None
         self.config, self.dataset = config, config.dataset
         self.local = Path(self.dataset).is_dir()
-        is_path = self.dataset.startswith(("/", "./", "../", "~"))
-        require(self.local or not is_path, f"data.dataset={self.dataset}: no such folder")
         self.costly = not config.max_documents
         self.total = config.max_documents
         self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
+
+    @contextmanager
+    def _hub(self, doing: str) -> Iterator[None]:
+        """Around calls of the libraries: their errors in one line. Without network this is said at once, where they
+        retry for long."""
+        place = f"data.dataset={self.dataset}: {doing}"
+        if reason := None if self.local else why_unreachable():
+            raise ConnectionLostError(
+                f"{place}: the Hugging Face hub cannot be reached ({reason}); run the same command again to go on, or"
+                " use local files: cramming prepare data=text data.paths='[your.txt]'"
+            )
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None and self.local:
+                raise
+            message = f"{place}: failed after {self.position:.0f} documents: {one_line(error)}"
+            if self.position and _is_network_error(error):
+                raise ConnectionLostError(f"{message}; run the same command again to go on") from None
+            raise UserError(message) from None
 
     @cached_property
     def commit(self) -> str | None:
@@ -74,16 +96,10 @@ class HubSource(Source):
         if self.earlier:
             pinned: str | None = self.earlier[0]["revision"]
             return pinned
-        self._require_network()
-        import huggingface_hub
+        with self._hub("looking for it"):
+            import huggingface_hub
 
-        try:
-            found = huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision)
-        except Exception as error:
-            if not (is_network_error(error) or isinstance(error, ValueError)):
-                raise
-            raise UserError(f"data.dataset={self.dataset}: cannot be found: {one_line(error)}") from None
-        return found.sha
+            return huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision).sha
 
     def inventory(self) -> list[dict[str, Any]]:
         entry = {"name": self.name, "kind": "hub", "license": self.config.license, "revision": self.commit}
@@ -105,86 +121,50 @@ class HubSource(Source):
         return digest.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        return self._documents(self._open)
+        return self._documents()
 
     def sample_documents(self, characters: float) -> Iterator[Document]:
         """With `max_documents` these; else the beginning of a shuffled stream: a whole pass is hours of download."""
         if self.config.max_documents:
             yield from self.documents()
             return
-
-        def shuffled() -> Any:
-            return self._open().shuffle(self.config.seed, buffer_size=1000)
-
-        # What a shuffling buffer held is not part of the state of `datasets`: after a loss it is filled again.
-        for document in self._documents(shuffled, keep_state=False):
+        for document in self._documents(shuffled=True):
             yield document
             characters -= len(document.text)
             if characters <= 0:
                 return
 
-    def _documents(self, open_stream: Callable[[], Any], keep_state: bool = True) -> Iterator[Document]:
+    def _documents(self, shuffled: bool = False) -> Iterator[Document]:
+        config, name = self.config, self.name
         self.position = 0
-        field, name = self.config.ids_field or self.config.text_field, self.name
-        waits = () if self.local else WAIT_SECONDS
-        records = reconnecting(open_stream, f"data.dataset={self.dataset}", waits, keep_state)
-        while (record := self._next(records)) is not None:
-            if field not in record:
-                raise missing_field(name, field, record)
-            self.position += 1
-            place = f"{name}:{self.position:.0f}"
-            if self.config.ids_field:
-                yield Document("", place, name, np.asarray(record[field], dtype=np.int64))
-            else:
-                yield Document(text_value(place, field, record[field]), place, name)
+        with self._hub("reading it"):
+            import datasets
 
-    def _next(self, records: Iterator[Any]) -> Any:
-        place, done = f"data.dataset={self.dataset}", f"after {self.position:.0f} documents"
-        try:
-            return next(records, None)
-        except Exception as error:
-            damaged = self.local and not isinstance(error, UserError | OSError)
-            if damaged or isinstance(error, UnicodeDecodeError):
-                raise UserError(f"{place}: cannot be read {done}: {one_line(error)}") from None
-            if not self.position or not (is_network_error(error) or isinstance(error, UserError)):
-                raise
-            advice = "run the same command again to go on"
-            raise ConnectionLostError(f"{place}: reading broke off {done} ({one_line(error)}); {advice}") from None
-
-    def _open(self) -> Any:
-        self._require_network()
-        import datasets
-
-        config = self.config
-        datasets.disable_progress_bars()
-        try:
-            return datasets.load_dataset(
+            datasets.disable_progress_bars()
+            rows: Any = datasets.load_dataset(
                 self.dataset, config.subset, split=config.split, revision=self.commit, streaming=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"data.dataset={self.dataset}: cannot be opened: {one_line(error)}") from None
+            for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
+                self.position += 1
+                place = f"{name}:{self.position:.0f}"
+                if config.ids_field:
+                    yield Document("", place, name, np.asarray(row[config.ids_field], dtype=np.int64))
+                else:
+                    yield Document(record_text(place, config.text_field, row), place, name)
 
     def tokenizer_file(self) -> Path | None:
-        config = self.config
-        if config.tokenizer_file is None:
+        file = self.config.tokenizer_file
+        if file is None:
             return None
         if self.local:
-            return Path(self.dataset) / config.tokenizer_file
-        self._require_network()
-        import huggingface_hub
+            return Path(self.dataset) / file
+        with self._hub(f"fetching {file}"):
+            import huggingface_hub
 
-        try:
-            found = huggingface_hub.hf_hub_download(
-                self.dataset, config.tokenizer_file, repo_type="dataset", revision=self.commit
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(f"data.tokenizer_file={config.tokenizer_file}: {one_line(error)}") from None
-        return Path(found)
+            return Path(huggingface_hub.hf_hub_download(self.dataset, file, repo_type="dataset", revision=self.commit))
 
-    def _require_network(self) -> None:
-        reason = None if self.local else why_unreachable()
-        require(
-            reason is None,
-            f"data.dataset={self.dataset}: the Hugging Face hub cannot be reached ({reason}); use local files:"
-            " cramming prepare data=text data.paths='[your.txt]', or data=embedded",
-        )
+
+def _is_network_error(error: BaseException) -> bool:
+    """Whether this came from the network; the clients' own errors derive from nothing in common."""
+    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, OSError) or bool(modules & NETWORK_PACKAGES)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from cramming.config import UserError, build, require
+from cramming.config import UserError, build
 from data_prep.sources.embedded import EmbeddedSource
 from data_prep.sources.hub import HubSource
 from data_prep.sources.source import DataConfig, Document, Source, limited
@@ -36,10 +36,8 @@ class MixConfig(DataConfig):
         if len(self.parts) < 2:
             raise ValueError("parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}")
         for number, part in enumerate(self.parts):
-            source, weight = (part.get("source"), part.get("weight")) if isinstance(part, dict) else (part, None)
-            if source not in PARTS:
-                raise ValueError(f"parts[{number}].source={source!r}: choose one of {', '.join(PARTS)}")
-            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+            weight = part.get("weight")
+            if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
                 raise ValueError(f"parts[{number}].weight={weight!r} must be a number above 0")
 
 
@@ -59,11 +57,11 @@ class MixSource(Source):
         ]
         self.costly = any(source.costly for source in self.sources)
         self.in_parts = any(source.in_parts for source in self.sources)
+        self.packages = [package for source in self.sources for package in source.packages]
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self.total = 100.0
         self._ended_with: str | None = None
-        self._taken: dict[str, int] = {}  # documents of each part
 
     def parts(self) -> list[str]:
         return self.names
@@ -101,72 +99,52 @@ class MixSource(Source):
                 return
 
     def remark(self) -> str | None:
-        if self._ended_with is None:
-            return None
-        read = []
-        for (name, count), source in zip(self._taken.items(), self.sources):
-            # A file is read a megabyte ahead of its documents: of a small one the share says nothing.
-            partly = source.total and 0 < source.position < source.total
-            share = f", {source.position / source.total:.0%}" if partly and source.total else ""
-            read += [f"{name} {count:,} documents{share}"] if name != self._ended_with else []
-        others = f"; read of the others: {'; '.join(read)}"
-        return f"the mix ended with {self._ended_with}, which has no more{others}; weights decide how far each lasts"
+        end = f"the mix ended with {self._ended_with}, which has no more; weights decide how far each part lasts"
+        return end if self._ended_with else None
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
-        streams = [
-            _naming(limited(stream, source), f"data.parts[{number}]")
-            for number, (stream, source) in enumerate(zip(documents, self.sources))
-        ]
+        streams = [limited(stream, source) for stream, source in zip(documents, self.sources)]
         by_bytes, phase = self.config.unit == "bytes", random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
-        self.position, self._ended_with, self._taken = 0.0, None, dict.fromkeys(self.names, 0)
+        self.position, self._ended_with = 0.0, None
         while True:
             turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
             name, document = self.names[turn], next(streams[turn], None)
             if document is None:
                 self.position, self._ended_with = 100.0, name
                 return
-            self._taken[name] += document.part == 0
             size = document.damage.bytes if document.damage else text_bytes(document.text)
             given[turn] += size if by_bytes else document.part == 0
             self.position = max(100 * source.position / (source.total or float("inf")) for source in self.sources)
             yield document._replace(source=name)
 
 
-def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
-    """The documents of this part. A source by itself gives advice for the section `data`; here it is for the part."""
-    try:
-        yield from documents
-    except UserError as error:
-        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in {place}"),)
-        raise
-
-
 def _open_part(config: MixConfig, number: int) -> Source:
     """One part as a source of its own; what all parts share is the mix's."""
-    not_shared = {"source", "max_documents", "parts", "unit"}
-    shared = {key: value for key, value in asdict(config).items() if key not in not_shared}
+    shared = {key: value for key, value in asdict(config).items() if key not in ("source", "parts", "unit")}
+    shared["max_documents"] = None
     own = {key: value for key, value in config.parts[number].items() if key != "weight"}
     place = f"data.parts[{number}]"
-    for clash in sorted(set(own) & (set(shared) - {"name", "license"})):
-        raise UserError(f"{place}.{clash}: all parts share it; set data.{clash}")
-    require(not own.get("ids_field"), f"{place}.ids_field: only text can be mixed, ids belong to one tokenizer")
-    return open_source({**shared, **own}, place)
+    if clashes := sorted(own.keys() & shared.keys() - {"name", "license", "max_documents"}):
+        raise UserError(f"{place}.{clashes[0]}: all parts share it; set data.{clashes[0]}")
+    if own.get("ids_field"):
+        raise UserError(f"{place}.ids_field: only text can be mixed, ids belong to one tokenizer")
+    return open_source({**shared, **own}, place, PARTS)
 
 
 SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
 
 
-def open_source(section: Mapping[str, Any], place: str = "data") -> Source:
+def open_source(section: Mapping[str, Any], place: str = "data", sources: Mapping[str, Any] = SOURCES) -> Source:
     """The source that a section of settings describes. UserError: one line that names the setting."""
     kind = section.get("source")
-    require(kind in SOURCES, f"{place}.source={kind!r}: choose one of {', '.join(SOURCES)}")
-    source = SOURCES[str(kind)]
-    config = build(source.config_class, section, place)
+    if kind not in sources:
+        raise UserError(f"{place}.source={kind!r}: choose one of {', '.join(sources)}")
+    config = build(sources[kind].config_class, section, place)
     try:
-        opened: Source = source(config)
+        opened: Source = sources[kind](config)
     except UserError as error:
         raise UserError(re.sub(r"^data(?=\.)", place, str(error))) from None
     return opened

@@ -1,26 +1,46 @@
 """Local files as streams of lines, plain or compressed, and how lines are cut into documents.
 
-Everything holds about one block in memory, whatever the file's size, and every complaint names the file and the place
-in it: a byte offset and a line for what is not UTF-8 text.
+About one block is in memory, whatever the file's size. A complaint names the file and the place in it.
 """
 
+import gzip
 import io
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from cramming.config import UserError, require
-from data_prep.sources import compressed
+from cramming.config import UserError
 
 BLOCK_BYTES = 1 << 20
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
-OR_DROP = "; data.damaged=drop leaves such things out and counts them"
+OR_DROP = "; data.damaged=drop skips and counts damaged text"
 
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
+
+
+def _by_arrow(codec: str) -> Callable[[BinaryIO], Any]:
+    """Unlike Python's own readers these refuse a file that was cut off, and what follows the last frame."""
+
+    def open_stream(handle: BinaryIO) -> Any:
+        import pyarrow
+
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(handle, mode="r"), codec)
+
+    return open_stream
+
+
+COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
+    ".xz": lzma.open,
+    ".bz2": _by_arrow("bz2"),
+    ".zst": _by_arrow("zstd"),
+}
 
 
 class UnreadableError(UserError):
@@ -40,10 +60,7 @@ class TextFile:
 
     def __init__(self, path: Path, lenient: bool = False) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
-        try:
-            self.raw: BinaryIO = path.open("rb")
-        except FileNotFoundError:
-            raise UserError(f"{path}: was there when the preparation began, and is gone; put it back") from None
+        self.raw: BinaryIO = path.open("rb")
 
     @property
     def position(self) -> int:
@@ -52,18 +69,15 @@ class TextFile:
 
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
-        """The file's content. A damaged or cut-off archive becomes a UserError that names the file.
-
-        What the system says (an unreachable disk, no room for unpacking) is no damage, and stays an OSError.
-        """
+        """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
         suffix = self.path.suffix.lower()
         try:
-            yield compressed.COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
-        except compressed.errors(suffix) as error:
+            yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            advice = compressed.advice(error, self.path)
-            raise UserError(f"{self.path}: cannot be read as {suffix or 'a file'}: {error}; {advice}") from None
+            kind = suffix or "a file"
+            raise UserError(f"{self.path}: cannot be read as {kind}: {error}; is it whole? get it anew") from None
         finally:
             self.raw.close()
 
@@ -77,14 +91,14 @@ class TextFile:
             self.escaped = True
             return data.decode("utf-8", "surrogateescape")
 
-    def lines(self, longest: int = LONGEST_TEXT_LINE, records: bool = False) -> Iterator[str]:
+    def lines(self, longest: int = LONGEST_TEXT_LINE) -> Iterator[str]:
         """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
 
         A line above `longest` bytes comes in parts, cut at a space where there is one. UserError: an empty file, a NUL
-        byte (binary data or UTF-16), bytes that are not UTF-8; where lines are `records`, one above `longest`.
+        byte (binary data or UTF-16), bytes that are not UTF-8.
         """
         offset, line = 0, 1
-        for block in self._whole_lines(longest, records):
+        for block in self._whole_lines(longest):
 
             def place(start: int, block: bytes = block, offset: int = offset, line: int = line) -> str:
                 return (
@@ -101,7 +115,7 @@ class TextFile:
         if offset == 0:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
-    def _whole_lines(self, longest: int, records: bool) -> Iterator[bytes]:
+    def _whole_lines(self, longest: int) -> Iterator[bytes]:
         """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
         begun: list[bytes] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
         size = total = 0
@@ -114,11 +128,6 @@ class TextFile:
                 # A CR that is the last byte may be half of a CR LF.
                 end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
                 if end or size + len(block) > longest:
-                    require(
-                        end or not records,
-                        f"{self.path}: the record at byte {total - size} is longer than {longest >> 20} MiB; is a line"
-                        " end missing? each record is a line",
-                    )
                     block = b"".join([*begun, block])
                     end = size + end if end else _cut(block)
                     yield block[:end]
@@ -190,12 +199,9 @@ def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part
     """
     lines = dropwhile(lambda line: not line.strip(), lines)
     first = list(islice(lines, 1))
-    if first and _WIKIEXTRACTOR.match(first[0]):
-        return _by_article(lines, longest)
-    return DOCUMENTS[kind](chain(first, lines), longest)
-
-
-def _by_article(lines: Iterator[str], longest: int) -> Iterator[Part]:
+    if not (first and _WIKIEXTRACTOR.match(first[0])):
+        yield from DOCUMENTS[kind](chain(first, lines), longest)
+        return
     for inside, article in groupby(lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)):
         if inside:
             yield from (part for part in _by_file(article, longest) if part[0].strip())

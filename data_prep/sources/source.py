@@ -8,7 +8,7 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 import abc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,6 +93,14 @@ class DataConfig:
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
 
 
+class Package(NamedTuple):
+    """An optional package: its module, the extra of this project that brings it, and what needs it."""
+
+    module: str
+    extra: str
+    needed_by: str
+
+
 class Source(abc.ABC):
     """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
@@ -102,6 +110,7 @@ class Source(abc.ABC):
     unit: str = "documents"
     costly: bool = False  # to read it twice takes too long
     in_parts: bool = False  # long documents may come so
+    packages: Sequence[Package] = ()
     earlier: list[dict[str, Any]] | None = None  # the inventory of the run that this one goes on with
 
     @abc.abstractmethod

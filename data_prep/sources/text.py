@@ -1,27 +1,22 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from cramming.config import UserError, expand_home, file_sha256, require
+from cramming.config import UserError, expand_home, file_sha256
 from data_prep.sources import plain_text, records, wikipedia
-from data_prep.sources.compressed import COMPRESSIONS
-from data_prep.sources.plain_text import Part, TextFile
-from data_prep.sources.source import ESCAPED_BYTE, Damage, DataConfig, Document, Source
+from data_prep.sources.plain_text import COMPRESSIONS, Part, TextFile
+from data_prep.sources.source import ESCAPED_BYTE, Damage, DataConfig, Document, Package, Source
 
 
 class Format(NamedTuple):
-    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text.
-
-    `package` is the optional one that it needs: this project's extra, and the module.
-    """
+    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text."""
 
     suffixes: tuple[str, ...]
     read: Callable[[TextFile, str], Iterator[str]] | None = None
-    package: tuple[str, str] | None = None
+    package: Package | None = None
 
 
 FORMATS: dict[str, Format] = {
@@ -30,8 +25,8 @@ FORMATS: dict[str, Format] = {
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
-    "wikipedia": Format((".xml",), wikipedia.read_wikipedia, ("wikipedia", "mwparserfromhell")),
-    "wet": Format((".wet", ".warc"), records.read_wet, ("warc", "warcio")),
+    "wikipedia": Format((".xml",), wikipedia.read_wikipedia, Package("mwparserfromhell", "wikipedia", "a dump")),
+    "wet": Format((".wet", ".warc"), records.read_wet, Package("warcio", "warc", "a WET file")),
 }
 
 
@@ -60,19 +55,15 @@ class TextSource(Source):
 
     def __init__(self, config: TextConfig) -> None:
         self.config = config
-        self.paths = [path for pattern in config.paths for path in _matches(pattern)]
-        require(self.paths, "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'")
-        duplicates = sorted({str(path) for path in self.paths if self.paths.count(path) > 1})
-        require(not duplicates, f"data.paths names a file twice: {', '.join(duplicates)}")
+        self.paths = list(dict.fromkeys(path for pattern in config.paths for path in _matches(pattern)))
+        if not self.paths:
+            raise UserError("data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'")
         self.formats = [config.format or format_of(path) for path in self.paths]
-        for path, name in zip(self.paths, self.formats):
-            require(
-                config.documents != "record" or FORMATS[name].read,
-                f"{path}: plain text has no records; set data.documents=block, line or file",
-            )
-            _require_package(name)
         self.in_parts = "txt" in self.formats
-        self._sizes = [_readable_size(path) for path in self.paths]
+        if config.documents == "record" and self.in_parts:
+            raise UserError("data.documents=record: plain text has no records; set block, line or file")
+        self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
+        self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
 
     def inventory(self) -> list[dict[str, Any]]:
@@ -109,13 +100,13 @@ class TextSource(Source):
                     self.position = before + file.position
                     place = f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
                     yield Document(text, place, str(path), damage=_damage_of(text, file), part=part)
+                unreadable = "empty_file" if number < 0 and file.lenient else None
             except plain_text.UnreadableError as error:
                 if not file.lenient:
                     raise
-                yield Document("", str(path), str(path), damage=Damage(error.reason, size))
-            else:
-                if number < 0 and file.lenient:
-                    yield Document("", str(path), str(path), damage=Damage("empty_file", size))
+                unreadable = error.reason
+            if unreadable:
+                yield Document("", str(path), str(path), damage=Damage(unreadable, size))
             before += size
         self.position = before
 
@@ -129,22 +120,10 @@ def format_of(path: Path) -> str:
     """The format of a file by its name, without the suffix of a compression. UserError for a suffix not known."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     suffix = "" if name.suffix[1:].isdigit() else name.suffix.lower()  # `wiki_core.00.xz`: a numbered part
-    found = next((name for name, kind in FORMATS.items() if suffix in kind.suffixes), None)
-    known = " ".join(suffix for kind in FORMATS.values() for suffix in kind.suffixes if suffix)
-    require(
-        found,
-        f"{path}: format not known from its name ({known}, each also with {' '.join(COMPRESSIONS)});"
-        f" set data.format={'|'.join(FORMATS)}",
-    )
-    return str(found)
-
-
-def _require_package(name: str) -> None:
-    extra, module = FORMATS[name].package or ("", "")
-    require(
-        not module or importlib.util.find_spec(module),
-        f"data.format={name} needs the package {module}: pip install 'cramming[{extra}]'",
-    )
+    for format_name, kind in FORMATS.items():
+        if suffix in kind.suffixes:
+            return format_name
+    raise UserError(f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}")
 
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:
@@ -157,38 +136,12 @@ def _damage_of(text: str, file: TextFile) -> Damage | None:
 def _matches(pattern: str) -> list[Path]:
     """The files that an entry of `data.paths` names."""
     path = expand_home(pattern, "data.paths")
-    is_glob = any(sign in pattern for sign in "*?[") and not path.exists()
-    found = [path]
-    if is_glob:
-        root = Path(path.anchor) if path.is_absolute() else Path()
-        found = sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
-    for holds, problem in (
-        (not path.is_dir(), f"{pattern} is a folder; name its files, for example '{pattern}/*.txt'"),
-        (is_glob or path.exists(), f"no file {pattern} (relative to {Path.cwd()})"),
-        (found, f"nothing matches {pattern} (relative to {Path.cwd()})"),
-        (
-            all(file.is_file() for file in found),
-            f"{pattern} is no regular file, and text is read more than once; copy it into one",
-        ),
-    ):
-        require(holds, f"data.paths: {problem}")
-    for file in found:
-        _require_utf8_name(file)
-    return found
-
-
-def _require_utf8_name(path: Path) -> None:
-    """The manifest, which is UTF-8, could not name another."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        shown = str(path).encode(errors="backslashreplace").decode()
-        raise UserError(f"data.paths: the name of {shown} is not UTF-8; rename it") from None
-
-
-def _readable_size(path: Path) -> int:
-    try:
-        with path.open("rb"):
-            return path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.is_file():
+        return [path]
+    root = Path(path.anchor) if path.is_absolute() else Path()
+    found = [path for path in root.glob(str(path.relative_to(root))) if path.is_file()] if path.name else []
+    if not found:
+        raise UserError(
+            f"data.paths: {pattern} is no file (relative to {Path.cwd()}); name files or a glob, as 'folder/*.txt'"
+        )
+    return sorted(found)

@@ -1,4 +1,4 @@
-"""Documents about the embedded world: stories, reviews, lessons, scenes, interviews, debates.
+"""Documents about the embedded world: stories, portraits, reviews, lessons, scenes, interviews, debates.
 
 Facts recur in a document, told anew with other words of the same meaning, by the name of the kind ("the bird" for a
 robin), as questions with answers, and as claims that somebody finds right, wrong or open.
@@ -7,7 +7,6 @@ robin), as questions with answers, and as claims that somebody finds right, wron
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from data_prep.sources.source import Document
 from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, TOWNS
 from data_prep.synthetic.speaker import (
     QUESTIONS,
@@ -40,19 +39,17 @@ def about(s: Speaker, fact: Fact) -> list[str]:
     return sentences
 
 
-def story(s: Speaker) -> list[str]:
-    """Three deeds."""
-    start = f"{s.person().word} {s.pick(('lived in', 'was in', 'came to'))} {s.word(TOWNS)}."
-    return [start, *(text for _ in range(3) for text in about(s, with_circumstances(s, 0.15)))]
-
-
-def with_circumstances(s: Speaker, share: float) -> Fact:
+def deed(s: Speaker, share: float) -> Fact:
     """A deed, in this share of the cases with a place, with a time, and with a partner."""
     return s.somewhere(s.deed(), *(slot for slot in QUESTIONS if s.chance(share)))
 
 
+def story(s: Speaker) -> list[str]:
+    start = f"{s.person().word} {s.pick(('lived in', 'was in', 'came to'))} {s.word(TOWNS)}."
+    return [start, *(text for _ in range(3) for text in about(s, deed(s, 0.15)))]
+
+
 def portrait(s: Speaker) -> list[str]:
-    """How a person or a thing is."""
     first = s.state()
     one_of_two = {frozenset((meaning.words[0], meaning.opposite)): meaning for meaning in s.shuffled(first.possible)}
     facts = [replace(first, meaning=meaning) for meaning in list(one_of_two.values())[:3]]
@@ -79,19 +76,18 @@ def lesson(s: Speaker) -> list[str]:
 
 
 def scenes(s: Speaker) -> list[str]:
-    """What is going on."""
     return [sentence(s.scene()) for _ in range(6)]
 
 
 def interview(s: Speaker) -> list[str]:
     """Questions and answers about two deeds."""
     sentences = []
-    for deed in (with_circumstances(s, 0.4), with_circumstances(s, 0.4)):
-        assert deed.agent is not None
-        answers = {"agent": deed.agent.word, "patient": deed.patient.phrase("a"), **deed.circumstances}
-        sentences.append(sentence(s.tell(deed)))
+    for fact in (deed(s, 0.4), deed(s, 0.4)):
+        assert fact.agent is not None
+        answers = {"agent": fact.agent.word, "patient": fact.patient.phrase("a"), **fact.circumstances}
+        sentences.append(sentence(s.tell(fact)))
         for slot in s.shuffled([*answers, s.pick(tuple(QUESTIONS))])[:3]:
-            sentences += [sentence(s.ask(deed, slot), "?"), sentence(answers.get(slot, "nobody knew"))]
+            sentences += [sentence(s.ask(fact, slot), "?"), sentence(answers.get(slot, "nobody knew"))]
     return sentences
 
 
@@ -117,14 +113,14 @@ GENRES: dict[Callable[[Speaker], list[str]], int] = {
 }  # fmt: skip
 
 
-def documents(seed: int, size: int) -> Iterator[Document]:
+def documents(seed: int, size: int) -> Iterator[str]:
     """Documents of about `size` words in all; the same seed gives the same texts on every platform."""
-    speaker, words, number = Speaker(f"documents {seed}", "all"), 0, 0
+    speaker, words = Speaker(f"documents {seed}", "all"), 0
     genres = [genre for genre, weight in GENRES.items() for _ in range(weight)]
     while words < size:
         try:
             text = " ".join(speaker.pick(genres)(speaker))
         except NothingToSayError:
             continue
-        yield Document(text, f"embedded-{number}", "embedded")
-        words, number = words + text.count(" ") + 1, number + 1
+        yield text
+        words += text.count(" ") + 1

@@ -31,32 +31,28 @@ class Kind(NamedTuple):
     truths: Words
 
 
-def _read(path: Path) -> dict[str, list[list[str]]]:
-    """Rows of cells by section."""
-    sections: dict[str, list[list[str]]] = {}
-    for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
-        if line.startswith("["):
-            sections[line.strip("[]")] = []
-        elif not line.startswith("#"):
-            sections[list(sections)[-1]].append([cell.strip() for cell in line.split("|")])
-    return sections
+_sections: dict[str, list[list[str]]] = {}  # rows of cells
+for _line in filter(None, Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()):
+    if _line.startswith("["):
+        _rows = _sections[_line.strip("[]")] = []
+    elif not _line.startswith("#"):
+        _rows.append([cell.strip() for cell in _line.split("|")])
 
 
-def _phrases(cell: str) -> Words:
-    return tuple(phrase.strip() for phrase in cell.split(";"))
+def _words(cell: str, separator: str | None = None) -> Words:
+    return tuple(word.strip() for word in cell.split(separator))
 
 
-_sections = _read(Path(__file__).with_name("words.txt"))
 ADJECTIVES, VERBS = (
     {
-        words.split()[0]: Meaning(tuple(words.split()), tuple(groups.split()), opposite, _phrases(company), hint)
+        words.split()[0]: Meaning(_words(words), _words(groups), opposite, _words(company, ";"), hint)
         for words, groups, opposite, company, hint in _sections[section]
     }
     for section in ("adjectives", "verbs")
 )
-MOVES = [(tuple(words.split()), _phrases(company)) for words, company in _sections["moves"]]
+MOVES = [(_words(words), _words(company, ";")) for words, company in _sections["moves"]]
 KINDS = {
-    name: Kind(group, tuple(members.split()), tuple(company.split()), _phrases(truths))
+    name: Kind(group, _words(members), _words(company), _words(truths, ";"))
     for name, group, members, company, truths in _sections["kinds"]
 }
-JOBS, WOMEN, MEN, TOWNS, DAYS, MONTHS = (tuple(words.split()) for _, words in _sections["names"])
+JOBS, WOMEN, MEN, TOWNS, DAYS, MONTHS = (_words(words) for _, words in _sections["names"])

@@ -12,20 +12,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, TypeVar
 
-from data_prep.synthetic.lexicon import (
-    ADJECTIVES,
-    DAYS,
-    JOBS,
-    KINDS,
-    MEN,
-    MONTHS,
-    MOVES,
-    TOWNS,
-    VERBS,
-    WOMEN,
-    Meaning,
-    Words,
-)  # fmt: skip
+from data_prep.synthetic import lexicon
+from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, TOWNS, VERBS, Meaning, Words
 
 T = TypeVar("T")
 RESERVED_SHARE = 5  # every fifth sentence, by hash, is for the tasks, the others are for the corpus
@@ -74,7 +62,7 @@ def past(verb: str) -> str:
 
 @dataclass(frozen=True)
 class Entity:
-    """A person ("Anna", kind person) or a thing ("robin", kind bird)."""
+    """A person ("Anna", kind person) or a thing ("robin", kind bird); `group` is what a meaning can be said of."""
 
     word: str
     kind: str
@@ -82,7 +70,6 @@ class Entity:
 
     @property
     def group(self) -> str:
-        """That a meaning can be said of."""
         return KINDS[self.kind].group if self.kind in KINDS else "person"
 
     def phrase(self, determiner: str = "the", trait: str = "") -> str:
@@ -108,7 +95,6 @@ class Fact:
 
     @property
     def opposite(self) -> Meaning:
-        """The opposite of its meaning."""
         return (VERBS if self.agent else ADJECTIVES)[self.meaning.opposite]
 
     def general(self) -> "Fact":
@@ -164,7 +150,7 @@ class Speaker:
 
     def person(self, *others: Entity | None) -> Entity:
         """Somebody else."""
-        names, pronouns = self.pick(((WOMEN, ("she", "her")), (MEN, ("he", "him"))))
+        names, pronouns = self.pick(((lexicon.WOMEN, ("she", "her")), (lexicon.MEN, ("he", "him"))))
         found = Entity(self.word(names), "person", pronouns)
         return self.person(*others) if found in others else found
 
@@ -188,7 +174,7 @@ class Speaker:
         """The fact with circumstances: a place, a time, a partner."""
         found = {
             "place": f"in {self.word(TOWNS)}",
-            "time": self.pick((f"on {self.word(DAYS)}", f"in {self.word(MONTHS)}")),
+            "time": self.pick((f"on {self.word(lexicon.DAYS)}", f"in {self.word(lexicon.MONTHS)}")),
             "partner": f"with {self.person(fact.agent, fact.patient).word}",
         }
         return replace(fact, circumstances={slot: found[slot] for slot in QUESTIONS if slot in slots})
@@ -252,11 +238,11 @@ class Speaker:
 
     def _scene(self, mistake: str) -> list[str]:
         many = self.chance(0.5)
-        noun = self.word(self.pick((JOBS, JOBS, KINDS["bird"].members, KINDS["insect"].members)))
+        noun = self.word(self.pick((lexicon.JOBS, lexicon.JOBS, KINDS["bird"].members, KINDS["insect"].members)))
         near = self.word(KINDS[self.pick(("tree", "vehicle"))].members)  # the verb does not agree with this one
         near = f"{self.pick(('near', 'behind'))} the {self.pick((near, plural(near)))}"
         words = ["the", plural(noun) if many else noun, *[near] * self.chance(0.4)]
-        verbs, company = self.pick(MOVES)
+        verbs, company = self.pick(lexicon.MOVES)
         verb, many = self.word(verbs), many != (mistake == "agreement")
         negated, going = ["does", "do"][many] + f" not {verb}", ["is", "are"][many] + f" {verb.removesuffix('e')}ing"
         words += [self.pick((verb if many else plural(verb), negated, going)), f"in {self.word(TOWNS)}"]

@@ -123,15 +123,9 @@ def consequence(s: Speaker, label: str, kinds: Kinds) -> Example:
 
 
 TASKS: dict[str, Callable[[Speaker, str, Kinds], Example]] = {
-    "cola": acceptability,
-    "sst2": sentiment,
-    "mrpc": paraphrase,
-    "qqp": same_question,
-    "stsb": similarity,
-    "mnli": inference,
-    "qnli": answered,
-    "rte": consequence,
-}
+    "cola": acceptability, "sst2": sentiment, "mrpc": paraphrase, "qqp": same_question,
+    "stsb": similarity, "mnli": inference, "qnli": answered, "rte": consequence,
+}  # fmt: skip
 
 
 def examples(name: str, seed: int) -> dict[str, list[Example]]:
@@ -170,11 +164,9 @@ def write_tasks(folder: Path, seed: int) -> None:
             labelled = not split.startswith("test")
             columns = task.headerless if labelled else ()
             columns = columns or ("index", *task.text, *([task.label] if labelled else []))
-            rows = [
-                dict(zip(task.text, (row.first, row.second))) | {task.label: row.label, "index": str(number)}
-                for number, row in enumerate(found)
-            ]
-            lines = [[row.get(column, "") for column in columns] for row in rows]
-            table = lines if labelled and task.headerless else [list(columns), *lines]
-            text = "".join("\t".join(line) + "\n" for line in table)
+            lines = [] if labelled and task.headerless else [columns]
+            for number, row in enumerate(found):
+                cells = dict(zip(task.text, (row.first, row.second))) | {task.label: row.label, "index": str(number)}
+                lines.append(tuple(cells.get(column, "") for column in columns))
+            text = "".join("\t".join(line) + "\n" for line in lines)
             (folder / task.train.folder / f"{split}.tsv").write_text(text, encoding="utf-8")

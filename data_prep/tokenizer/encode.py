@@ -16,7 +16,7 @@ from data_prep.workers import grouped
 
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20
-KNOWN_CHARACTERS = 1 << 20  # of the words in a table; there are two, of some 130,000 words and 30 MB each
+KNOWN_CHARACTERS = 1 << 21  # of the words in the table: some 260,000 words, 60 MB
 
 TextEncoder = Callable[[Iterable[str]], Iterator[np.ndarray]]
 
@@ -37,12 +37,12 @@ def reads_word_by_word(tokenizer: Tokenizer) -> bool:
 
 
 class ByWords:
-    """Looks words up in a table. When it is full it becomes the older one, from which the next takes what it needs."""
+    """Looks words up in a table, and begins a new one when it is full."""
 
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
-        self._tables: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})  # ids as bytes: small, joined by one call
-        self._characters = 0  # in the newer table
+        self._known: dict[str, bytes] = {}  # ids as bytes: small, joined by one call
+        self._characters = 0  # in the table
 
     def __call__(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """The ids of each text."""
@@ -50,16 +50,12 @@ class ByWords:
 
     def _ids(self, text: str) -> np.ndarray:
         words = text.split()
-        known, older = self._tables
-        if new := set(words).difference(known):
-            found = {word: older[word] for word in new if word in older}
-            found |= self._encoded(list(new.difference(found)))
-            known.update(found)
-            self._characters += sum(map(len, found))
-        ids = b"".join(map(known.__getitem__, words))
         if self._characters > KNOWN_CHARACTERS:
-            self._tables, self._characters = ({}, known), 0
-        return np.frombuffer(ids, self._dtype)
+            self._known, self._characters = {}, 0
+        if new := list(set(words).difference(self._known)):
+            self._known |= self._encoded(new)
+            self._characters += sum(map(len, new))
+        return np.frombuffer(b"".join(map(self._known.__getitem__, words)), self._dtype)
 
     def _encoded(self, words: list[str]) -> dict[str, bytes]:
         """The ids of words that are in no table."""

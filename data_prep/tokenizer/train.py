@@ -7,7 +7,6 @@ fixed from outside, so Unigram models are trained by `sentencepiece` in one thre
 """
 
 import heapq
-import importlib.util
 import io
 import random
 from collections import Counter
@@ -52,18 +51,8 @@ def sample_text(documents: Iterable[Document], clean: Callable[[str], str], mega
     return [data.decode() for _, _, data in sorted(kept, key=lambda item: item[1])]
 
 
-def require_package(config: TokenizerConfig) -> None:
-    """UserError when the package that this kind is trained by is missing."""
-    if config.kind == "unigram" and importlib.util.find_spec("sentencepiece") is None:
-        raise UserError(
-            "tokenizer.kind=unigram needs the package sentencepiece: pip install 'cramming[unigram]', or choose"
-            " wordpiece or bpe"
-        )
-
-
 def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of `config.kind`, of the sample. UserError: no package, too little text, too small a vocabulary."""
-    require_package(config)
+    """A tokenizer of `config.kind`, of the sample. UserError: too little text, too small a vocabulary."""
     characters = sum(map(len, sample))
     if characters < LEAST_SAMPLE_CHARACTERS:
         raise UserError(

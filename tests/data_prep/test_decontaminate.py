@@ -100,11 +100,6 @@ def test_rows_cells_and_quotations_stand_alone(found: Decontaminator, row: str) 
     assert tasks_in(found, normalize(f"{FILLER}{row}", CleanConfig())) == ("CoLA", "QNLI")
 
 
-def test_a_comma_does_not_end_a_sentence(found: Decontaminator) -> None:
-    for inside in ("They know what is the capital of France, now", "It, what is the capital of France"):
-        assert tasks_in(found, inside) == ()
-
-
 def test_no_sentence_begins_behind_an_initial() -> None:
     text = "It was made known by the U.S. Food and Drug Administration."
     assert tasks_in(Decontaminator({"MRPC": [text]}, CONFIG), "He asked the U.S. Food and Drug Administration.") == ()
@@ -128,11 +123,6 @@ def test_what_anybody_says_is_no_evidence() -> None:
     assert search.searchable == {"MNLI": 0} and tasks_in(search, "I don't know. Where are you going?") == ()
 
 
-def test_texts_searched_and_found_are_counted_by_task(found: Decontaminator) -> None:
-    assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
-    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
-
-
 def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) -> None:
     text = "Only the training file speaks of a very small blue whale."
     assert tasks_in(found, text) == ()
@@ -140,17 +130,13 @@ def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) ->
     assert tasks_in(Decontaminator.from_folder(glue, config), text) == ("CoLA",)
 
 
-def test_what_was_read_is_named(found: Decontaminator) -> None:
-    assert found.tasks == ("CoLA", "SST-2", "MNLI", "QNLI")
-    assert found.examples == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 4}
-    names = [file["name"] for file in found.files]
-    assert names[:2] == ["CoLA/dev.tsv", "CoLA/test.tsv"] and "MNLI/dev_mismatched.tsv" in names
-    assert all(len(file["sha256"]) == 64 for file in found.files)
-
-
 def test_the_development_texts_that_were_searched_are_told_whatever_their_order(glue: Path) -> None:
     """Test sets and training text are searched too, and stand apart."""
-    known = Decontaminator.from_folder(glue, CONFIG).development
+    found = Decontaminator.from_folder(glue, CONFIG)
+    assert found.examples == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 4} and len(found.files) == 6
+    assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
+    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
+    known = found.development
     assert {name: found["texts"] for name, found in known.items()} == {
         "CoLA/dev.tsv": 2, "SST-2/dev.tsv": 1, "QNLI/dev.tsv": 2,
         "MNLI/dev_matched.tsv": 2, "MNLI/dev_mismatched.tsv": 2,
@@ -188,30 +174,42 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
 
 
 def test_tasks_of_superglue_are_found_too(glue: Path) -> None:
+    """Their test files as well, and those tasks that are not scored here; names among ReCoRD's answers do not count."""
     write(glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY, "passage": LONG, "label": True}))
     write(glue, "WSC", "val.jsonl", json.dumps({"text": PARSED, "target": {"span1_text": "film"}, "label": False}))
     write(glue, "RTE", "val.jsonl", json.dumps({"premise": SHORT, "hypothesis": "No.", "label": "entailment"}))
+    write(glue, "RTE", "test.jsonl", json.dumps({"premise": "Cows eat green grass on the alpine meadows.", "idx": 1}))
+    query = {"query": "A @placeholder sails around the southern cape.", "answers": [{"text": "Cutty Sark of Old Town"}]}
+    write(glue, "ReCoRD", "val.jsonl", json.dumps({"passage": {"text": SHORT, "entities": []}, "qas": [query]}))
     found = Decontaminator.from_folder(glue, CONFIG)
-    assert found.examples["BoolQ"] == 2 and found.examples["WSC"] == 1
+    assert found.examples == {
+        "CoLA": 3, "SST-2": 1, "MNLI": 4, "QNLI": 2, "BoolQ": 2, "RTE": 3, "WSC": 1, "ReCoRD": 2,
+    }  # fmt: skip
+    assert set(found.development) >= {"BoolQ/val.jsonl", "RTE/val.jsonl"} and "RTE/test.jsonl" not in found.development
     assert tasks_in(found, FILLER + LONG) == ("MNLI", "QNLI", "BoolQ")
-    assert tasks_in(found, f"{FILLER} {SHORT}") == ("CoLA", "MNLI", "RTE")
-    write(glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY}))
-    with pytest.raises(UserError, match=r"BoolQ.val.jsonl:1: not as BoolQ has it \(KeyError: 'passage'\)"):
+    assert tasks_in(found, f"{FILLER} {SHORT}") == ("CoLA", "MNLI", "RTE", "ReCoRD")
+    assert tasks_in(found, "Cows eat green grass on the alpine meadows.") == ("RTE",)
+    assert tasks_in(found, "Cutty Sark of Old Town.") == ()
+    write(glue, "BoolQ", "val.jsonl", '{"question')
+    with pytest.raises(UserError, match=r"BoolQ.val.jsonl: not a file of examples"):
         Decontaminator.from_folder(glue, CONFIG)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: folder / "none", "no folder .*none"),
-        (lambda folder: folder / "CoLA", "holds none of CoLA, SST-2"),
+        (lambda folder: folder / "none", "none is no folder that holds"),
+        (lambda folder: folder / "CoLA", "no folder that holds one of CoLA, SST-2"),
         (lambda folder: (folder / "SST-2" / "dev.tsv").unlink(), "SST-2 has no dev"),
         (
             lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"),
             "dev.tsv:1: no column sentence",
         ),
         (lambda folder: write(folder, "QNLI", "dev.tsv", "a\tquestion\tsentence", "1", "2"), "2 of 2 rows have fewer"),
-        (lambda folder: (folder / "CoLA" / "dev.tsv").write_bytes(b"a\xff"), "dev.tsv: not UTF-8 at byte 1"),
+        (
+            lambda folder: (folder / "CoLA" / "dev.tsv").write_bytes(b"a\xff"),
+            "not a file of examples: .*utf-8",
+        ),
     ],
 )
 def test_wrong_folders_are_named(glue: Path, change: object, message: str) -> None:

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from data_prep.dedup import exact as dedup
@@ -48,8 +47,3 @@ def test_split_is_independent_of_order_and_never_without_validation(fraction: fl
         rng.shuffle(numbers)
         again = split(numbers, fraction)
         assert (sorted(again[0]), sorted(again[1])) == (sorted(train), sorted(validation))
-
-
-def test_fraction_is_met() -> None:
-    numbers = np.random.default_rng(0).integers(0, SCALE, size=20_000, dtype=np.uint64).tolist()
-    assert len(split(numbers, 0.1)[1]) == pytest.approx(2000, rel=0.1)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.tokenizer import encode as encoding
-from data_prep.tokenizer.encode import ByWords, InPieces, split_at_whitespace, text_encoder
+from data_prep.tokenizer.encode import ByWords, InPieces, text_encoder
 from data_prep.tokenizer.load import TokenizerConfig
 from data_prep.tokenizer.train import train
 
@@ -77,15 +76,3 @@ def test_a_tokenizer_that_looks_across_white_space_reads_the_text_itself(
     assert isinstance(encode, InPieces)
     texts = [*made_up(20), "Oh kalo mi rentas"]
     assert [ids.tolist() for ids in encode(texts)] == plain(tokenizer, texts)
-
-
-def test_cut_parts_join_to_the_text_and_begin_at_whitespace() -> None:
-    rng = random.Random(0)
-    for _ in range(200):
-        text = "".join(rng.choices("abcdefgh \n", k=rng.randint(0, 500)))
-        parts = split_at_whitespace(text, 40)
-        assert "".join(parts) == text and all(0 < len(part) <= 40 for part in parts if text)
-        assert all(
-            part[0].isspace() or not (before[20:] + part[:1]).strip("abcdefgh") for before, part in pairwise(parts)
-        )
-    assert split_at_whitespace("x" * 100, 40) == ["x" * 40, "x" * 40, "x" * 20]

@@ -57,7 +57,7 @@ def test_hub_data_set_equals_the_same_text_from_files(
     assert streamed.manifest.counts["documents_read"] == 80
     unlimited = run(hub_config(tmp_path / "set", text_field="body"))
     assert unlimited.manifest.counts["documents_read"] == 100
-    with pytest.raises(UserError, match="no field 'text'; there are: body"):
+    with pytest.raises(UserError, match=r"no text in field 'text' .*fields body"):
         main(hub_config(tmp_path / "set"))
 
 
@@ -142,7 +142,6 @@ class Hub:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         monkeypatch.setattr(datasets, "load_dataset", stream)
         monkeypatch.setattr(hub, "why_unreachable", lambda: None if self.reached else "no route")
-        monkeypatch.setattr(hub, "WAIT_SECONDS", ())
 
 
 @pytest.fixture
@@ -168,7 +167,7 @@ def test_a_corpus_is_made_from_one_commit(
     assert folders[0] != folders[1]
 
     a_hub.head, a_hub.breaks_in = first, a_hub.opened + 2  # the tokenizer is trained by then
-    with pytest.raises(UserError, match=r"broke off after 150 documents .*run the same command again"):
+    with pytest.raises(UserError, match=r"failed after 150 documents: .*run the same command again"):
         main(config)
     assert (corpus_folder(config) / UNFINISHED).is_file() and not (corpus_folder(config) / MANIFEST).exists()
     a_hub.head = second
@@ -201,17 +200,6 @@ def test_ids_and_their_tokenizer_are_of_the_same_commit(
     }
 
 
-def test_a_changed_local_data_set_is_noticed(
-    tmp_path: Path, hub_config: Config, made_up: Callable[..., list[str]]
-) -> None:
-    folder = write_set(tmp_path / "set", made_up(100))
-    main(hub_config(folder))
-    main(hub_config(folder))
-    write_set(folder, made_up(100, seed=1))
-    with pytest.raises(UserError, match="its sources have changed since"):
-        main(hub_config(folder))
-
-
 def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     config = hub_config("owner/name")
     for scheme in ("http", "https", "all"):
@@ -220,7 +208,7 @@ def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.Monk
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(UserError, match=r"owner/name: the Hugging Face hub cannot be reached .*data=text"):
+    with pytest.raises(UserError, match=r"owner/name: .*the Hugging Face hub cannot be reached .*data=text"):
         main(config)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
@@ -233,29 +221,8 @@ def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config
     config = hub_config(write_set(tmp_path / "set", made_up(20)))
     with (tmp_path / "set" / "train.jsonl").open("a") as file:
         file.write('\n{"text": "cut o')
-    with pytest.raises(UserError, match=r"data\.dataset=.*set: cannot be read after \d+ documents: .*JSON") as caught:
+    with pytest.raises(
+        UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON"
+    ) as caught:
         main(config)
     assert "\n" not in str(caught.value) and not corpus_folder(config).exists()
-
-
-def test_text_that_is_not_utf8_is_one_line_wherever_the_data_set_lies(
-    tmp_path: Path, hub_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    column = pyarrow.array([b"one", b"caf\xe9"])
-    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, column.buffers())
-    (tmp_path / "set").mkdir()
-    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "set" / "train.parquet")
-    with pytest.raises(UserError, match=r"data\.dataset=.*set: cannot be read after 1 documents: .*utf-8"):
-        main(hub_config(tmp_path / "set", max_documents=2))
-    Hub({"a" * 40: tmp_path / "set"}, monkeypatch)
-    with pytest.raises(UserError, match=r"data\.dataset=owner/name: cannot be read after 1 documents: .*utf-8"):
-        main(hub_config("owner/name", max_documents=2))
-
-
-def test_a_local_data_set_that_is_not_there_is_not_looked_for_on_the_hub(hub_config: Config) -> None:
-    for place in ("/nope/x", "./nope", "~/nope"):
-        with pytest.raises(UserError, match=f"data.dataset={place}: no such folder"):
-            main(hub_config(place))

@@ -35,7 +35,7 @@ def die(*_, **__):
 if stop == "tokenizer":
     training.train = die
 elif stop == "manifest":
-    prepare.summary.complete = die
+    prepare.corpus_card.complete = die
 else:
     save = prepare.Unfinished.save
     def counted(self, folder):
@@ -107,7 +107,7 @@ def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_setti
         earlier.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION - 1)
         name_before = corpus_folder(unnamed)
         with earlier.context() as stopped, pytest.raises(KeyboardInterrupt):
-            stopped.setattr(prepare.summary, "complete", interrupt)
+            stopped.setattr(prepare.corpus_card, "complete", interrupt)
             main(config)
     assert corpus_folder(unnamed) != name_before
     run(config)
@@ -147,19 +147,6 @@ def test_resuming_does_not_tokenize_finished_shards_again(
     assert finished > 50 and sum(encoded) <= 300 - finished + 2
 
 
-def test_interrupted_run_of_changed_sources_starts_over(
-    tmp_path: Path, text_file: Path, text_config: Config, made_up: Any, run: Run, contents: Contents
-) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "broken"), shard_tokens=3000)
-    command = [sys.executable, "-c", KILLED, json.dumps(config), "2"]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
-    text_file.write_text("\n\n".join(made_up(200, seed=5)))
-    run(config)
-    fresh = text_config(text_file, corpus=str(tmp_path / "fresh"), shard_tokens=3000)
-    run(fresh)
-    assert contents(tmp_path / "broken") == contents(tmp_path / "fresh")
-
-
 def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"))
     with lock(tmp_path / "c", "at work"), pytest.raises(UserError, match="another process is preparing this corpus"):
@@ -176,19 +163,3 @@ def test_a_finished_corpus_may_lie_where_nothing_can_be_written(
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(error))
     main(config)
     assert "already prepared" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [(errno.EROFS, "give another place"), (errno.EDQUOT, "make room there"), (errno.ENOSPC, "make room there")],
-)
-def test_errors_of_the_disk_have_their_own_advice_and_the_run_goes_on_later(
-    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, number: int, advice: str
-) -> None:
-    config = text_config(text_file, shard_tokens=3000)
-    with monkeypatch.context() as patch:
-        error = OSError(number, os.strerror(number))
-        patch.setattr(shard_writer.ShardWriter, "_write", lambda *_: (_ for _ in ()).throw(error))
-        with pytest.raises(UserError, match=f"{os.strerror(number)}; .*{advice}, then run the same command again"):
-            main(config)
-    run(config)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cramming.config import UserError
 from data_prep import workers
 from data_prep.dedup import near as neardup
 from data_prep.dedup.near import (
@@ -67,6 +66,7 @@ def test_copies_with_a_twentieth_of_the_words_changed_are_found_and_nothing_else
     result = found(planted(pairs, words))
     assert result.drop.tolist() == list(range(1, 2 * pairs, 2)) and np.array_equal(result.kept, result.drop - 1)
     assert (result.documents, result.clusters) == (3 * pairs, pairs)
+    assert result.memory_bytes <= 310 * 3 * pairs  # as the module states
     assert 1 in result and 0 not in result and (1 << 63) not in result
 
 
@@ -74,13 +74,6 @@ def test_unrelated_texts_of_three_words_are_no_duplicates() -> None:
     draw = random.Random(4)
     texts = {" ".join(draw.sample(LEXICON, 3)) for _ in range(5000)}
     assert not len(found(enumerate(sorted(texts))).drop)
-
-
-def test_places_of_texts_with_one_run_are_independent() -> None:
-    """Of unrelated ones each place agrees with chance 1/256, and no pair agrees in many."""
-    signatures = Signer(CONFIG)([f"w{number} x{number} y{number}" for number in range(400)])[0]
-    agree = (signatures[:200, None] == signatures[None, 200:]).mean(axis=2)
-    assert agree.mean() == pytest.approx(1 / 256, rel=0.05) and agree.max() < 0.05
 
 
 def test_only_what_is_similar_to_a_kept_document_is_dropped() -> None:
@@ -126,11 +119,6 @@ def test_the_longest_stays_and_of_equally_long_ones_the_smallest_key_however_lar
     assert result.drop.tolist() == sorted(keys) and result.kept.tolist() == [2**63 + 6] * 4 and result.clusters == 1
 
 
-def test_a_large_cluster_of_one_text_is_one_cluster() -> None:
-    result = found([(key, "the same text of some words") for key in range(1000)])
-    assert (len(result.drop), result.clusters, result.documents) == (999, 1, 1000)
-
-
 def test_the_estimate_is_the_jaccard_similarity() -> None:
     """Of many pairs: unbiased, and with the standard deviation that the docstring states."""
     draw, signer = random.Random(3), Signer(CONFIG)
@@ -157,20 +145,12 @@ def test_equal_keys_are_one_document_and_short_texts_are_left_alone() -> None:
     assert (empty.documents, empty.clusters, len(empty.drop)) == (0, 0, 0)
 
 
-def test_memory_is_as_stated() -> None:
-    result = found(planted(500, 20))
-    assert result.memory_bytes <= 310 * 1500
-
-
 def test_saved_and_loaded(tmp_path: Path) -> None:
     result = found(planted(10, 60))
     result.save(tmp_path / "near.npz")
     again = NearDuplicates.load(tmp_path / "near.npz")
     assert np.array_equal(again.drop, result.drop) and np.array_equal(again.kept, result.kept)
     assert (again.documents, again.clusters) == (30, 10) and 1 in again
-    (tmp_path / "near.npz").write_bytes(b"broken")
-    with pytest.raises(UserError, match=r"near.npz: cannot be read"):
-        NearDuplicates.load(tmp_path / "near.npz")
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 0.0}, {"rows": 9}, {"permutations": 2}, {"ngram": 0}, {"seed": -1}])

@@ -14,12 +14,6 @@ ALPHABET = (
 )
 
 
-def test_known_cases() -> None:
-    assert normalize("a\u0301  b\tc \r\n\n\x00\n d\u200b\ufeff", CONFIG) == "á b c\nd"
-    assert normalize("ﬁne", CONFIG) == "ﬁne"
-    assert normalize("ﬁne", CleanConfig(unicode="NFKC")) == "fine"
-
-
 def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
     rng = random.Random(0)
     for _ in range(500):
@@ -33,6 +27,8 @@ def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
+        ("a\u0301  b\tc \r\n\n\x00\n d\u200b\ufeff", "á b c\nd"),
+        ("one<br />two<br>three <br/> four<brave>", "one\ntwo\nthree\nfour<brave>"),
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),  # Persian
         ("\u0915\u094d\u200d\u0937 \u0915\u094d\u200c\u0937", None),  # Hindi
         ("\u0d05\u0d35\u0d28\u0d4d\u200d, \u0d05", None),  # Malayalam: a chillu ends the word
@@ -43,8 +39,9 @@ def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
         ("an\u200b other\u200b line", "an other line"),
     ],
 )  # fmt: skip
-def test_zero_width_characters_stay_where_they_are_spelling(text: str, kept: str | None) -> None:
+def test_what_is_spelling_stays_and_the_rest_is_one_form(text: str, kept: str | None) -> None:
     assert normalize(text, CONFIG) == (text if kept is None else kept)
+    assert normalize("ﬁne", CleanConfig(unicode="NFKC")) == "fine" != normalize("ﬁne", CONFIG)
 
 
 def test_what_is_deleted_is_counted_by_kind() -> None:
@@ -64,15 +61,6 @@ def test_a_long_text_is_cut_evenly_at_line_ends_else_between_words() -> None:
     lines = ["word " * 28, "more " * 30]
     assert split_evenly("\n".join(lines), 200) == [lines[0] + "\n", lines[1]]
     assert [len(part) for part in split_evenly("x" * 101, 100)] == [51, 50]
-
-
-def test_limits_are_checked() -> None:
-    with pytest.raises(ValueError, match="min_characters"):
-        CleanConfig(min_characters=0)
-
-
-def test_line_breaks_of_html_are_line_breaks() -> None:
-    assert normalize("one<br />two<br>three <br/> four<brave>", CONFIG) == "one\ntwo\nthree\nfour<brave>"
 
 
 def test_a_text_of_too_many_words_is_cut_at_its_lines() -> None:

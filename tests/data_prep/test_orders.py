@@ -77,10 +77,3 @@ def test_an_order_that_is_not_there_is_a_clear_mistake(tmp_path: Path, text_file
     corpus = Corpus.open(corpus_folder(config))
     with pytest.raises(UserError, match=r"train.order=sentence_length: .* only: shuffled, source, compressibility"):
         corpus.stream("train", "sentence_length_reversed")
-
-
-def test_an_order_file_may_not_be_another_corpus_s(corpus: Corpus) -> None:
-    path = corpus.folder / corpus.manifest.orders["compressibility"]
-    np.save(path, np.arange(3, dtype="<u4"))
-    with pytest.raises(UserError, match=r"order-compressibility.npy: its SHA-256"):
-        Corpus.open(corpus.folder, verify=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.corpus_card import bars
 from data_prep.resume_state import PASSED, Decisions
 from data_prep.stage_stats import EXAMPLES, EXCERPT_CHARACTERS, Stage
 
@@ -61,11 +60,3 @@ def test_verdicts_beyond_the_last_safe_point_are_forgotten(tmp_path: Path) -> No
     again.set(1, "filters", "markup")
     assert again.get(1, "filters") == "markup" and decisions.get(1, "filters") == "no_letters"
     assert np.fromfile(tmp_path / "decisions", np.uint16)[3] == 0
-
-
-def test_a_plot_is_valid_xml_whatever_the_names() -> None:
-    from xml.etree import ElementTree
-
-    svg = bars("A & B", ["<tag>", "b", "c"], [0, 3, 1_000_000], logarithmic=True)
-    assert len(ElementTree.fromstring(svg)) == 3 * 3 + 2
-    assert bars("nothing", [], []) == ""

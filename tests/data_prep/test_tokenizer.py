@@ -14,10 +14,9 @@ from tokenizers import Tokenizer, models
 
 from cramming.config import UserError
 from data_prep import prepare
-from data_prep.prepare_config import parse
 from data_prep.sources.source import Document
 from data_prep.tokenizer.encode import split_at_whitespace
-from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, describe, load, special_ids
+from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, load, special_ids
 from data_prep.tokenizer.train import TRAINERS, sample_text, train
 
 Config = Callable[..., dict[str, Any]]
@@ -83,14 +82,6 @@ def test_cased_tokenizer_keeps_case_and_accents(made_up: MadeUp) -> None:
     assert uncased.encode("Éa").ids == uncased.encode("ea").ids
 
 
-def test_a_small_text_gives_fewer_entries_and_says_nothing_wrong(tmp_path: Path) -> None:
-    tokenizer = train(["kalo mi rentas vu "] * 200, TokenizerConfig(vocab_size=5000))
-    tokenizer.save(str(tmp_path / "t.json"))
-    info = describe(tokenizer, tmp_path / "t.json")
-    assert info.vocab_size == tokenizer.get_vocab_size() < 100
-    assert (info.kind, info.lowercase, info.special) == ("wordpiece", True, SPECIAL_TOKENS)
-
-
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
     require(kind)
@@ -100,23 +91,6 @@ def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
         train(["a few words"], TokenizerConfig(kind=kind))
     with pytest.raises(ValueError, match="vocab_size=1000000000 is not between 6 and 1048576"):
         TokenizerConfig(kind=kind, vocab_size=10**9)
-
-
-def test_load_removes_truncation_and_padding_and_sets_the_template(tmp_path: Path, made_up: MadeUp) -> None:
-    tokenizer = train(made_up(100), TokenizerConfig(vocab_size=400))
-    tokenizer.enable_truncation(8)
-    tokenizer.enable_padding(length=16)
-    tokenizer.save(str(tmp_path / "t.json"))
-    loaded = load(tmp_path / "t.json")
-    assert len(loaded.encode("kalo mi " * 50).ids) > 50
-    assert len(loaded.encode("kalo").ids) < 8
-
-
-def test_other_spelling_of_special_tokens_is_accepted(tmp_path: Path) -> None:
-    words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "a"]
-    Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")).save(str(tmp_path / "t.json"))
-    tokenizer = load(tmp_path / "t.json")
-    assert special_ids(tokenizer).mask == 4 and tokenizer.encode("a").tokens == ["<cls>", "a", "<sep>"]
 
 
 def test_bad_tokenizer_files(tmp_path: Path) -> None:
@@ -138,15 +112,6 @@ def test_sample_is_bounded_even_and_in_order() -> None:
     assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
     assert sample == sample_text(iter(documents), lambda text: text, 0.1, seed=0)
     assert sample_text(iter(documents[:10]), str.upper, 0.1, seed=0) == [d.text.upper() for d in documents[:10]]
-
-
-def test_the_package_is_asked_for_before_any_text_is_read(
-    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    config = text_config(text_file, tokenizer={"kind": "unigram"})
-    with pytest.raises(UserError, match=r"tokenizer.kind=unigram needs the package .*'cramming\[unigram\]'"):
-        parse(config)
 
 
 def test_a_process_of_its_own_trains_the_same_tokenizer(
