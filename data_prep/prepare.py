@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import SPLITS, TASKS, Corpus
-from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, SpecialIds, token_dtype
+from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split, token_dtype
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
 from cramming.process_pool import WorkerDiedError, process_pool
 from cramming.progress import Progress, format_count, say
@@ -150,7 +150,7 @@ def _begin(preparation: Preparation) -> Unfinished:
             return state
         say(f"{folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
         discard(folder)
-    shards = {split: [] for split in SPLITS}
+    shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
     state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, compared=preparation.compared)
     state.save(folder)
     return state

@@ -19,17 +19,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from cramming.config import UserError, file_sha256, texts_sha256
+from cramming.config import UserError, Within, file_sha256, texts_sha256
 from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
 from data_prep.stage_stats import excerpt
 from data_prep.workers import grouped
 
-SHORTEST_NGRAM = 9
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
 SENTENCE_BYTES = 20  # the same, of its words
 FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for beside other words too
@@ -57,12 +56,8 @@ class DecontaminationConfig:
     """Section `data.decontaminate`."""
 
     tasks: str | None = None  # folder with CoLA/, SST-2/ ... BoolQ/ ...; null: no decontamination
-    ngram: int = 13
+    ngram: Annotated[int, Within(lambda n: 9 <= n <= 50, "from 9 to 50")] = 13
     train_text: bool = False  # look for the training sets too
-
-    def __post_init__(self) -> None:
-        if not SHORTEST_NGRAM <= self.ngram <= 50:
-            raise ValueError(f"ngram={self.ngram} must be between {SHORTEST_NGRAM} and 50")
 
 
 class Decontaminator:

@@ -20,9 +20,11 @@ to one that is kept. The result is a function of the set of (key, text): neither
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from cramming.config import Count, Seed, Share, Within
 from cramming.files import overwrite_atomically
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
 from data_prep.workers import Workers, grouped
@@ -42,17 +44,13 @@ class NearDuplicateConfig:
     """Section `data.near_duplicates`."""
 
     enabled: bool = False
-    ngram: int = 3  # words
-    threshold: float = 0.5  # estimated Jaccard similarity from which two documents are near-duplicates
-    permutations: int = 256  # bytes of a signature
-    rows: int = 3  # bytes in a band; bands = permutations // rows
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        ranges = {"ngram": (1, 32), "threshold": (0.01, 1), "rows": (1, 8), "permutations": (self.rows, 4096)}
-        for name, (low, high) in (ranges | {"seed": (0, 2**63 - 1)}).items():
-            if not low <= (value := getattr(self, name)) <= high:
-                raise ValueError(f"{name}={value} must be between {low} and {high}")
+    ngram: Count = 3  # words
+    threshold: Share = 0.5  # estimated Jaccard similarity from which two documents are near-duplicates
+    permutations: Count = 256  # bytes of a signature
+    rows: Annotated[int, Within(lambda n: 1 <= n <= 8, "from 1 to 8")] = (
+        3  # bytes in a band; bands = permutations // rows
+    )
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)

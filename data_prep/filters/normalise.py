@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
+
+from cramming.config import Count, Within
 
 # C0 and C1 controls that are not whitespace; soft hyphen, directional marks, byte-order mark; lone surrogates, which
 # JSON escapes can smuggle in.
@@ -40,12 +42,8 @@ class CleanConfig:
     """Section `data.clean`."""
 
     unicode: Literal["NFC", "NFKC", "none"] = "NFC"
-    min_characters: int = 20
-    max_characters: int = 4_000_000  # a longer document is cut into parts at whitespace, so that memory stays bounded
-
-    def __post_init__(self) -> None:
-        if self.min_characters < 1 or self.max_characters < 1000:
-            raise ValueError("min_characters must be at least 1 and max_characters at least 1000")
+    min_characters: Count = 20
+    max_characters: Annotated[int, Within(lambda n: n >= 1000, "at least 1000")] = 4_000_000  # longer documents are cut
 
 
 def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:

@@ -16,8 +16,6 @@ import numpy as np
 
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.repetition import (
-    DUPLICATE_NGRAMS,
-    TOP_NGRAMS,
     duplicate_line_characters,
     duplicate_lines,
     duplicate_ngrams,
@@ -151,6 +149,7 @@ def _stop_words(text: Text, limit: int) -> int:
 
 
 Limit = float | None
+Six = tuple[float, float, float, float, float, float]
 
 
 class Rule(NamedTuple):
@@ -224,8 +223,8 @@ class FilterConfig:
     min_alphabetic_words: Annotated[Limit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)] = None
     # Gopher: at most 20, 18, 16 % of the characters in the top n-gram of 2, 3, 4 words; at most 15, 14 ... 10 % in
     # repeated n-grams of 5 to 10 words.
-    max_top_ngrams: Annotated[list[float] | None, Rule("top_ngrams", top_ngrams)] = None
-    max_duplicate_ngrams: Annotated[list[float] | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
+    max_top_ngrams: Annotated[tuple[float, float, float] | None, Rule("top_ngrams", top_ngrams)] = None
+    max_duplicate_ngrams: Annotated[Six | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
     # Ours: codes of ISO 639-1, for example [en].
     languages: Annotated[list[str] | None, Rule("other_language", _other_language)] = None
     # Gopher: at least two different ones. For English only.
@@ -233,14 +232,6 @@ class FilterConfig:
     # These two are no filters of this table.
     max_words: int | None = None  # a longer document is no worse, so it is cut into parts (normalise.py)
     max_tokens_per_character: float | None = None  # judged when the text is tokenized: too_many_tokens
-
-    def __post_init__(self) -> None:
-        for name, size in (("max_top_ngrams", len(TOP_NGRAMS)), ("max_duplicate_ngrams", len(DUPLICATE_NGRAMS))):
-            limits = getattr(self, name)
-            if limits is not None and len(limits) != size:
-                raise ValueError(f"{name}={limits} must have {size} numbers")
-        if self.min_words is not None and self.max_words is not None and self.min_words > self.max_words:
-            raise ValueError(f"min_words={self.min_words} is above max_words={self.max_words}")
 
 
 RULES: dict[str, Rule] = {

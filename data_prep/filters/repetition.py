@@ -4,6 +4,7 @@ The words of n-grams are those of data_prep/dedup/ngram_hashes.py: case and punc
 Suffixes: W words, N n-grams.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -34,7 +35,7 @@ def repeated_lines(text: Text) -> list[Span]:
     return text.line_spans(lambda line: line in seen or seen.add(line))  # type: ignore[func-returns-value]
 
 
-def top_ngrams(text: Text, limits: list[float]) -> Violation | None:
+def top_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
     """Share of the characters that the n-gram takes up that takes up most, of 2, 3, 4 words.
 
     Overlapping occurrences count twice; an n-gram that occurs once does not count. Bytes stand for characters.
@@ -58,7 +59,7 @@ def top_ngrams(text: Text, limits: list[float]) -> Violation | None:
     return None
 
 
-def duplicate_ngrams(text: Text, limits: list[float]) -> Violation | None:
+def duplicate_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
     """Share of the characters that lie in n-grams of 5, 6 ... 10 words that occur repeatedly; each byte counts once."""
     hashes_W, lengths_W = text.word_hashes
     if text.most_frequent_pair < 2:

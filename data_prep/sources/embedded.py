@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cramming.config import Count
 from data_prep.sources.source import DataConfig, Document, Source
 
 GENERATOR = Path(__file__).parents[1] / "synthetic"
@@ -15,12 +16,7 @@ GENERATOR = Path(__file__).parents[1] / "synthetic"
 class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
 
-    size: int  # words, about
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.size < 1:
-            raise ValueError(f"size={self.size} must be at least 1; it is the number of words to generate, about")
+    size: Count  # words to generate, about
 
 
 class EmbeddedSource(Source):

