@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cramming.data.task_files import GLUE
+from cramming.data.task_files import ENTRIES
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words, ranks
 from eval.report.render import Cell, Figure, Group
 from eval.report.run_page import average_cell, score_cell
@@ -61,7 +61,7 @@ class Board:
     @property
     def columns(self) -> list[str]:
         """The titles of the columns."""
-        return ["#", "Model", "Division", *number_columns(self.suite)]
+        return ["#", "Model", "Division", *map(title_of, AVERAGES[self.suite]), *map(title_of, columns_of(self.suite))]
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -84,12 +84,6 @@ class Board:
             names = found.setdefault(_protocol(row), []) if not row.without_encoder else []
             names += [row.run.label] if row.run.label not in names else []
         return dict(sorted(found.items()))
-
-    @property
-    def has_spread(self) -> bool:
-        """Whether an average stands with one."""
-        tuned = (row for row in self.rows if not row.without_encoder)
-        return any(row.spread(name) is not None for row in tuned for name in row.averages)
 
     @property
     def has_subset(self) -> bool:
@@ -118,11 +112,6 @@ def _baseline_row(row: Row, same: Sequence[Row]) -> list[Cell]:
     runs = ", ".join(dict.fromkeys(r.run.label for r in same))
     detail = f"of {runs}" if row.without_encoder else f"of {runs}, {_seeds_words(row)}"
     return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row), *number_cells(row)]
-
-
-def number_columns(suite: str) -> list[str]:
-    """The titles of the suite's averages and entries, in the order of `number_cells`."""
-    return [*map(title_of, AVERAGES[suite]), *map(title_of, columns_of(suite))]
 
 
 def number_cells(row: Row, best: Mapping[str, float | None] | None = None) -> list[Cell]:
@@ -157,18 +146,11 @@ def _protocol(row: Row) -> str:
 
 def _gaps(row: Row) -> str:
     """Why averages of the row are not printed; empty where all are."""
-    absent = [title_of(entry) for entry in columns_of(row.suite) if row.score(entry) is None]
     dashed = [title_of(name) for name, value in row.averages.items() if value is None]
-    if not dashed:
-        return ""
-    reasons = [(name, task.remark) for name, task in row.section.tasks.items() if task.score is None]
-    reasons += [(name, str(reason)) for name, reason in row.section.absent.items()]
-    why = "; ".join(f"{title_of(name)}: {reason}" for name, reason in reasons if _counts(name, row.suite))
-    where = f"there is no score for {', '.join(absent) or 'some entry'}"
-    return f"{' and '.join(dashed)} not printed, because {where}" + (f" ({why})" if why else "")
-
-
-def _counts(name: str, suite: str) -> bool:
-    """Whether an entry, or any entry of a task, is part of the suite's averages."""
-    inside = [s.entry for s in GLUE[name].scored] if name in GLUE else [name]
-    return any(entry in columns_of(suite) for entry in inside)
+    tasks, absent, lacking = row.section.tasks, row.section.absent, []
+    for entry in columns_of(row.suite):
+        if row.score(entry) is None:
+            reason = tasks[entry].remark if entry in tasks else absent.get(entry) or absent.get(ENTRIES[entry][0].name)
+            lacking.append(f"{title_of(entry)} ({reason or 'not scored'})")
+    why = f"there is no score for {', '.join(lacking) or 'some entry'}"
+    return f"{' and '.join(dashed)} not printed, because {why}" if dashed else ""

@@ -155,13 +155,15 @@ def _figure(width: float, height: float, *, left: float, right: float, top: floa
 
 
 def _legend(curves: Sequence[Curve]) -> tuple[list[str], list[Any]]:
-    """Label and line of each run, and the validation points' sign."""
+    """Label and line of each run, and the validation points' sign where there are any."""
     from matplotlib.lines import Line2D
 
     labels = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
     lines = [Line2D([], [], color=colour) for colour, _ in zip(cycle(COLOURS), curves)]
-    points = Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5)
-    return [*labels, "validation loss"], [*lines, points]
+    if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
+        labels.append("validation loss")
+        lines.append(Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5))
+    return labels, lines
 
 
 def _label(text: str) -> str:

@@ -40,11 +40,9 @@ class Run:
 
 def load_runs(runs: Path) -> list[Run]:
     """Every run folder directly inside `runs`, by name; UserError where there is none."""
-    if not runs.is_dir():
-        raise UserError(f"runs={runs}: no such folder; pretrain something first, or give runs=<folder of run folders>")
-    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)]
+    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)] if runs.is_dir() else []
     if not loaded:
-        raise UserError(f"runs={runs}: no run folder with a record.json inside; pretrain or score something first")
+        raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
     named = [
         run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({run.folder.name})")

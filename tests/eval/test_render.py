@@ -20,7 +20,7 @@ NASTY = 'a|b <script>alert("x")</script> & "q"\nnext'
 def one(make_record: Any) -> RunPage:
     """A page with nasty words wherever a record, a folder or a file has words."""
     record = make_record()
-    record["glue"]["pretrained"]["tasks"]["rte"].update(score=None, problem=NASTY)
+    record["glue"]["pretrained"]["tasks"]["rte"].update(score=None, problem=NASTY, metrics={}, train_examples=None)
     record["environment"]["device"]["name"] = record["corpus"]["sources"][0]["name"] = NASTY
     record["glue"]["pretrained"]["selection"] = record["pretrain"]["status"] = NASTY
     run = Run(Path("runs/a"), NASTY, read_record(record))

@@ -8,6 +8,7 @@ import statistics
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -269,7 +270,7 @@ def test_subsets_and_missing_tasks_are_marked_and_have_no_rank(runs: Path, recom
     row = next(line for line in text.splitlines() if line.startswith("|") and "| high<br>" in line)
     assert row.startswith("|  |") and "†" in row and f"| {DASH} | {DASH} |" in row
     assert text.index("| 1 | low<br>") < text.index("Not ranked: parts") < text.index(row)
-    assert "no score for QQP (QQP: no such task folder in data)" in text
+    assert "no score for QQP (no such task folder in data)" in text
     assert "13,459 of 104,743" in text
     with _record_of(runs / "low") as record:
         record["glue"]["pretrained"]["tasks"]["qnli"].update(train_examples=13459, subset=True)
@@ -358,6 +359,8 @@ def test_ranks_within_noise_are_shared(tmp_path: Path, make_record: Any, make_se
     for other in rows[1:]:
         samples = (row.of_seeds("avg9") for row in (rows[0], other))
         assert within_noise(rows[0], other) == (stats.ttest_ind(*samples, equal_var=False).pvalue >= NOISE)
+    unknown = replace(rows[0], section=replace(rows[0].section, tasks={}))  # no spread: equal averages alone are equal
+    assert within_noise(rows[0], unknown) and not within_noise(rows[1], unknown)
 
 
 def test_csv_cells_that_a_spreadsheet_would_run_are_defused(runs: Path, make_record: Any, write_run: Any) -> None:
@@ -434,7 +437,7 @@ def test_user_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for settings, words in (
-        ({"runs": str(tmp_path / "none"), "report": {"out": None, "each_run": True}}, "no such folder"),
+        ({"runs": str(tmp_path / "none"), "report": {"out": None, "each_run": True}}, "no run folder inside"),
         ({"runs": str(tmp_path / "empty"), "report": {"out": None, "each_run": True}}, "no run folder"),
         ({"runs": str(tmp_path), "report": {"out": str(tmp_path / "file"), "each_run": True}}, "is a file"),
         ({"runs": str(tmp_path), "report": {"out": None, "each_run": True, "colour": 1}}, "report.colour"),

@@ -59,7 +59,8 @@ def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str,
     lines = []
     for task_name, arrays in by_task.items():
         path = folder / f"{task_name}-seed3.npz"
-        np.savez_compressed(path, **{**arrays, **changed.get(task_name, {})})
+        whole = arrays | changed.get(task_name, {})
+        np.savez_compressed(path, **{name: values for name, values in whole.items() if values is not None})
         line = {"suite": "glue", "init": "pretrained", "task": task_name, "seed": 3}
         lines.append(line | {"predictions_sha256": file_sha256(path)})
     return read_record(
@@ -85,6 +86,8 @@ def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
     ("task", "arrays", "file", "reason"),
     [
         ("sst2", {"test.sst2": np.zeros(9)}, "SST-2", "9 of 10 test examples"),
+        ("rte", {"test.rte": None}, "RTE", "no test set in the data"),
+        ("rte", {"test.rte": np.array([None])}, "RTE", "the stored predictions are damaged"),
         ("rte", {"test_ids.rte": np.arange(10)[::-1]}, "RTE", "the test file is not in the official order"),
         ("cola", {"test.cola": np.full(10, 2.0)}, "CoLA", "a prediction is no label of the task"),
         ("cola", {"test.cola": np.full(10, 0.5)}, "CoLA", "a prediction is no label of the task"),
