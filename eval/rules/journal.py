@@ -97,7 +97,7 @@ def _config_budget(path: Path) -> list[Any] | None:
     try:
         ((unit, limit),) = limits_of(yaml.safe_load(path.read_text(encoding="utf-8"))["budget"]).items()
         return [unit, float(limit)]
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
+    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         return None
 
 
