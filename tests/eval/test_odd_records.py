@@ -132,20 +132,6 @@ def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: An
     assert "a/b/c/d: 0 values for 3 seeds" in evidence["R7"]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [('{"format": 1, "steps": 1' + 4300 * "0" + "}", "4300 digits"), ("[" * 100_000, "recursion")],
-)
-def test_json_that_python_cannot_read_is_one_line_of_the_leaderboard(
-    tmp_path: Path, make_record: Any, write_run: Any, content: str, words: str
-) -> None:
-    write_run(tmp_path / "good", make_record() | {"name": "good"})
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "record.json").write_text(content)
-    line = next(line for line in leaderboard(tmp_path).splitlines() if line.startswith("| odd | "))
-    assert "not readable as JSON" in line and words in line
-
-
 @pytest.mark.parametrize("value", ["many", None, [], float("nan"), -1.0, LONGEST], ids=lambda value: repr(value)[:5])
 @pytest.mark.parametrize("key", ["elapsed", "charged_flops"])
 def test_an_odd_number_in_the_journal_is_damage_of_the_journal(

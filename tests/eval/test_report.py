@@ -185,7 +185,10 @@ def test_a_report_can_be_rebuilt_from_a_copied_run_folder(runs: Path, tmp_path: 
 
 
 def test_bad_runs_are_listed_and_hide_no_other(runs: Path, make_record: Any, write_run: Any) -> None:
-    broken = {"torn": b'{"format": 1, "na', "old": b'{"format": 99}', "list": b"[]", "binary": b"\xff\xfe"}
+    broken = {
+        "torn": b'{"format": 1, "na', "old": b'{"format": 99}', "list": b"[]", "binary": b"\xff\xfe",
+        "deep": b"[" * 100_000, "long": b'{"format": 1, "steps": 1' + 4300 * b"0" + b"}",
+    }  # fmt: skip
     for name, content in broken.items():
         (runs / name).mkdir()
         (runs / name / "record.json").write_bytes(content)
@@ -195,8 +198,9 @@ def test_bad_runs_are_listed_and_hide_no_other(runs: Path, make_record: Any, wri
     write_run(runs / "ungefähr 长名", make_record() | {"name": "<b>长|$x$</b>"})
     out = _report(runs)
     text, html = ((out / f"leaderboard.{kind}").read_text(encoding="utf-8") for kind in ("md", "html"))
-    for name in ("torn", "old", "list", "binary", "unborn"):
+    for name in (*broken, "unborn"):
         assert f"| {name} | " in text
+    assert "recursion" in text and "4300 digits" in text
     assert "record format 99" in text and "notes" not in text
     assert "<b>" not in html and "&lt;b&gt;长" in html
     assert "| 1 | high<br>" in text and "| 1 | &lt;b>长" in text and "| 3 | low<br>" in text
