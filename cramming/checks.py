@@ -24,7 +24,7 @@ from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, count_parameters
-from cramming.optim import LOW_BIT, OPTIMIZERS, OptimConfig
+from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve

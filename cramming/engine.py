@@ -19,7 +19,7 @@ from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
 from cramming.model.heads import MaskedLM
-from cramming.optim import build_host_optimizer, build_optimizer, set_learning_rate
+from cramming.optim.build import build_host_optimizer, build_optimizer, set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision

@@ -23,7 +23,7 @@ from cramming.model.attention import KERNELS, Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
-from cramming.optim import parameter_groups
+from cramming.optim.build import parameter_groups
 from cramming.overrides import compose
 from cramming.plan.memory import Simulation
 from cramming.plan.search import PlanConfig, explore, find_target, planned_config

@@ -2,12 +2,7 @@
 
 Everything above works on `[T, D]`: the tokens of all sequences, end to end. A `Packing` says which of them form a
 sequence. `prepare` turns it into one `Layout` per window size, once per forward pass, and `attend` runs a layer on it
-with one of the kernels of attention_kernels.py.
-
-`restrict` limits the queries to a subset of the tokens: the last layer of a masked language model is needed at the
-targets only, and a classifier's at the first token of each sequence.
-
-Shapes: T tokens, H heads, K head size, M queries.
+with one of the kernels of attention_kernels.py. Shapes: T tokens, H heads, K head size, M queries.
 """
 
 from dataclasses import dataclass
@@ -17,10 +12,11 @@ from torch import Tensor
 
 from .attention_kernels import KERNELS, restrict_rows
 from .config import LastLayer
-from .packing import Layout, Packing
+from .packing import Layout, Packing, sequence_ids
 
 __all__ = [
     "KERNELS", "AttentionConfig", "Layout", "Packing", "attend", "choose", "prepare", "reason_against", "restrict",
+    "sequence_ids",
 ]  # fmt: skip
 
 
@@ -37,17 +33,17 @@ class AttentionConfig:
 
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
-    """The kernel that `auto` stands for: the first in the table that suits."""
-    for name, kernel in KERNELS.items():
-        if kernel.suits(packing, half_window, dtype, dropout):
-            return name
-    raise AssertionError("the last kernel of the table suits everything")
+    """The kernel that `auto` stands for: the first in the table that suits; one of them suits everything."""
+    suited = [name for name, kernel in KERNELS.items() if kernel.suits(packing, half_window, dtype, dropout)]
+    return suited[0]
 
 
 def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
     """Why a kernel cannot run so, with what to do; None if it can."""
-    reason = KERNELS[kernel].reason_against(device, dtype, dropout)
-    return f"attention.kernel={kernel}: {reason}" if reason else None
+    reason = KERNELS[kernel].reason_against(device, dtype)
+    if reason is None and dropout and not KERNELS[kernel].has_dropout:
+        reason = f"has no dropout, and model.attention_dropout={dropout:g}"
+    return f"attention.kernel={kernel}: {reason}; set it to auto, sdpa or padded" if reason else None
 
 
 def prepare(

@@ -8,6 +8,7 @@ Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P pad
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import flex
 from .packing import Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
@@ -25,6 +25,17 @@ PRODUCTS_LENGTH = 512  # the longest row that `auto` gives to `products`; at 102
 # What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
 # (docs/log.md); on a GPU by reckoning: 20 launches.
 GROUP_PAIRS = {("padded", "cpu"): 2**12, ("padded", "cuda"): 2**18, ("products", "cpu"): 2**14}
+
+
+class Kernel(NamedTuple):
+    """One way to compute attention. `auto` takes the first kernel of the table whose `suits` is true."""
+
+    prepare: Callable[[Packing, int, int | None], Layout]
+    attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+    restrict: Callable[[Layout, Tensor, int], Layout | None]
+    suits: Callable[[Packing, int | None, torch.dtype, float], bool] = lambda *_: False
+    reason_against: Callable[[torch.device, torch.dtype], str | None] = lambda *_: None
+    has_dropout: bool = False
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
@@ -37,29 +48,6 @@ def _band(length: int, half_window: int | None, device: torch.device) -> Tensor 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
-
-
-# dense ----------------------------------------------------------------------------------------------------------------
-
-
-def _dense_prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    ids_T = sequence_ids(packing.bounds_S, num_tokens)
-    mask = _both(ids_T[:, None] == ids_T[None, :], _band(num_tokens, half_window, ids_T.device))
-    return Layout("dense", packing, half_window, masks=(mask,))
-
-
-def _dense_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout:
-    (mask_TT,) = layout.masks
-    assert mask_TT is not None
-    return layout._replace(masks=(mask_TT.index_select(0, queries_M),))
-
-
-def _dense_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
-    (mask_MT,) = layout.masks
-    assert mask_MT is not None
-    scores_HMT = torch.einsum("mhk,thk->hmt", q_THK, k_THK) * q_THK.shape[-1] ** -0.5
-    weights_HMT = scores_HMT.float().masked_fill(~mask_MT, -torch.inf).softmax(-1)
-    return torch.einsum("hmt,thk->mhk", F.dropout(weights_HMT, dropout).to(v_THK.dtype), v_THK)
 
 
 # sdpa: equal rows -----------------------------------------------------------------------------------------------------
@@ -250,20 +238,16 @@ def has_flash(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
-def _varlen_reason_against(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+def _varlen_reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
-        return "runs on CUDA only; set it to auto, sdpa or padded"
+        return "runs on CUDA only"
     if not has_flash(device):
-        return (
-            "FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is"
-            f" {torch.cuda.get_device_name(device)}; set it to auto, sdpa or padded"
-        )
+        name = torch.cuda.get_device_name(device)
+        return f"FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is {name}"
     if dtype not in FLASH_TYPES:
         name = str(dtype).removeprefix("torch.")
-        return (
-            f"FlashAttention computes in 16 bits, not in {name}; set it to auto, sdpa or padded, or take precision=bf16"
-        )
-    return _no_dropout(dropout)
+        return f"FlashAttention computes in 16 bits, not in {name} (precision=bf16 would do)"
+    return None
 
 
 def _varlen_suits(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> bool:
@@ -300,27 +284,18 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def _no_dropout(dropout: float) -> str | None:
-    if not dropout:
-        return None
-    return (
-        f"has no dropout, and model.attention_dropout={dropout:g}; set it to auto, sdpa or padded, or"
-        " model.attention_dropout=0"
-    )
+def _flex() -> ModuleType:
+    from . import flex  # only where it is chosen
+
+    return flex
 
 
-def _products_reason_against(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
-    return _no_dropout(dropout) if device.type == "cpu" else "is for CPUs only; set it to auto, varlen or sdpa"
+def _flex_reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
+    return "trains on CUDA only" if device.type != "cuda" and torch.is_grad_enabled() else None
 
 
-class Kernel(NamedTuple):
-    """One way to compute attention. `auto` takes the first kernel of the table whose `suits` is true."""
-
-    prepare: Callable[[Packing, int, int | None], Layout]
-    attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
-    restrict: Callable[[Layout, Tensor, int], Layout | None]
-    suits: Callable[[Packing, int | None, torch.dtype, float], bool] = lambda *_: False
-    reason_against: Callable[[torch.device, torch.dtype, float], str | None] = lambda *_: None
+def _products_reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None if device.type == "cpu" else "is for CPUs only"
 
 
 KERNELS: dict[str, Kernel] = {
@@ -336,15 +311,14 @@ KERNELS: dict[str, Kernel] = {
     ),
     # rows as [B, L]; a mask only for windows shorter than the row and for rows that hold several documents
     "sdpa": Kernel(
-        _sdpa_prepare, _grouped_attend, restrict_rows, lambda packing, *_: packing.whole_rows is not None
+        _sdpa_prepare, _grouped_attend, restrict_rows, lambda packing, *_: packing.whole_rows is not None,
+        has_dropout=True,
     ),
     # ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True),
+    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True, has_dropout=True),
     # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
     "flex": Kernel(
-        flex.prepare, flex.attend, flex.restrict,
-        reason_against=lambda device, dtype, dropout: flex.reason_against(device) or _no_dropout(dropout),
+        lambda *given: _flex().prepare(*given), lambda *given: _flex().attend(*given),
+        lambda *given: _flex().restrict(*given), reason_against=_flex_reason_against,
     ),
-    # the definition, with a [T, T] mask: for tests
-    "dense": Kernel(_dense_prepare, _dense_attend, _dense_restrict),
 }  # fmt: skip

@@ -36,8 +36,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
-        """`ids_T`, or the tokens' own vectors [T, D] in their place."""
-        hidden_TD = ids_T if ids_T.is_floating_point() else self.tokens(ids_T)
+        hidden_TD = self.tokens(ids_T)
         if self.token_types is not None:
             alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
             none = alone or token_types_T is None
@@ -107,32 +106,27 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto"."""
 
-    block = Block
-
     def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
         super().__init__()
         self.config = config
         self.kernel = kernel
         self.embeddings = Embeddings(config)
-        self.blocks = nn.ModuleList(self.block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
         initialize(self, config)
 
     def forward(
-        self,
-        ids_T: Tensor,
-        positions_T: Tensor,
-        packing: Packing,
-        token_types_T: Tensor | None = None,
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None,
         queries_M: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
 
         With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the last block computes no
         others: of its 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
         """
         hidden = self.embeddings(ids_T, positions_T, token_types_T)
-        shared = {window: self._shared(window, positions_T, packing) for window in self._windows()}
+        windows = {self.config.half_window(layer): None for layer in range(len(self.blocks))}  # in the layers' order
+        shared = {window: self._shared(window, positions_T, packing) for window in windows}
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             rope, layout = shared[self.config.half_window(layer)]
@@ -142,9 +136,6 @@ class Encoder(nn.Module):
         if queries_M is not None and layout.queries_M is None:
             hidden = hidden.index_select(0, queries_M)
         return self.final_norm(hidden)
-
-    def _windows(self) -> list[int | None]:
-        return list(dict.fromkeys(self.config.half_window(layer) for layer in range(self.config.num_layers)))
 
     def _shared(self, window: int | None, positions_T: Tensor, packing: Packing) -> tuple[Rope | None, Layout]:
         """What all blocks with this window share: rotary tables and attention layout."""

@@ -83,10 +83,3 @@ def flex_attention(compiled: bool) -> Callable[..., Tensor]:
 
     function: Callable[..., Tensor] = module.flex_attention
     return torch.compile(function, dynamic=False) if compiled else function
-
-
-def reason_against(device: torch.device) -> str | None:
-    """Why it cannot run there."""
-    if device.type != "cuda" and torch.is_grad_enabled():
-        return "trains on CUDA only; set it to auto, sdpa or padded"
-    return None

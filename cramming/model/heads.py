@@ -1,9 +1,8 @@
 """What stands on the encoder: the masked-language-model head with its loss, and a sequence classifier.
 
-The vocabulary projection is the largest matrix product of a small model, so only target positions go through it, and
-its logits never exist as a whole: `linear_cross_entropy` walks over the targets in chunks and, when gradients are
-wanted, forms them from each chunk's logits at once (as Liger-Kernel does; Hsu et al. 2024). That keeps one chunk in
-memory and needs no second product to recompute it.
+Only target positions go through the vocabulary projection, and its logits never exist as a whole:
+`linear_cross_entropy` walks over the targets in chunks and, when gradients are wanted, forms them from each chunk's
+logits at once (as Liger-Kernel does; Hsu et al. 2024). That needs no second product to recompute them.
 
 Shapes: T tokens, M targets, D hidden size, V vocabulary, S sequences, C labels.
 """
@@ -15,17 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Packing
+from .attention import Packing, sequence_ids
 from .config import LastLayer, ModelConfig
 from .encoder import Encoder, compute_dtype
 from .init import initialize
 from .layers import ACTIVATIONS, make_norm
-from .packing import sequence_ids
 
 # Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
-# CPU 2^22, which would stay in its cache, takes 1.2 times as long as 2^24 (docs/log.md). Compiled, each chunk is a
-# piece of the graph. A chunk needs 8 bytes an element in 16 bits (logits, probabilities, their copy for the products),
-# 2 GiB at 2^28: a card of 40 GB or more can spare that. `memory.loss_chunk` sets another number.
+# CPU 2^22 takes 1.2 times as long as 2^24 (docs/log.md). A chunk needs 8 bytes an element in 16 bits, 2 GiB at 2^28: a
+# card of 40 GB or more can spare that. `memory.loss_chunk` sets another number.
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26, "large cuda": 2**28}
 LARGE_CARD_BYTES = 38 * 2**30  # sold as 40 GB
 FP16_SUM = 6e4  # below 65504, its largest number, by what partial sums may be rounded up
@@ -50,14 +47,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_MD: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        targets_M: Tensor,
-        dtype: torch.dtype,
+        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
         chunk: int | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
@@ -78,13 +70,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sums(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets_M: Tensor,
-    grads: "_Gradients | None",
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None",
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted.
 
     Not summed in place: torch 2.11 compiles a function that returns such a sum to one whose gradients are zero.
@@ -154,11 +142,9 @@ class _Gradients:
 def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
     """A power of two, at most 1: times that, no entry of `low.T @ hidden` passes fp16's largest number, 65504.
 
-    An entry is at most the largest sum of a column of |low| times the largest |hidden|, reached where all rows have one
-    target and one hidden state; but 350 rows of one target, raised by 64, with hidden states of 3 are enough, and no
-    loss scale would help, as it is applied later. Not a bound on the rows: that would have to be 32 for the largest
-    entry that a norm can give at 1,024 features, and each chunk is a pass over the whole weight. An fp32 scalar, and no
-    number where an input is none: the step is then skipped.
+    An entry is at most the largest sum of a column of |low| times the largest |hidden|. 350 rows of one target, raised
+    by 64, with hidden states of 3 pass it, and no loss scale would help, as it is applied later. NaN where an input is:
+    the step is then skipped.
     """
     columns_V = torch.linalg.vector_norm(low_MV, 1, dim=0, dtype=torch.float32)
     bound = columns_V.max() * hidden_MD.abs().max().float()
@@ -166,13 +152,9 @@ def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden_MD: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    targets_M: Tensor,
-    dtype: torch.dtype,
+    hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
     Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar: targets whose logit
@@ -210,12 +192,7 @@ class MaskedLM(nn.Module):
         initialize(self, config, done=self.encoder)
 
     def forward(
-        self,
-        ids_T: Tensor,
-        positions_T: Tensor,
-        packing: Packing,
-        target_positions_M: Tensor,
-        target_ids_M: Tensor,
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
 
@@ -280,20 +257,17 @@ class SequenceClassifier(nn.Module):
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
     ) -> Tensor:
-        """Logits [S, C], one row per sequence of the packing."""
-        pooled_SD = self._pooled(ids_T, positions_T, packing, token_types_T)
+        """Logits [S, C], one row per sequence. Where only the first tokens count, the last block computes no others."""
+        bounds_S = packing.bounds_S
+        if self.pooling is not _cls_pooling or packing.aligned_length is not None:
+            pooled_SD = self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), bounds_S)
+        else:
+            firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
+            hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
+            pooled_SD = hidden_SD * (bounds_S.diff() > 0)[:, None]
         if self.pooler is not None:
             pooled_SD = self.pooler(pooled_SD).tanh()
         return self.classifier(self.dropout(pooled_SD))
-
-    def _pooled(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None) -> Tensor:
-        """[S, D]. Where only the first tokens count, the last block computes no others."""
-        bounds_S = packing.bounds_S
-        if self.pooling is not _cls_pooling or packing.aligned_length is not None:
-            return self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), bounds_S)
-        firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
-        hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
-        return hidden_SD * (bounds_S.diff() > 0)[:, None]
 
 
 def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 The files beside this one are the suite's own; torch and transformers are all that they need. The padded batch [B, L] of
 transformers becomes packed tokens [T] without padding, which the suite's encoder takes. Hidden states of padding are 0.
-Attention is the suite's too, whatever `attn_implementation` says.
-
-Shapes: B rows, L places in a row, T tokens, D hidden size.
+Attention is the suite's too, whatever `attn_implementation` says. Shapes: B rows, L places in a row, T tokens, D width.
 """
 
 from typing import Any, ClassVar
@@ -12,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
@@ -26,11 +23,11 @@ from transformers.modeling_outputs import (
 from .attention import attend  # noqa: F401
 from .attention_kernels import KERNELS  # noqa: F401
 from .config import ModelConfig
-from .encoder import Block, Encoder
+from .encoder import Encoder
 from .flex import prepare  # noqa: F401
 from .heads import POOLINGS, HeadTransform
 from .init import initialize  # noqa: F401
-from .layers import ScaledSinusoid
+from .layers import make_norm  # noqa: F401
 from .packing import Packing
 
 
@@ -62,46 +59,27 @@ class CrammingConfig(PretrainedConfig):
         **kwargs: Any,
     ) -> None:
         self.model = dict(model or {})
-        self.classifier_pooling = classifier_pooling
-        self.classifier_dropout = classifier_dropout
+        self.classifier_pooling, self.classifier_dropout = classifier_pooling, classifier_dropout
         super().__init__(**{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs})
 
 
-class CheckpointedBlock(GradientCheckpointingLayer, Block):
-    """A block that `gradient_checkpointing_enable` reaches."""
-
-
-class CheckpointedEncoder(Encoder):
-    """The encoder, of such blocks."""
-
-    block = CheckpointedBlock
-
-
 class CrammingPreTrainedModel(PreTrainedModel):
-    """The encoder, and what all heads share. A head is `_head`: from hidden states and labels to the output."""
+    """The encoder. A head adds `_build`, its layers, and `_head`: from hidden states and labels to the output."""
 
     config_class = CrammingConfig
-    supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["CheckpointedBlock"]
+    _no_split_modules: ClassVar[list[str]] = ["Block"]
 
     def __init__(self, config: CrammingConfig) -> None:
         super().__init__(config)
         self.choices = ModelConfig(**config.model)
-        self.encoder = CheckpointedEncoder(self.choices)
+        self.encoder = Encoder(self.choices)
+        self._build(config)
+        self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """For what the weights' file does not hold: new heads, or a model made from its configuration alone."""
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, ScaledSinusoid):
-            nn.init.constant_(module.scale, module.width**-0.5)
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, Tensor):
-            nn.init.zeros_(bias)
+    def _build(self, config: CrammingConfig) -> None:
+        pass
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.embeddings.tokens
@@ -111,44 +89,26 @@ class CrammingPreTrainedModel(PreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
+        return_dict: bool = True,
     ) -> ModelOutput | tuple[Any, ...]:
         """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        assert given is not None, "give input_ids or inputs_embeds"
-        shape = given.shape[:2]
-        if self.encoder.embeddings.positions is not None and shape[1] > self.choices.max_length:
-            limit = self.choices.max_length
-            raise ValueError(f"{shape[1]} tokens in a row, but this model has {limit} positions; truncate the input")
-        mask_BL = given.new_ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        if position_ids is None:  # counted from each row's first token
-            places_L = torch.arange(shape[1], device=given.device)
-            position_ids = (places_L - mask_BL.int().argmax(dim=1, keepdim=True)).clamp(min=0)
-        types_T = None if token_type_ids is None else token_type_ids.expand(shape)[mask_BL]
-        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        recorded: list[Tensor] = []
-        parts = (self.encoder.embeddings, *self.encoder.blocks) if states else ()
-        hooks = [part.register_forward_hook(lambda module, given, state: recorded.append(state)) for part in parts]
-        hidden_TD = self.encoder(given[mask_BL], position_ids.expand(shape)[mask_BL], _packing(mask_BL), types_T)
-        for hook in hooks:
-            hook.remove()
-        targets = labels if start_positions is None or end_positions is None else (start_positions, end_positions)
+        mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
+        places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions_BL = places_L - mask_BL.int().argmax(dim=1, keepdim=True)  # counted from each row's first token
+        types_T = None if token_type_ids is None else token_type_ids[mask_BL]
+        hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
+        targets = labels if start_positions is None else (start_positions, end_positions)
         output = self._head(hidden_TD, mask_BL, targets)
-        if states:
-            output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*recorded[:-1], hidden_TD))
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return output if return_dict else output.to_tuple()
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
-        raise NotImplementedError
+        return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))
 
 
 def _bounds(mask_BL: Tensor) -> Tensor:
@@ -172,24 +132,15 @@ def _padded(x_TX: Tensor, mask_BL: Tensor) -> Tensor:
 class CrammingModel(CrammingPreTrainedModel):
     """Token ids to hidden states."""
 
-    def __init__(self, config: CrammingConfig) -> None:
-        super().__init__(config)
-        self.post_init()
-
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
-        return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))
-
 
 class CrammingForMaskedLM(CrammingPreTrainedModel):
     """Encoder and scores over the vocabulary; `labels` are -100 where there is no target."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"decoder.weight": "encoder.embeddings.tokens.weight"}
 
-    def __init__(self, config: CrammingConfig) -> None:
-        super().__init__(config)
+    def _build(self, config: CrammingConfig) -> None:
         self.transform = HeadTransform(self.choices) if self.choices.head_transform else nn.Identity()
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=self.choices.decoder_bias)
-        self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder
@@ -209,18 +160,14 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
     `labels` are class numbers, real numbers for one label (regression), or a row of 0.0 and 1.0 for several at once.
     """
 
-    def __init__(self, config: CrammingConfig) -> None:
-        super().__init__(config)
-        if config.classifier_pooling not in POOLINGS:
-            raise ValueError(f"classifier_pooling={config.classifier_pooling!r}: choose {' or '.join(POOLINGS)}")
-        self.pooling = POOLINGS[config.classifier_pooling]
+    def _build(self, config: CrammingConfig) -> None:
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
-        pooled_BD = self.pooler(self.pooling(hidden_TD, _bounds(mask_BL))).tanh()
+        pooling = POOLINGS[self.config.classifier_pooling]
+        pooled_BD = self.pooler(pooling(hidden_TD, _bounds(mask_BL))).tanh()
         logits = self.classifier(self.dropout(pooled_BD))
         loss = None if targets is None else self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -229,11 +176,9 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
 class CrammingForTokenClassification(CrammingPreTrainedModel):
     """`num_labels` scores for every token; `labels` are -100 where a token has none."""
 
-    def __init__(self, config: CrammingConfig) -> None:
-        super().__init__(config)
+    def _build(self, config: CrammingConfig) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
         logits = _padded(self.classifier(self.dropout(hidden_TD)), mask_BL)
@@ -244,13 +189,10 @@ class CrammingForTokenClassification(CrammingPreTrainedModel):
 class CrammingForQuestionAnswering(CrammingPreTrainedModel):
     """Scores of every token as the answer's first and as its last."""
 
-    def __init__(self, config: CrammingConfig) -> None:
-        super().__init__(config)
+    def _build(self, config: CrammingConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
-        scores_BL2 = _padded(self.qa_outputs(hidden_TD), mask_BL)
-        starts, ends = scores_BL2.unbind(-1)
+        starts, ends = _padded(self.qa_outputs(hidden_TD), mask_BL).unbind(-1)
         loss = None if targets is None else self.loss_function(starts, ends, *targets)
         return QuestionAnsweringModelOutput(loss=loss, start_logits=starts, end_logits=ends)

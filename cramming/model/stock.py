@@ -12,20 +12,13 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
 HF_ACTIVATIONS = {  # as transformers spells them -> ours; the first spelling of each is the one written
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
+    "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu",
     "swish": "silu",
-}
+}  # fmt: skip
 SIZES = {  # stock setting -> ours, in every family; a configuration must have them
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "intermediate_size",
-}
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads", "intermediate_size": "intermediate_size",
+}  # fmt: skip
 
 Names = dict[str, tuple[str, ...]]  # own parameter -> stock parameters, stacked along the first axis
 Node = dict[str, Any]  # a stock configuration
@@ -42,7 +35,6 @@ class Family(NamedTuple):
     read: Callable[[Node], Node]  # further fields that follow from stock settings; refuses what has no counterpart
     names: Callable[[ModelConfig], Names]
     prefix: str  # of the bare encoder's parameters inside the masked-LM class
-    ignored: str  # regular expression of other parameters that a checkpoint may hold
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
@@ -50,31 +42,28 @@ def to_stock(config: ModelConfig, family: Family) -> Node:
     node = {key: getattr(config, field) for key, field in SIZES.items()}
     node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
     for key in (key for key, (field, _) in family.settings.items() if field == "activation"):
-        node[key] = _stock_activation(config)
+        node[key] = next(stock for stock, own in HF_ACTIVATIONS.items() if own == config.activation)
     return node | {"tie_word_embeddings": config.tie_embeddings} | family.written(config)
 
 
-def from_stock(node: Node, family: Family) -> Node:
-    """The fields of ModelConfig; UserError for what it cannot express."""
-    if missing := [key for key in SIZES if key not in node]:
-        raise UserError(f"{missing[0]} is missing")
-    for key, value in family.only.items():
-        if node.get(key, value) != value:
-            raise UserError(f"{key}={node[key]!r}: only {value!r} is supported")
-    found = {field: node[key] for key, field in SIZES.items()}
-    for key, (field, default) in family.settings.items():
-        value = node.get(key, default)
-        if field == "activation":
-            if value not in HF_ACTIVATIONS:
-                raise UserError(f"{key}={value!r}: supported are {', '.join(HF_ACTIVATIONS)}")
-            value = HF_ACTIVATIONS[value]
-        if found.setdefault(field, value) != value:
-            raise UserError(f"{key}={node.get(key)!r}: this suite's model has one {field}, here {found[field]!r}")
-    return family.fixed | found | family.read(node)
-
-
-def _stock_activation(config: ModelConfig) -> str:
-    return next(stock for stock, own in HF_ACTIVATIONS.items() if own == config.activation)
+def from_stock(node: Node, family: Family, where: str) -> Node:
+    """The fields of ModelConfig; UserError, which begins with `where`, for what it cannot express."""
+    rows = [(key, (field, None)) for key, field in SIZES.items()] + list(family.settings.items())
+    found: Node = {}
+    try:
+        for key, value in family.only.items():
+            if node.get(key, value) != value:
+                raise ValueError(f"{key}={node[key]!r}: only {value!r} is supported")
+        for key, (field, default) in rows:
+            value = node[key] if key in SIZES else node.get(key, default)
+            value = HF_ACTIVATIONS[value] if field == "activation" else value
+            if found.setdefault(field, value) != value:
+                raise ValueError(f"{key}={value!r}: this suite's model has one {field}, here {found[field]!r}")
+        return family.fixed | found | family.read(node)
+    except KeyError as error:
+        raise UserError(f"{where}: {key}={node.get(key)!r} is missing or not supported ({error})") from None
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _parameters(modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]) -> Names:
@@ -147,33 +136,24 @@ def _modern_written(config: ModelConfig) -> Node:
 
 
 def _modern_read(node: Node) -> Node:
-    return {
-        "tie_embeddings": node.get("tie_word_embeddings", True),
-        "local_window": node.get("local_attention", 128),
-        "global_every": _global_every(node),
-        "rope_theta_global": _rope_theta(node, "full_attention", "global_rope_theta", 160_000.0),
-        "rope_theta_local": _rope_theta(node, "sliding_attention", "local_rope_theta", 10_000.0),
-        "init": "depth_scaled",
-    }
-
-
-def _global_every(node: Node) -> int:
-    kinds = node.get("layer_types")
-    if kinds is None:
-        return node.get("global_attn_every_n_layers", 3)
-    places = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-    every = places[1] if len(places) > 1 else len(kinds)
-    if places != list(range(0, len(kinds), every)):
-        raise UserError(f"layer_types has its global layers at {places}; only every n-th, from layer 0, is supported")
-    return every
-
-
-def _rope_theta(node: Node, kind: str, old_key: str, default: float) -> float:
-    parameters: Node = (node.get("rope_parameters") or {}).get(kind) or {}
-    if parameters.get("rope_type", "default") != "default" or node.get("rope_scaling"):
-        raise UserError(f"rope_parameters: only rope_type 'default' is supported, not {parameters or 'rope_scaling'}")
-    theta: Any = parameters.get("rope_theta")
-    return float(node.get(old_key, default) if theta is None else theta)
+    layers = node["num_hidden_layers"]
+    every, rope = node.get("global_attn_every_n_layers", 3), node.get("rope_parameters") or {}
+    if kinds := node.get("layer_types"):
+        places = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+        every = places[1] if len(places) > 1 else layers
+        if places != list(range(0, layers, every)):
+            raise ValueError(f"layer_types has its global layers at {places}; only every n-th is supported, from 0 on")
+    fields = {"local_window": node.get("local_attention", 128), "global_every": every, "init": "depth_scaled"}
+    old = {
+        "global": ("full_attention", 160_000.0),
+        "local": ("sliding_attention", 10_000.0),
+    }  # transformers 4: a key each
+    for name, (kind, default) in old.items():
+        given = {"rope_theta": node.get(f"{name}_rope_theta", default), **(rope.get(kind) or {})}
+        if given.get("rope_type", "default") != "default" or node.get("rope_scaling"):
+            raise ValueError(f"rope_parameters: only rope_type 'default' is supported, not {given}")
+        fields[f"rope_theta_{name}"] = float(given["rope_theta"])
+    return {"tie_embeddings": node.get("tie_word_embeddings", True), **fields}
 
 
 _SHARED = {"norm": "layernorm", "embedding_norm": True, "qk_norm": False, "head_transform": True}
@@ -203,8 +183,6 @@ FAMILIES: dict[str, Family] = {
             **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER), "decoder_bias": ("cls.predictions.bias",)
         },
         prefix="bert.",
-        ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
-        r"|bert\.embeddings\.(position_ids|token_type_ids)$",
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
@@ -236,7 +214,6 @@ FAMILIES: dict[str, Family] = {
             "decoder_bias": ("decoder.bias",), "decoder_weight": ("decoder.weight",),
         },
         prefix="model.",
-        ignored=r"(classifier|decoder)\.",
     ),
 }  # fmt: skip
 

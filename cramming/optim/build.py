@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cramming.optim.groups import parameter_groups
+from cramming.config import check_rules
 
 Groups = list[dict[str, Any]]
 
@@ -27,13 +27,7 @@ class LearningRateScale:
     base_batch: int
 
     def __post_init__(self) -> None:
-        if self.base_batch < 1:
-            raise ValueError(f"base_batch={self.base_batch} is below 1")
-
-    def factor(self, batch_size: int) -> float:
-        """Of the learning rate, at this batch."""
-        ratio = batch_size / self.base_batch
-        return ratio if self.rule == "linear" else ratio**0.5
+        check_rules((self.base_batch >= 1, f"base_batch={self.base_batch} is below 1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +41,18 @@ class OptimConfig:
     clip: float | None
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise ValueError(f"lr={self.lr} is not above 0")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay={self.weight_decay} is below 0")
-        if self.clip is not None and self.clip <= 0:
-            raise ValueError(f"clip={self.clip} is not above 0; null means no clipping")
+        check_rules(
+            (self.lr > 0, f"lr={self.lr} is not above 0"),
+            (self.weight_decay >= 0, f"weight_decay={self.weight_decay} is below 0"),
+            (self.clip is None or self.clip > 0, f"clip={self.clip} is not above 0; null means no clipping"),
+        )
 
     def peak_learning_rate(self, batch_size: int) -> float:
         """The peak for a batch of `batch_size` sequences."""
-        return self.lr * (self.lr_scale.factor(batch_size) if self.lr_scale else 1)
+        if self.lr_scale is None:
+            return self.lr
+        ratio = batch_size / self.lr_scale.base_batch
+        return self.lr * (ratio if self.lr_scale.rule == "linear" else ratio**0.5)
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         """The optimizer over these parameter groups."""
@@ -72,10 +68,10 @@ class AdamW(OptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={list(self.betas)} are not in [0, 1)")
-        if self.eps < 0:
-            raise ValueError(f"eps={self.eps} is below 0")
+        check_rules(
+            (all(0 <= beta < 1 for beta in self.betas), f"betas={list(self.betas)} are not in [0, 1)"),
+            (self.eps >= 0, f"eps={self.eps} is below 0"),
+        )
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
@@ -103,9 +99,9 @@ class LambConfig(AdamW):
     """LAMB (You et al. 2020)."""
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
-        from cramming.optim.layerwise import Lamb, adapting_matrices
+        from cramming.optim.layerwise import Lamb
 
-        return Lamb(adapting_matrices(groups), lr=self.lr, betas=self.betas, eps=self.eps)
+        return Lamb(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +122,7 @@ class SGD(OptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} is not in [0, 1)")
+        check_rules((0 <= self.momentum < 1, f"momentum={self.momentum} is not in [0, 1)"))
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
@@ -137,9 +132,9 @@ class LarsConfig(SGD):
     """LARS (You et al. 2017)."""
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
-        from cramming.optim.layerwise import Lars, adapting_matrices
+        from cramming.optim.layerwise import Lars
 
-        return Lars(adapting_matrices(groups), lr=self.lr, momentum=self.momentum)
+        return Lars(groups, lr=self.lr, momentum=self.momentum)
 
 
 OPTIMIZERS: dict[str, type[OptimConfig]] = {
@@ -155,6 +150,17 @@ OPTIMIZERS: dict[str, type[OptimConfig]] = {
 LOW_BIT = tuple(name for name, kind in OPTIMIZERS.items() if kind is LowBitAdamW)
 
 
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+    """Every trainable parameter in one of two groups: matrices decay, vectors (biases, norm gains) do not (BERT)."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    decay, no_decay = [p for p in trainable if p.ndim >= 2], [p for p in trainable if p.ndim < 2]
+    groups: Groups = [
+        {"name": "decay", "params": decay, "weight_decay": weight_decay},
+        {"name": "no_decay", "params": no_decay, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer over the model's parameter groups."""
     return config.build(parameter_groups(model, config.weight_decay))
@@ -168,3 +174,12 @@ def build_host_optimizer(
 
     groups = parameter_groups(model, config.weight_decay)
     return HostOptimizer(groups, config.build, CopyStream(device), at_home)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For all groups. torchao keeps the rate in a tensor, which its compiled step reads, and wants it filled."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,11 +1,9 @@
 """LAMB and LARS: the step of each matrix is scaled to the size of the matrix itself, so that very large batches train.
 
-No kept library has them with fused-style updates for current torch, and each is a page. Both treat tensors in lists
-(`torch._foreach_*`), one launch for all of a kind. As in the authors' code, vectors (biases, norm gains) take part
-without the scaling: a group says so by `adapt`.
+Both treat tensors in lists (`torch._foreach_*`), one launch for all of a kind. As in the authors' code, vectors (the
+group `no_decay`) take part without the scaling.
 """
 
-import abc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,13 +13,14 @@ from torch import Tensor
 LARS_TRUST = 1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
 
 
-class _Layerwise(torch.optim.Optimizer, abc.ABC):
+class _Layerwise(torch.optim.Optimizer):
     """What both share: state made on first use, one pass per group."""
 
     moments: tuple[str, ...]
+    _update: Callable[..., None]  # (group, parameters, gradients, states): changes them in place
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, **defaults: Any) -> None:
-        super().__init__(groups, {"lr": lr, "adapt": True, **defaults})
+        super().__init__(groups, {"lr": lr, **defaults})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -29,23 +28,13 @@ class _Layerwise(torch.optim.Optimizer, abc.ABC):
         assert closure is None, "the engine computes the gradients"
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
             for p in parameters:
                 if not self.state[p]:
                     self.state[p] = {name: torch.zeros_like(p) for name in self.moments} | {"step": torch.tensor(0.0)}
                 self.state[p]["step"] += 1
-            moments = [[self.state[p][name] for p in parameters] for name in self.moments]
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            steps = [int(self.state[p]["step"]) for p in parameters]  # kept on the host, each parameter its own
-            self._update(group, parameters, gradients, moments, steps)
-
-    @abc.abstractmethod
-    def _update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        steps: list[int],
-    ) -> None:  # fmt: skip
-        """Change `parameters` and `moments` (one list per name in `moments`) in place."""
+            if parameters:
+                states = [self.state[p] for p in parameters]
+                self._update(group, parameters, [p.grad for p in parameters], states)
 
 
 class Lamb(_Layerwise):
@@ -53,11 +42,9 @@ class Lamb(_Layerwise):
 
     moments = ("exp_avg", "exp_avg_sq")
 
-    def _update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        steps: list[int],
-    ) -> None:  # fmt: skip
-        first, second = moments
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any) -> None:
+        first, second = ([state[name] for state in states] for name in self.moments)
+        steps = [int(state["step"]) for state in states]  # kept on the host, each parameter its own
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -68,7 +55,7 @@ class Lamb(_Layerwise):
         direction = torch._foreach_div(first, [1 - beta1**step for step in steps])
         torch._foreach_div_(direction, scale)
         torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
-        if group["adapt"]:
+        if group["name"] == "decay":
             sizes, moves = torch._foreach_norm(parameters), torch._foreach_norm(direction)
             torch._foreach_mul_(direction, [_ratio(w, u) for w, u in zip(sizes, moves)])
         torch._foreach_add_(parameters, direction, alpha=-group["lr"])
@@ -79,25 +66,17 @@ class Lars(_Layerwise):
 
     moments = ("momentum_buffer",)
 
-    def _update(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], moments: list[list[Tensor]],
-        steps: list[int],
-    ) -> None:  # fmt: skip
-        (velocity,) = moments
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any) -> None:
+        velocity = [state["momentum_buffer"] for state in states]
         decay = group["weight_decay"]
         direction = torch._foreach_add(gradients, parameters, alpha=decay)
-        if group["adapt"]:
+        if group["name"] == "decay":
             sizes, slopes = torch._foreach_norm(parameters), torch._foreach_norm(gradients)
             rates = [LARS_TRUST * _ratio(w, g + decay * w) for w, g in zip(sizes, slopes)]
             torch._foreach_mul_(direction, rates)
         torch._foreach_mul_(velocity, group["momentum"])
         torch._foreach_add_(velocity, direction, alpha=group["lr"])
         torch._foreach_sub_(parameters, velocity)
-
-
-def adapting_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With `adapt` in each group: matrices are scaled, vectors are not."""
-    return [{**group, "adapt": group["name"] == "decay"} for group in groups]
 
 
 def _ratio(size: Tensor, move: Tensor) -> Tensor:

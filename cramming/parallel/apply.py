@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from cramming.config import check_rules
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.heads import MaskedLM
 
@@ -23,12 +24,10 @@ class MemoryConfig:
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
     its activations; 0 keeps everything. `checkpoint: full` keeps such a block's input only, `selective` also the
-    results of its matrix products and attention, so that only cheap operations run again. `activation_budget` lets the
-    compiler choose what to compute again: the share of activations that may be kept (null: its own choice).
-    `offload_activations` keeps what blocks save for the backward pass in main memory, `offload_weights` their
-    parameters and gradients, `offload_optimizer` the optimizer's state, which then is updated by the CPU (Ren et al.
-    2021, ZeRO-Offload). All three are pinned on CUDA; on a CPU they copy and win nothing. `loss_chunk`: how many
-    logits of the loss exist at a time, 8 bytes each in 16 bits (null: what suits the device, cramming/model/heads.py).
+    results of its matrix products and attention. `activation_budget`: the share of activations that compiled code may
+    keep (null: its own choice). `offload_activations` keeps what blocks save for the backward pass in main memory,
+    `offload_weights` their parameters and gradients, `offload_optimizer` the optimizer's state, updated by the CPU (Ren
+    et al. 2021, ZeRO-Offload). `loss_chunk`: how many logits of the loss exist at a time (null: what suits the device).
     """
 
     checkpoint_every: int
@@ -40,17 +39,16 @@ class MemoryConfig:
     loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.loss_chunk is not None and self.loss_chunk < 1:
-            raise ValueError(f"loss_chunk={self.loss_chunk} is below 1; null takes what suits the device")
-        if self.checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every={self.checkpoint_every} is below 0; 0 turns it off")
-        if self.checkpoint == "selective" and not self.checkpoint_every:
-            raise ValueError(
-                "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1,"
-                " or set memory.checkpoint=full"
-            )
-        if self.activation_budget is not None and not 0 <= self.activation_budget <= 1:
-            raise ValueError(f"activation_budget={self.activation_budget} is not a share between 0 and 1")
+        every, budget, chunk = self.checkpoint_every, self.activation_budget, self.loss_chunk
+        check_rules(
+            (chunk is None or chunk >= 1, f"loss_chunk={chunk} is below 1; null takes what suits the device"),
+            (every >= 0, f"checkpoint_every={every} is below 0; 0 turns it off"),
+            (
+                every or self.checkpoint == "full",
+                "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1",
+            ),
+            (budget is None or 0 <= budget <= 1, f"activation_budget={budget} is not a share between 0 and 1"),
+        )
 
 
 def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> MaskedLM:
@@ -101,8 +99,8 @@ def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
         forward = block.forward
         again = bool(config.checkpoint_every) and index % config.checkpoint_every == 0
         if fetched:
-            rest = activations.pack if activations else _keep
-            forward = next(fetched).wrap(forward, None if again else rest)
+            rest = activations.pack if activations else lambda tensor: tensor
+            forward = fetched[index].wrap(forward, None if again else rest)
         if again:
             context = selective if config.checkpoint == "selective" else {}
             forward = partial(checkpoint, forward, use_reentrant=False, **context)
@@ -111,24 +109,14 @@ def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
         block.forward = forward
 
 
-def _keep(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 # Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention
 # with dropout is not kept. Names, because some exist only on some devices and versions.
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})  # not bmm: those are attention's, L^2 numbers
-_ATTENTION = frozenset(
-    {
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_flash_attention_forward",
-        "torch_attn::_varlen_attn",
-        "flex_attention",
-    }
-)
+_ATTENTION = frozenset({
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward", "torch_attn::_varlen_attn", "flex_attention",
+})  # fmt: skip
 
 
 def _selective_contexts(kept: frozenset[str]) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ one process and each of its methods is free.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,25 +48,25 @@ class Mesh:
         """Whether this is rank 0, the one that reads the clock and writes files."""
         return self.rank == 0
 
+    def _exchanged(self, values: Sequence[float], collective: Callable[[Tensor], object]) -> list[float]:
+        if self.world_size == 1:
+            return list(values)
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        collective(tensor)
+        return tensor.tolist()
+
     def sum(self, value: float) -> float:
         """The sum of `value` over all ranks."""
         return self.sums([value])[0]
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks of each of the `values`, at once."""
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device())
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+        return self._exchanged(values, dist.all_reduce)
 
     def min(self, value: float) -> float:
         """The smallest `value` of all ranks."""
-        if self.world_size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self._device())
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
-        return tensor.item()
+        return self._exchanged([value], lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MIN))[0]
 
     def from_main(self, value: float) -> float:
         """Rank 0's `value`, on every rank."""
@@ -74,17 +74,12 @@ class Mesh:
 
     def broadcast(self, *values: float) -> list[float]:
         """Rank 0's `values`, on every rank."""
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device())
-        dist.broadcast(tensor, src=0)
-        return tensor.tolist()
+        return self._exchanged(values, lambda tensor: dist.broadcast(tensor, src=0))
 
     def share(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give every rank the weights of rank 0."""
-        if self.world_size > 1:
-            for parameter in parameters:
-                dist.broadcast(parameter.data, src=0)
+        for parameter in parameters if self.world_size > 1 else ():
+            dist.broadcast(parameter.data, src=0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the gradients over ranks, in place, as one flat bucket."""
@@ -105,8 +100,3 @@ class Mesh:
         """Leave the process group."""
         if self.world_size > 1:
             dist.destroy_process_group()
-
-    def _device(self) -> torch.device:
-        return (
-            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-        )

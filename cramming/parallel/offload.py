@@ -6,8 +6,7 @@ there. What a block keeps for its backward pass is packed as a function that fet
 tensors). Whole storages move and the views on them are made again, so losses and gradients are those of the plain run.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -50,13 +49,12 @@ class CopyStream:
 
     def to_host(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """fp32 copies in host memory, complete on return."""
-        present = [t.detach().float() for t in tensors if t is not None]
-        copies = [self.host_empty(t) for t in present]
-        event = self.copy(copies, present)
+        present = [None if t is None else t.detach().float() for t in tensors]
+        copies = [None if t is None else self.host_empty(t) for t in present]
+        event = self.copy([t for t in copies if t is not None], [t for t in present if t is not None])
         if event is not None:
             event.synchronize()
-        arrived = iter(copies)
-        return [None if t is None else next(arrived) for t in tensors]
+        return copies
 
 
 def unpack(packed: Packed) -> Tensor:
@@ -74,9 +72,9 @@ class HostWeights:
 
     def __init__(self, block: nn.Module, copy_stream: CopyStream) -> None:
         self.copy_stream = copy_stream
-        self.places = [(module, name) for module in block.modules() for name in module._parameters]
-        self.places = [(module, name) for module, name in self.places if module._parameters[name] is not None]
-        self.parameters: list[Tensor] = [module._parameters[name] for module, name in self.places]  # type: ignore[misc]
+        found = [(m, name, p) for m in block.modules() for name, p in m._parameters.items() if p is not None]
+        self.places = [(module, name) for module, name, _ in found]
+        self.parameters: list[Tensor] = [p for _, _, p in found]
         # What autocast would lower in each use is lowered once on arrival: the same rounding, and what the linear layer
         # saves for backward is then a tensor of ours, which need not stay. Float8 layers take their weights whole.
         self.lowered = [type(module) is nn.Linear for module, _ in self.places]
@@ -157,10 +155,8 @@ class _Visit:
         found = self.index.get(storage_of(tensor))
         if found is None:
             return rest(tensor)
-        return partial(self._again, found, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-
-    def _again(self, found: int, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
-        return self.arrive()[found].as_strided(shape, stride, offset)
+        shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+        return lambda: self.arrive()[found].as_strided(shape, stride, offset)
 
 
 class _Fetch(torch.autograd.Function):
@@ -180,12 +176,12 @@ class _Fetch(torch.autograd.Function):
         return None, *ctx.visit.weights.copy_stream.to_host(gradients)
 
 
-def linked(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> Iterator[HostWeights]:
+def linked(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> list[HostWeights]:
     """The blocks' weights, each knowing its neighbours."""
     weights = [HostWeights(block, copy_stream) for block in blocks]
     for before, after in pairwise(weights):
         before.after, after.before = after, before
-    return iter(weights)
+    return weights
 
 
 Groups = list[dict[str, Any]]
@@ -210,7 +206,9 @@ class HostOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._copy_stream = copy_stream
         self._parameters: list[list[nn.Parameter]] = [group["params"] for group in groups]
-        self._masters = {p: p if p in at_home else _host_copy(p, copy_stream) for ps in self._parameters for p in ps}
+        self._masters = {p: p for parameters in self._parameters for p in parameters}
+        for p in self._masters.keys() - set(at_home):
+            self._masters[p] = nn.Parameter(copy_stream.host_empty(p).copy_(p.detach()))
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._inner = build([{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups])
         super().__init__(self._outer_groups(), {"fused": self._inner.defaults.get("fused")})
@@ -267,7 +265,3 @@ class HostOptimizer(torch.optim.Optimizer):
 
     def _outer_groups(self) -> Groups:
         return [{**inner, "params": own} for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)]
-
-
-def _host_copy(parameter: nn.Parameter, copy_stream: CopyStream) -> nn.Parameter:
-    return nn.Parameter(copy_stream.host_empty(parameter).copy_(parameter.detach()))

@@ -14,7 +14,7 @@ from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.model.config import count_parameters
 from cramming.plan.memory import CATEGORIES
-from cramming.plan.roofline import Costs
+from cramming.plan.roofline import POWER_SHARE, Costs
 from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
@@ -45,10 +45,20 @@ def main(settings: dict[str, Any]) -> None:
         vocab_size, watts = config.model.vocab_size or 0, target.watts
         costs = Costs.of(best.tokens_in_budget, rate, vocab_size, near_duplicates, watts, plan.price_per_hour)
         say(f"proposed: {' '.join(best.overrides)}: about {format_count(rate, 'tokens')}/s")
-        for line in costs.lines(target.place.name, target.watts, target.watts_basis):
+        for line in cost_lines(costs, target):
             say(line)
     if plan.json:
-        write_atomically(plan.json, json.dumps(as_json(config, target, options, best, costs), indent=1) + "\n")
+        found = {
+            "parameters": count_parameters(config.model).total,
+            "vocab_size": config.model.vocab_size,
+            "target": asdict(target),
+            "usable_bytes": target.usable_bytes,
+            "budget": {"unit": config.budget.unit, "limit": config.budget.limit},
+            "options": [asdict(option) for option in options],
+            "proposed": asdict(best) if best else None,
+            "costs": asdict(costs) if costs else None,
+        }
+        write_atomically(plan.json, json.dumps(found, indent=1) + "\n")
     if best is None:
         least = min(options, key=lambda o: o.peak_bytes)
         needs, usable = least.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
@@ -61,41 +71,41 @@ def main(settings: dict[str, Any]) -> None:
 
 def description(config: Config, target: Target) -> Iterator[str]:
     """The configuration and the device, and what the numbers rest on."""
-    count, train, place = count_parameters(config.model), config.train, target.place
+    count, train, place, memory = count_parameters(config.model), config.train, target.place, config.memory
     on_gpu = place.kind == "cuda"
     yield (
         f"model: {count.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size}; step: {train.batch_size}"
         f" sequences of {train.sequence_length}, {config.targets_per_row} targets each; {config.optim.name},"
         f" {place.mode}"
     )
-    if warning := tiny_defaults(config):
-        yield warning
     yield (
         f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, of which {max(0, target.usable_bytes) / GIB:.3g}"
         f" for tensors ({CONTEXT_BYTES[place.kind] / GIB:.2g} GiB for"
         f" {'the CUDA context' if on_gpu else 'Python and torch'} and {ALLOCATOR_WASTE[place.kind]:.0%} lost in the"
         " allocator are assumed)"
     )
-    if target.heap_factor > 1:
-        yield (
-            f"heap: runtime.keep_heap=true lets the process grow to {target.heap_factor:g} times its tensors; with"
-            " false it holds what is predicted"
-        )
     yield f"rates: {target.rates.basis}"
-    if place.mode == "fp16" and config.precision.mode == "auto":
-        yield "precision: fp16, with the loss scaled, as this device has no bf16 units"
-    if on_gpu and not target.has_flash:
-        yield (
+    offloads = memory.offload_activations or memory.offload_weights or memory.offload_optimizer
+    notes = (
+        (warning := tiny_defaults(config), str(warning)),
+        (
+            target.heap_factor > 1,
+            f"heap: runtime.keep_heap=true lets the process grow to {target.heap_factor:g} times its tensors",
+        ),
+        (
+            place.mode == "fp16" and config.precision.mode == "auto",
+            "precision: fp16, with the loss scaled, as this device has no bf16 units",
+        ),
+        (
+            on_gpu and not target.has_flash,
             "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
-            " packed documents computes all pairs of a row, with masks in memory"
-        )
-    for name in ("offload_activations", "offload_weights", "offload_optimizer"):
-        if on_gpu and getattr(config.memory, name):
-            yield f"memory.{name}: the time of its copies, and of what the CPU computes, is counted as if on the device"
-    if place.mode == "fp8":
-        yield "fp8: both memory and time are those of bf16; a compiled fp8 step is faster, and keeps copies in 8 bits"
-    if config.runtime.compile != "off":
-        yield "compile: both memory and time are those of eager execution; compiled code needs less of each"
+            " packed documents computes all pairs of a row, with masks in memory",
+        ),
+        (on_gpu and offloads, "offloading: copies, and what the CPU computes, are timed as if on the device"),
+        (place.mode == "fp8", "fp8: both memory and time are those of bf16"),
+        (config.runtime.compile != "off", "compile: memory and time are those of eager execution, which needs more"),
+    )
+    yield from (note for holds, note in notes if holds)
 
 
 def show_options(config: Config, options: list[Option], best: Option | None) -> None:
@@ -114,27 +124,24 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
             format_count(option.tokens_in_budget, ""), ", ".join(notes),
         ])  # fmt: skip
     show_table("peak memory of a step, by what it holds at that moment", headers, rows)
-    say(
-        "tried: checkpointing and the micro-batch. Offloading and low-bit optimizers are counted where configured, not"
-        " proposed"
+    say("tried: checkpointing and the micro-batch, not offloading and low-bit optimizers")
+
+
+def cost_lines(costs: Costs, target: Target) -> Iterator[str]:
+    """What the whole budget takes."""
+    yield (
+        f"training: {format_count(costs.tokens, 'tokens')} in {costs.hours:.3g} h;"
+        f" {format_count(costs.tokens_per_day, 'tokens')} in a day"
     )
-
-
-def as_json(
-    config: Config, target: Target, options: list[Option], best: Option | None, costs: Costs | None
-) -> dict[str, Any]:
-    """The whole result, in bytes and seconds."""
-    place = target.place
-    device = {"kind": place.kind, "name": place.name, "memory_bytes": target.memory_bytes, "watts": target.watts}
-    return {
-        "parameters": count_parameters(config.model).total,
-        "vocab_size": config.model.vocab_size,
-        "precision": place.mode,
-        "device": device,
-        "usable_bytes": target.usable_bytes,
-        "rates": asdict(target.rates),
-        "budget": {"unit": config.budget.unit, "limit": config.budget.limit},
-        "options": [asdict(option) for option in options],
-        "proposed": asdict(best) if best else None,
-        "costs": asdict(costs) if costs else None,
-    }
+    yield (
+        f"preparing as many: {format_count(costs.corpus_bytes, 'B')} of disk in addition to the text,"
+        f" {format_count(costs.preparation_memory_bytes, 'B')} of memory, {costs.preparation_core_hours:.2g} core"
+        " hours; by measurements on Wikipedia with all filters (benchmarks/results/preparation_*)"
+    )
+    if costs.kwh is None:
+        yield f"electricity: the power of {target.place.name} is not known"
+    else:
+        power = f"{POWER_SHARE:.0%} (assumed) of {target.watts:.0f} W ({target.watts_basis})"
+        yield f"electricity: {costs.kwh:.3g} kWh, {power}; the card alone"
+    if costs.price is not None:
+        yield f"price: {costs.price:.2f}, {costs.hours:.3g} h at plan.price_per_hour"

@@ -1,10 +1,9 @@
 """A training step on tensors without data: what it would hold in memory and what it would compute.
 
-The real model, with the configured memory tricks applied, the real optimizer and the real engine run under
-FakeTensorMode, so each trick is predicted by the code that executes it. A `StorageTracker` sees every allocation and
-release. Not simulated: `torch.compile` (compiled code needs as much or less), fp8's copies in 8 bits, what an allocator
-wastes, and what lies outside torch's tensors. A GPU that this machine lacks is faked (cramming/plan/fake_gpu.py): what
-is offloaded takes no device memory then either, but its copies, and what the CPU computes, count as if on the device.
+The real model, optimizer and engine, with the memory tricks applied, run under FakeTensorMode, so each trick is
+predicted by the code that executes it; a `StorageTracker` sees every allocation and release. Not simulated:
+`torch.compile` (which needs as much or less), fp8's copies in 8 bits, what an allocator wastes, and what lies outside
+torch's tensors. A GPU that this machine lacks is faked (cramming/plan/fake_gpu.py).
 """
 
 from collections import Counter
@@ -88,7 +87,13 @@ class Simulation:
                 update_all_at_once(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)
         self._follow()
-        self._make_optimizer_state()
+        with self._simulating("optimizer"):  # a first update makes its state; then any step can be simulated
+            self._make_gradients()
+            self.engine.optimizer.step()
+            self.engine.optimizer.zero_grad(set_to_none=True)
+            for tensor in tree_leaves(dict(self.engine.optimizer.state)):
+                if isinstance(tensor, Tensor):
+                    self.tracker.reclassify(tensor, "optimizer")
 
     def step(self, rows: int, micro_batches: int = 1) -> StepCost:
         """One optimizer step. From the second micro-batch on all are alike, so it alone stands for more."""
@@ -119,16 +124,6 @@ class Simulation:
     def _make_gradients(self) -> None:
         for parameter in self.engine.parameters:
             parameter.grad = torch.empty_like(parameter)
-
-    def _make_optimizer_state(self) -> None:
-        """By a first update; then any step can be simulated."""
-        with self._simulating("optimizer"):
-            self._make_gradients()
-            self.engine.optimizer.step()
-            self.engine.optimizer.zero_grad(set_to_none=True)
-            for tensor in tree_leaves(dict(self.engine.optimizer.state)):
-                if isinstance(tensor, Tensor):
-                    self.tracker.reclassify(tensor, "optimizer")
 
     @contextmanager
     def _simulating(self, category: str) -> Iterator[None]:

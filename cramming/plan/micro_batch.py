@@ -1,10 +1,9 @@
 """`train.micro_batch=auto`: the largest micro-batch that fits.
 
 On a GPU it is found by trying: forward and backward passes of two real micro-batches with the trained model itself and
-no update, so that weights, optimizer and random states stay as they were; running out of memory is survived. What runs
-compiled is then tried compiled, from the largest size that fits eagerly on: compiled code needs less. Space for the
-optimizer's state, which the first update makes, is held meanwhile, and a margin. On a CPU running out of memory ends
-the process, so there the predicted peak is compared with the memory that is free. The result changes speed only.
+no update; running out of memory is survived. What runs compiled is then tried compiled, from the largest size that fits
+eagerly on. On a CPU running out of memory ends the process, so there the predicted peak is compared with the memory
+that is free. The result changes speed only.
 """
 
 import copy
@@ -55,11 +54,8 @@ def find_micro_batch(engine: Engine, make_batch: MakeBatch, config: Config, sequ
 
     With several processes the smallest result of all counts.
     """
-    sizes = micro_batch_sizes(sequences)
-    if engine.device.type == "cuda":
-        largest, how = by_trying(engine, make_batch, config, sizes)
-    else:
-        largest, how = by_prediction(engine, config, sizes)
+    sizes, on_gpu = micro_batch_sizes(sequences), engine.device.type == "cuda"
+    largest, how = by_trying(engine, make_batch, config, sizes) if on_gpu else by_prediction(engine, config, sizes)
     rows = int(engine.mesh.min(float(largest or 0)))
     if rows == 0:
         raise UserError(
@@ -81,15 +77,16 @@ def by_prediction(engine: Engine, config: Config, sizes: list[int]) -> tuple[int
         return peaks[rows] <= free
 
     rows = largest_fitting(sizes, fits)
-    results = (f"{size} needs {format_count(peaks[size], 'B')}" for size in sorted(peaks))
-    return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {', '.join(results)}"
+    results = ", ".join(f"{size} needs {format_count(peaks[size], 'B')}" for size in sorted(peaks))
+    return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {results}"
 
 
 def by_trying(engine: Engine, make_batch: MakeBatch, config: Config, sizes: list[int]) -> tuple[int | None, str]:
-    """On a GPU: real passes, bisecting."""
-    place = Place.here(config, engine.device)
+    """On a GPU: real passes, bisecting, while room is held for the optimizer's state and a margin."""
+    place, device = Place.here(config, engine.device), engine.device
     missing = 0 if engine.optimizer.state else Simulation(config, place).tracker.live["optimizer"]
-    margin = margin_bytes(engine.device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    margin = int(GPU_MARGIN * share * devices.describe(device).memory_bytes)
     tried = dict[int, bool]()
 
     def fits(rows: int, compiled: bool = False) -> bool:
@@ -102,15 +99,9 @@ def by_trying(engine: Engine, make_batch: MakeBatch, config: Config, sizes: list
             if not fits(larger, compiled=True):
                 break
             rows = larger
-    torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
-    results = (f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
-    return rows, f"tried on {engine.device} with {format_count(margin, 'B')} held back: {', '.join(results)}"
-
-
-def margin_bytes(device: torch.device) -> int:
-    """What a try leaves free of the memory that this process may have on a GPU."""
-    share = torch.cuda.get_per_process_memory_fraction(device)
-    return int(GPU_MARGIN * share * devices.describe(device).memory_bytes)
+    torch.cuda.reset_peak_memory_stats(device)  # the record's peak is the training's
+    results = ", ".join(f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
+    return rows, f"tried on {device} with {format_count(margin, 'B')} held back: {results}"
 
 
 def a_step_fits(engine: Engine, make_batch: MakeBatch, rows: int, missing: int, compiled: bool = False) -> bool:

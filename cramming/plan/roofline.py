@@ -2,13 +2,12 @@
 
 The roofline model of Williams et al. (2009), operation by operation the larger of arithmetic time and memory time, with
 a third line, the time that one kernel takes however small. Rates are either a maker's data sheet times a stated
-utilisation, or measured here in about a second. It orders settings and gives the scale; it knows nothing of caches, of
-fusion by a compiler, or of what a kernel's shape costs.
+utilisation, or measured here in about a second. Caches, fusion by a compiler and the shapes of kernels are left out.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ from cramming.plan import cards
 from cramming.plan.cards import Card
 from cramming.plan.tracker import Operation
 from cramming.precision import Mode
-from cramming.progress import format_count
 
 MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
 BANDWIDTH_UTILISATION = 0.8
@@ -57,14 +55,13 @@ def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
     flops = products_per_second(card, mode, tf32) * MATMUL_UTILISATION
     bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
     emulated = "" if card.has_bf16 or mode != "bf16" else "; it has no bf16 units and emulates it: take precision=fp16"
-    refused = "; training refuses AMD GPUs, as nothing here was tried on one" if card.is_amd else ""
-    launch = f"{KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel"
+    refused = "; training refuses AMD GPUs" if card.is_amd else ""
     basis = (
         f"{card.name} ({card.source}) times an assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)}"
         f" matrix products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s"
-        f" ({BANDWIDTH_UTILISATION:.0%}), {launch}; not measured{emulated}{refused}"
+        f" ({BANDWIDTH_UTILISATION:.0%}), {KERNEL_SECONDS['cuda'] * 1e6:.0f} us per kernel; not measured"
     )
-    return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis)
+    return Rates(flops, bandwidth, KERNEL_SECONDS["cuda"], basis + emulated + refused)
 
 
 def products_per_second(card: Card, mode: Mode, tf32: bool) -> float:
@@ -112,19 +109,14 @@ def repeat_seconds(work: Callable[[], object], device: torch.device, duration: f
     return seconds
 
 
-def named(name: str, mode: str) -> Card:
-    """The card of this name; UserError with the known names, or where it cannot run the mode."""
+def named(name: str) -> Card:
+    """The card of this name; UserError with the known names."""
     card = cards.find(name)
     if card is None:
         raise UserError(
             f"plan.device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
             f' yours, for example plan.device="RTX 2080 Ti" plan.memory_gb=12; choose one of auto, cpu, cuda,'
             f" {', '.join(card.name for card in cards.CARDS)}"
-        )
-    if mode == "fp8" and card.fp8_tflops is None:
-        able = ", ".join(other.name for other in cards.CARDS if other.fp8_tflops)
-        raise UserError(
-            f"precision.mode=fp8: {card.name} has no fp8 products ({able} have); take precision=bf16 or fp16"
         )
     return card
 
@@ -148,45 +140,18 @@ class Costs:
 
     @classmethod
     def of(
-        cls,
-        tokens: float,
-        tokens_per_second: float,
-        vocab_size: int,
-        near_duplicates: bool,
-        watts: float | None,
+        cls, tokens: float, tokens_per_second: float, vocab_size: int, near_duplicates: bool, watts: float | None,
         price_per_hour: float | None,
-    ) -> "Costs":
+    ) -> "Costs":  # fmt: skip
         """At this rate."""
         hours = tokens / tokens_per_second / 3600
-        bytes_per_id = 2 if vocab_size <= 2**16 else 4
         return cls(
             tokens=tokens,
             hours=hours,
             tokens_per_day=86400 * tokens_per_second,
-            corpus_bytes=(bytes_per_id + DISK_BYTES_PER_TOKEN) * tokens,
-            preparation_memory_bytes=PREPARATION_BYTES + (INDEX_BYTES_PER_TOKEN * tokens if near_duplicates else 0.0),
+            corpus_bytes=((2 if vocab_size <= 2**16 else 4) + DISK_BYTES_PER_TOKEN) * tokens,
+            preparation_memory_bytes=PREPARATION_BYTES + INDEX_BYTES_PER_TOKEN * tokens * near_duplicates,
             preparation_core_hours=tokens / TOKENS_PER_CORE_SECOND / 3600,
             kwh=None if watts is None else watts * POWER_SHARE * hours / 1000,
             price=None if price_per_hour is None else price_per_hour * hours,
         )
-
-    def lines(self, device_name: str, watts: float | None, watts_basis: str) -> Iterator[str]:
-        """As they are printed."""
-        yield (
-            f"training: {format_count(self.tokens, 'tokens')} in {self.hours:.3g} h;"
-            f" {format_count(self.tokens_per_day, 'tokens')} in a day"
-        )
-        yield (
-            f"preparing as many: {format_count(self.corpus_bytes, 'B')} of disk in addition to the text,"
-            f" {format_count(self.preparation_memory_bytes, 'B')} of memory, {self.preparation_core_hours:.2g} core"
-            " hours; by measurements on Wikipedia with all filters (benchmarks/results/preparation_*)"
-        )
-        if self.kwh is None:
-            yield f"electricity: not reckoned, the power of {device_name} is not known"
-        else:
-            yield (
-                f"electricity: {self.kwh:.3g} kWh, {POWER_SHARE:.0%} (assumed) of {watts:.0f} W ({watts_basis}); the"
-                " card alone"
-            )
-        if self.price is not None:
-            yield f"price: {self.price:.2f}, {self.hours:.3g} h at plan.price_per_hour"

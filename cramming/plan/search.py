@@ -15,7 +15,7 @@ import torch
 
 from cramming import device as devices
 from cramming.checks import Config, Place, check
-from cramming.config import UserError
+from cramming.config import UserError, check_rules
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import MemoryConfig
@@ -52,10 +52,8 @@ class PlanConfig:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_gb", "price_per_hour"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}={value} is not above 0")
+        rows = ((name, getattr(self, name)) for name in ("memory_gb", "price_per_hour"))
+        check_rules(*((value is None or value > 0, f"{name}={value} is not above 0") for name, value in rows))
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         memory: float = devices.describe(here).memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
     else:
-        card = roofline.named(plan.device, precision.mode)
+        card = roofline.named(plan.device)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         place = Place("cuda", card.name, mode, card.capability)
         memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
@@ -186,18 +184,14 @@ def price_of(config: Config, target: Target, simulation: Simulation, rows: int) 
 
 def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     """Tokens that the budget allows at this rate; the ramp of the batch size counts where steps are the budget."""
-    budget, length = config.budget, config.train.sequence_length
-    if budget.unit == "hours":
-        return tokens_per_second * 3600 * budget.limit
-    if budget.unit == "exaflops":
-        targets_per_token = config.targets_per_row / length
-        return (
-            budget.limit * 1e18 / flops_per_token(config.model, length, targets_per_token, config.attention.last_layer)
-        )
-    if budget.unit == "tokens":
-        return budget.limit
-    steps = min(int(budget.limit), 10_000)  # all of them, or evenly chosen ones
-    sequences = sum(
-        sequences_per_step(config.train.batch_ramp, step / steps, config.train.batch_size) for step in range(steps)
-    )
-    return budget.limit * sequences / steps * length
+    limit, train, length = config.budget.limit, config.train, config.train.sequence_length
+    if config.budget.unit == "hours":
+        return tokens_per_second * 3600 * limit
+    if config.budget.unit == "exaflops":
+        targets_per_token, last_layer = config.targets_per_row / length, config.attention.last_layer
+        return limit * 1e18 / flops_per_token(config.model, length, targets_per_token, last_layer)
+    if config.budget.unit == "tokens":
+        return limit
+    steps = min(int(limit), 10_000)  # all of them, or evenly chosen ones
+    sequences = sum(sequences_per_step(train.batch_ramp, step / steps, train.batch_size) for step in range(steps))
+    return limit * sequences / steps * length

@@ -20,7 +20,7 @@ from cramming.data.task_files import TASKS, Task
 from cramming.model.attention import Packing
 from cramming.model.encoder import Encoder
 from cramming.model.heads import SequenceClassifier
-from cramming.optim import parameter_groups
+from cramming.optim.build import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from eval.finetune.config import Hyperparameters, Init
 from eval.finetune.encode import Encoded, EncodedTask

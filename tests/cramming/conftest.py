@@ -14,7 +14,7 @@ from cramming.checks import Config
 from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.model.config import ModelConfig
-from cramming.optim import OPTIMIZERS
+from cramming.optim.build import OPTIMIZERS
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.record import load_metrics, load_record
 

@@ -18,6 +18,7 @@ from cramming.model.export import save_pretrained
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is an extra")
 
+Make = Callable[..., Engine]
 Train = Callable[..., list[StepStats]]
 Weights = Callable[[Engine], list[Tensor]]
 LOW_BIT = pytest.param("adamw8bit", 0.02), pytest.param("adamw4bit", 0.2)  # relative, of the losses of five steps
@@ -36,7 +37,7 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize(("name", "tolerance"), LOW_BIT)
 def test_low_bit_states_are_near_and_resume_exactly(
-    make_engine: Callable[..., Engine],
+    make_engine: Make,
     tiny_source: Any,
     tmp_path: Path,
     name: str,
@@ -63,7 +64,11 @@ def test_low_bit_states_are_near_and_resume_exactly(
 
 
 def test_low_bit_goes_with_an_offloaded_optimizer(
-    make_engine: Callable[..., Engine], tiny_source: Any, train: Train, weights: Weights, small_model: ModelConfig
+    make_engine: Make,
+    tiny_source: Any,
+    train: Train,
+    weights: Weights,
+    small_model: ModelConfig,
 ) -> None:
     wide = replace(small_model, hidden_size=64, intermediate_size=64, num_layers=1)
     with torch.compiler.set_stance("force_eager"):
@@ -77,7 +82,7 @@ def test_low_bit_goes_with_an_offloaded_optimizer(
 
 
 def test_fp8_converts_the_blocks_only_and_exports_fp32(
-    make_engine: Callable[..., Engine], tiny_source: Any, tiny_corpus: Path, tmp_path: Path, train: Train
+    make_engine: Make, tiny_source: Any, tiny_corpus: Path, tmp_path: Path, train: Train
 ) -> None:
     from safetensors.torch import load_file
 
@@ -96,7 +101,7 @@ def test_fp8_converts_the_blocks_only_and_exports_fp32(
     assert {v.dtype for v in files[0].values()} == {torch.float32}
 
 
-def test_fp8_multiplies_rounded_numbers(make_engine: Callable[..., Engine]) -> None:
+def test_fp8_multiplies_rounded_numbers(make_engine: Make) -> None:
     """What comes out of a layer is the product of operands with 3 bits of mantissa, as the scale says."""
     layer = make_engine(mode="fp8").model.encoder.blocks[0].attn.out  # type: ignore[union-attr]
     x = torch.randn(16, 32)
@@ -109,6 +114,6 @@ def test_fp8_multiplies_rounded_numbers(make_engine: Callable[..., Engine]) -> N
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "selective", "activations", "weights", "optimizer"])
-def test_fp8_goes_with(make_engine: Callable[..., Engine], tiny_source: Any, name: str, train: Train) -> None:
+def test_fp8_goes_with(make_engine: Make, tiny_source: Any, name: str, train: Train) -> None:
     ours, plain = (make_engine(mode="fp8", **memory) for memory in (MEMORY[name], {}))
     assert train(ours, tiny_source, range(2)) == train(plain, tiny_source, range(2))

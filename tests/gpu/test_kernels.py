@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cramming.model import attention
-from cramming.model.attention import Packing
+from cramming.model.attention import Packing, sequence_ids
 from cramming.model.heads import linear_cross_entropy
-from cramming.model.packing import sequence_ids
 
 pytestmark = pytest.mark.gpu
 TOKENS, HEADS, SIZE = 1024, 4, 64

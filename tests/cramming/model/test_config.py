@@ -96,12 +96,12 @@ def test_published_sizes() -> None:
 @pytest.mark.parametrize("length", [8, 32])
 @pytest.mark.parametrize("last_layer", ["all", "targets"])
 def test_flops_are_those_of_the_matrix_products(changes: dict[str, Any], length: int, last_layer: LastLayer) -> None:
-    """FlopCounterMode on the dense kernel, whose attention products are ordinary ones over all T tokens of one row.
+    """FlopCounterMode on the kernel whose attention is matrix products, in one row.
 
     In bf16, because the counter does not know the in-place product that sums the decoder's gradient in fp32.
     """
     config = replace(SMALL, **{**changes, "local_window": None})
-    model = MaskedLM(config, "dense", last_layer)
+    model = MaskedLM(config, "products", last_layer)
     ids = torch.randint(0, 64, (length,))
     packing = Packing(torch.tensor([0, length], dtype=torch.int32), length, length)
     targets = torch.arange(0, length, 4)

@@ -1,9 +1,6 @@
-"""The Python of the CUDA path, run on a CPU: what it hands to the GPU's operators, and whole graphs of the models.
+"""The Python of the CUDA path, run on a CPU: whole models by FlashAttention, one graph a pass, products in 8 bits.
 
-torch's FlashAttention operator has a kernel here that computes what its documentation says, slowly and in any type; all
-around it is the real thing: our bounds, windows and fewer queries, torch's own wrapper and its autograd formula.
-FlexAttention runs uncompiled, without the check that asks for a GPU in training, or compiled in the forward pass. What
-is compared with is a softmax over each sequence alone, in fp64.
+Single kernels are in test_attention.py. torch's FlashAttention operator computes here what its documentation says.
 """
 
 from collections.abc import Callable
@@ -16,148 +13,13 @@ import torch
 from torch import Tensor
 
 from cramming.config import build
-from cramming.model import attention, flex, residual
+from cramming.model import residual
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.precision import Precision, PrecisionConfig
 
-HEADS, SIZE, TOKENS = 2, 8, 96
-PACKINGS = {
-    "rows": Packing(torch.arange(0, 97, 24, dtype=torch.int32), 24, 24),
-    "ragged": Packing(torch.tensor([0, 1, 30, 30, 37, 90, 96, 96, 96], dtype=torch.int32), None, 53),
-    "in rows": Packing(torch.tensor([0, 5, 24, 48, 60, 72, 73, 96, 96], dtype=torch.int32), None, 24, 24),
-}
-QUERIES = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
-
-
-def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
-    """Each sequence by itself: the definition."""
-    outputs = []
-    for first, last in zip(packing.bounds_S[:-1].tolist(), packing.bounds_S[1:].tolist()):
-        q, k, v = qkv[first:last].unbind(1)
-        place = torch.arange(last - first)
-        hidden = (place[:, None] - place).abs() > (TOKENS if window is None else window)
-        scores = torch.einsum("qhk,lhk->hql", q, k) * q.shape[-1] ** -0.5
-        outputs.append(torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v))
-    return torch.cat(outputs)
-
-
-def _weights(
-    q: Tensor, k: Tensor, bounds_q: Tensor, bounds_k: Tensor, max_q: int, max_k: int, *rest: Any
-) -> tuple[Tensor, float]:
-    """Of `torch.nn.attention.varlen.varlen_attn` by its documentation, [H, queries, keys], and the scale of scores.
-
-    A window counts from the common end of a sequence's queries and keys. `rest`: causal (a window too), scale, window;
-    what 2.13 has beyond that is not used.
-    """
-    assert q.shape[-1] % 8 == 0, "head_size_og should be a multiple of 8, this is ensured by padding!"
-    scale, window = q.shape[-1] ** -0.5 if rest[1] is None else rest[1], rest[2]
-    sequences, from_end = [], []
-    for bounds, x, longest in ((bounds_q, q, max_q), (bounds_k, k, max_k)):
-        lengths, tokens = bounds.diff(), torch.arange(len(x))
-        assert bounds.dtype == torch.int32 and bounds[0] == 0 and bounds[-1] == len(x) and x.stride(-1) == 1
-        assert lengths.min() >= 0 and lengths.max() <= longest
-        sequences.append(torch.searchsorted(bounds, tokens, right=True) - 1)
-        from_end.append(bounds[sequences[-1] + 1] - tokens)
-    before = from_end[1][None] - from_end[0][:, None]  # by how much a key stands before the query
-    seen = sequences[0][:, None] == sequences[1][None]
-    for side, distance in zip(window, (before, -before), strict=True):
-        seen = seen & (distance <= side) if side >= 0 else seen
-    return (torch.einsum("qhk,lhk->hql", q, k) * scale).masked_fill(~seen, -torch.inf).softmax(-1).to(q.dtype), scale
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out = torch.einsum("hql,lhk->qhk", _weights(q, k, *rest)[0], v).contiguous()
-    return out, out.new_zeros(out.shape[1], len(out), dtype=torch.float), torch.zeros(2, dtype=torch.uint64)
-
-
-def _backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    _, _, *packing, causal, _, scale, window = rest  # without output, log-sum-exp and state of the generator
-    weights, scale = _weights(q, k, *packing, causal, scale, window)
-    d_weights = torch.einsum("qhk,lhk->hql", d_out, v)
-    d_scores = scale * weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
-    d_q, d_k = torch.einsum("hql,lhk->qhk", d_scores, k), torch.einsum("hql,qhk->lhk", d_scores, q)
-    return d_q.contiguous(), d_k.contiguous(), torch.einsum("hql,qhk->lhk", weights, d_out).contiguous()
-
-
-@pytest.fixture
-def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashAttention's operator computes on a CPU too, from now on, and the kernel `varlen` is not refused there."""
-    from torch.nn.attention import varlen
-
-    operators: dict[Any, Any] = {varlen._varlen_attn: _forward, varlen._varlen_attn_backward: _backward}
-    for operator, kernel in operators.items():
-        if "cpu" not in operator._backend_fns:
-            operator.register_kernel("cpu")(kernel)
-    monkeypatch.setitem(
-        attention.KERNELS, "varlen", attention.KERNELS["varlen"]._replace(reason_against=lambda *_: None)
-    )
-
-
-@pytest.fixture
-def trains_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention without its own check that training is on a GPU; uncompiled it is right on a CPU."""
-    module = __import__("torch.nn.attention.flex_attention", fromlist=["_validate_device"])
-    monkeypatch.setattr(module, "_validate_device", lambda *_: None)
-    monkeypatch.setitem(attention.KERNELS, "flex", attention.KERNELS["flex"]._replace(reason_against=lambda *_: None))
-
-
-def compare(kernel: str, packing: Packing, window: int | None, size: int = SIZE) -> None:
-    """Of all tokens, and of fewer that ask: output and gradients of a weighted sum, in fp64."""
-    qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
-    layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0)
-    restricted = attention.KERNELS[kernel].restrict(layout, QUERIES, TOKENS)
-    truth = alone(qkv, packing, window)
-    found = [(attention.attend(*qkv.unbind(1), layout), truth)]
-    if restricted is not None:
-        q, k, v = qkv.unbind(1)
-        found.append((attention.attend(q[QUERIES], k, v, restricted._replace(queries_M=QUERIES)), truth[QUERIES]))
-    for out, expected in found:
-        d_out = torch.randn_like(expected)
-        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-10)
-        gradients = [torch.autograd.grad(x, qkv, d_out, retain_graph=True)[0] for x in (out, expected)]
-        torch.testing.assert_close(*gradients, atol=1e-11, rtol=1e-9)
-
-
-@pytest.mark.parametrize("window", [None, 0, 3, 23, 200])
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.usefixtures("flash")
-def test_what_flash_attention_is_told_is_what_is_meant(packing: str, window: int | None) -> None:
-    compare("varlen", PACKINGS[packing], window)
-
-
-@pytest.mark.parametrize("size", [4, 12])
-@pytest.mark.usefixtures("flash")
-def test_flash_attention_gets_heads_of_a_size_that_it_takes(size: int) -> None:
-    compare("varlen", PACKINGS["ragged"], None, size)
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.usefixtures("trains_anywhere")
-def test_what_flex_attention_is_told_is_what_is_meant(packing: str, window: int | None) -> None:
-    compare("flex", PACKINGS[packing], window)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 40])
-def test_compiled_flex_attention_takes_the_blocks_that_are_meant(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
-) -> None:
-    """Uncompiled it asks the mask for each pair; compiled it goes by blocks. Forward only: all that a CPU has."""
-    compiled = flex.flex_attention(compiled=True)
-    monkeypatch.setattr(flex, "flex_attention", lambda _: compiled)
-    bounds = torch.tensor([0, 5, 250, 260, 500, 511, 700, 1000, 1000], dtype=torch.int32)
-    packing, qkv = Packing(bounds, None, 300), torch.randn(1000, 3, HEADS, 16)
-    with torch.no_grad():
-        layout = attention.prepare("flex", packing, 1000, window, qkv.dtype, 0.0)
-        dense = attention.prepare("dense", packing, 1000, window, qkv.dtype, 0.0)
-        found, expected = (attention.attend(*qkv.unbind(1), one) for one in (layout, dense))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-# Whole models ---------------------------------------------------------------------------------------------------------
+from .conftest import PACKINGS, SUBSET, TOKENS
 
 SMALL = ("hidden_size=32", "num_heads=2", "intermediate_size=32", "vocab_size=64", "max_length=32")
 MODELS: dict[str, tuple[str, ...]] = {
@@ -176,7 +38,7 @@ def small_model(compose: Callable[..., dict[str, Any]], name: str, kernel: str) 
 def batch_of(packing: Packing) -> list[Any]:
     lengths = packing.bounds_S.diff().tolist()
     ids = torch.randint(0, 64, (TOKENS,))
-    return [ids, torch.cat([torch.arange(n) for n in lengths]), packing, QUERIES, ids[QUERIES]]
+    return [ids, torch.cat([torch.arange(n) for n in lengths]), packing, SUBSET, ids[SUBSET]]
 
 
 def gradients_of(model: MaskedLM, call: Callable[..., Any], batch: list[Any]) -> list[Tensor]:
@@ -189,7 +51,7 @@ def gradients_of(model: MaskedLM, call: Callable[..., Any], batch: list[Any]) ->
 
 @pytest.mark.parametrize("packing", ["rows", "in rows"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("flash")
+@pytest.mark.usefixtures("gpu_kernels")
 def test_a_model_by_flash_attention_is_the_model(
     compose: Callable[..., dict[str, Any]], name: str, packing: str
 ) -> None:
@@ -202,7 +64,8 @@ def test_a_model_by_flash_attention_is_the_model(
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-WAYS = {"rows": ("rows", "sdpa", False), "documents, flash, bf16 residual": ("in rows", "varlen", True)}
+# `auto` is chosen while the compiler traces
+WAYS = {"rows": ("rows", "auto", False), "documents, flash, bf16 residual": ("in rows", "varlen", True)}
 
 
 def compiled_equals_eager(compose: Callable[..., dict[str, Any]], name: str, way: str, backend: str) -> None:
@@ -229,7 +92,7 @@ def compiled_equals_eager(compose: Callable[..., dict[str, Any]], name: str, way
 
 
 @pytest.mark.parametrize(("name", "way"), zip(MODELS, [*WAYS, list(WAYS)[-1]], strict=True))  # each takes seconds
-@pytest.mark.usefixtures("flash")
+@pytest.mark.usefixtures("gpu_kernels")
 def test_a_pass_is_one_graph(compose: Callable[..., dict[str, Any]], name: str, way: str) -> None:
     compiled_equals_eager(compose, name, way, "aot_eager")
 
@@ -237,7 +100,7 @@ def test_a_pass_is_one_graph(compose: Callable[..., dict[str, Any]], name: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("flash")
+@pytest.mark.usefixtures("gpu_kernels")
 def test_a_pass_is_one_graph_for_inductor(compose: Callable[..., dict[str, Any]], name: str, way: str) -> None:
     compiled_equals_eager(compose, name, way, "inductor")
 

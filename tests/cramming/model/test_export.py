@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,44 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm, save_pretrained
 from cramming.model.heads import MaskedLM
 
-Save = Callable[[MaskedLM, Path], None]
+from .conftest import BERT, CRAMMED, MODERN
 
-BERT = ModelConfig(vocab_size=128, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=32)
-MODERN = replace(
-    BERT,
-    norm_order="pre",
-    norm_bias=False,
-    norm_eps=1e-5,
-    final_norm=True,
-    first_attn_norm=False,
-    positions="rope",
-    local_window=8,
-    global_every=2,
-    mlp="glu",
-    token_types=0,
-    head_bias=False,
-    attention_bias=False,
-    mlp_bias=False,
-    init="depth_scaled",
-)
-CRAMMED = replace(
-    MODERN,
-    positions="scaled_sinusoidal",
-    local_window=None,
-    first_attn_norm=True,
-    head_transform=False,
-    decoder_bias=False,
-    norm_bias=True,
-    init="normal",
-    dropout=0.1,
-)
+Save = Callable[[MaskedLM, Path], None]
 UNTIED = replace(MODERN, tie_embeddings=False, decoder_bias=False)
 MIMETIC = replace(BERT, init="depth_scaled", attention_init="mimetic")
 
@@ -60,16 +30,15 @@ def folder(tmp_path: Path, save: Save) -> Path:
     return tmp_path / "final"
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, UNTIED, MIMETIC])
+@pytest.mark.parametrize("config", [BERT, MODERN, replace(CRAMMED, dropout=0.1), UNTIED, MIMETIC])
 def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     model = MaskedLM(config)
     save(model, tmp_path / "final")
     again = load_masked_lm(tmp_path / "final")
     assert again.config == config
-    state = again.state_dict()
+    state, encoder = again.state_dict(), load_encoder(tmp_path / "final").state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    encoder = load_encoder(tmp_path / "final").state_dict()
     assert all(torch.equal(tensor, encoder[name]) for name, tensor in model.encoder.state_dict().items())
 
 
@@ -94,7 +63,7 @@ def test_stock_transformers_loads_every_weight(config: ModelConfig, tmp_path: Pa
 def test_stock_classifier_and_tokenizer_load(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     save(MaskedLM(config), tmp_path / "final")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "final")
-    assert tokenizer.mask_token == "[MASK]" and tokenizer.pad_token_id == 0 and tokenizer.model_max_length == 32
+    assert tokenizer.mask_token == "[MASK]" and tokenizer.pad_token_id == 0 and tokenizer.model_max_length == 48
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", num_labels=3).eval()
     inputs = tokenizer(["a b c", "d"], padding=True, return_tensors="pt")
     assert ("token_type_ids" in inputs) == (config.token_types > 1)
@@ -148,35 +117,32 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def break_shape(folder: Path) -> None:
-    edit(folder, intermediate_size=40)
-
-
 def drop_weight(folder: Path) -> None:
     state = load_file(folder / "model.safetensors")
     state.pop("bert.encoder.layer.1.output.dense.weight")
     save_file(state, folder / "model.safetensors")
 
 
-def add_weight(folder: Path) -> None:
-    state = load_file(folder / "model.safetensors") | {"bert.adapter.weight": torch.zeros(1)}
-    save_file(state, folder / "model.safetensors")
+def pickle_code(folder: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("code ran",)
+
+    (folder / "model.safetensors").unlink()
+    torch.save({"bert.x": Evil()}, folder / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights; expected one of model.safetensors"),
+        (lambda f: (f / "config.json").write_text("{"), "not a model configuration"),
+        (lambda f: (f / "model.safetensors").unlink(), "no weights; expected model.safetensors or pytorch_model.bin"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\x10" * 50), "cannot be read"),
+        (pickle_code, "cannot be read"),
         (lambda f: edit(f, model_type="gpt2"), r"model_type 'gpt2'.*\(cramming, bert, modernbert\)"),
-        (lambda f: edit(f, model_type="cramming"), "format None is not 1 or 2"),
-        (lambda f: edit(f, num_hidden_layers=3), r"lack bert\.encoder\.layer\.2"),
-        (lambda f: edit(f, num_hidden_layers=1), r"unexpected weight bert\.encoder\.layer\.1"),
-        (break_shape, r"intermediate.dense.weight has the shape \[24, 16\], config.json makes it \[40, 16\]"),
+        (lambda f: edit(f, model_type="cramming", format=1), "format 1 is not 2"),
         (drop_weight, r"lack bert\.encoder\.layer\.1\.output\.dense\.weight"),
-        (add_weight, r"unexpected weight bert\.adapter\.weight"),
     ],
 )
 def test_damaged_folders_are_refused_by_name(damage: Callable[[Path], None], message: str, folder: Path) -> None:
@@ -184,34 +150,3 @@ def test_damaged_folders_are_refused_by_name(damage: Callable[[Path], None], mes
     with pytest.raises(UserError, match=message) as caught:
         load_masked_lm(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_sharded_weights_are_read(folder: Path, tmp_path: Path) -> None:
-    BertModel.from_pretrained(folder).save_pretrained(tmp_path / "shards", max_shard_size="5kB")
-    assert not (tmp_path / "shards" / "model.safetensors").exists()
-    expected, found = load_encoder(folder).state_dict(), load_encoder(tmp_path / "shards").state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-
-
-def test_weights_that_would_run_code_are_not_unpickled(folder: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return print, ("code ran",)
-
-    (folder / "model.safetensors").unlink()
-    torch.save({"bert.x": Evil()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_masked_lm(folder)
-
-
-def test_weights_for_which_there_is_no_room_are_an_error_of_the_system(tmp_path: Path) -> None:
-    """With the library's own error it would be a defect's traceback."""
-    code = (
-        "import resource, sys, torch; from pathlib import Path; from cramming.model.export import _write_weights\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try: _write_weights(Path(sys.argv[1]), {'a': torch.zeros(10_000)})\n"
-        "except OSError as error: print(error.strerror, error.filename)"
-    )
-    place = str(tmp_path / "model.safetensors")
-    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"File too large {place}"

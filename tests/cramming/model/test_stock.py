@@ -1,11 +1,11 @@
 """Our models compute what stock BertForMaskedLM and ModernBertForMaskedLM compute for the same weights, and back."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -22,7 +22,9 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import stock_family
+from cramming.model.stock import FAMILIES, stock_family
+
+from .conftest import own_logits, padded, perturbed
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 VOCAB = 256
@@ -40,32 +42,13 @@ def stock_modern(**changes: object) -> ModernBertForMaskedLM:
     return ModernBertForMaskedLM(ModernBertConfig(**{**sizes, **changes}))
 
 
-def perturb(model: torch.nn.Module) -> None:
-    """Move every parameter off its initial value: zeros and ones would hide a swapped bias or norm."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-
-
-def own_logits(model: MaskedLM, lengths: list[int], packing: Packing, ids_T: Tensor) -> list[Tensor]:
-    positions_T = torch.cat([torch.arange(n) for n in lengths])
-    logits = model.eval().logits(ids_T, positions_T, packing, torch.arange(len(ids_T)))
-    return list(logits.split(lengths))
-
-
 def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> None:
     """Packed, ours; padded and one by one, theirs: within 1e-4 in fp32."""
-    stock.eval()
-    documents = [torch.randint(3, own.config.vocab_size or 0, (n,)) for n in lengths]
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    ours = own_logits(own, lengths, Packing(bounds, None, max(lengths)), torch.cat(documents))
-    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(d) for d in documents], batch_first=True)
-    together = stock(input_ids=padded, attention_mask=mask).logits
-    for document, mine, row in zip(documents, ours, together):
-        alone = stock(input_ids=document[None]).logits[0]
-        torch.testing.assert_close(mine, alone, atol=1e-4, rtol=0)
-        torch.testing.assert_close(mine, row[: len(document)], atol=1e-4, rtol=0)
+    texts = [torch.randint(3, own.config.vocab_size or 0, (n,)) for n in lengths]
+    together = stock.eval()(**padded(texts)).logits
+    for text, mine, row in zip(texts, own_logits(own, texts), together):
+        torch.testing.assert_close(mine, stock(input_ids=text[None]).logits[0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(mine, row[: len(text)], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +65,7 @@ def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> N
 )
 @torch.no_grad()
 def test_stock_checkpoint_gives_the_same_logits_here(make: object, tmp_path: Path) -> None:
-    stock = make()  # type: ignore[operator]
-    perturb(stock)
+    stock = perturbed(make(), 0.05)  # type: ignore[operator]
     stock.save_pretrained(tmp_path)
     assert_equal(load_masked_lm(tmp_path), stock, [50, 3, 96, 1, 33])
 
@@ -98,21 +80,16 @@ def test_yaml_model_gives_the_same_logits_in_stock_transformers(
     name: str, tmp_path: Path, tokenizer_file: Path, save: object
 ) -> None:
     config = model_yaml(name, vocab_size=VOCAB, num_layers=2 if name.startswith("bert") else 4, max_length=160)
-    own = MaskedLM(config)
-    perturb(own)
+    own = perturbed(MaskedLM(config), 0.05)
     save(own, tmp_path / "final")  # type: ignore[operator]
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
-    assert (
-        type(stock).__name__
-        == {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[str(stock_family(config))]
-    )
+    assert type(stock).__name__ == FAMILIES[str(stock_family(config))].architecture
     assert_equal(own, stock, [120, 7, 160])
 
 
 @torch.no_grad()
 def test_token_types_enter_as_in_bert(tmp_path: Path) -> None:
-    stock = stock_bert().eval()
-    perturb(stock)
+    stock = perturbed(stock_bert(), 0.05)
     stock.save_pretrained(tmp_path)
     own, ids = load_masked_lm(tmp_path).eval(), torch.randint(3, VOCAB, (20,))
     types = torch.tensor([0] * 8 + [1] * 12)
@@ -142,8 +119,6 @@ def test_modernbert_files_of_older_transformers_are_read(tmp_path: Path) -> None
     old = {"model_type": "modernbert", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3}
     old |= {"num_attention_heads": 2, "intermediate_size": 48, "global_attn_every_n_layers": 2}
     old |= {"global_rope_theta": 5000.0, "local_rope_theta": 300.0, "local_attention": 8}
-    import json
-
     (tmp_path / "config.json").write_text(json.dumps(old))
     config = load_encoder_config(tmp_path)
     assert (config.global_every, config.local_window) == (2, 8)

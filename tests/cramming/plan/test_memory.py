@@ -31,13 +31,13 @@ def simulate(compose: Callable[..., dict[str, Any]]) -> Simulate:
     return make
 
 
-# copies of the parameters that an optimizer keeps, and its step counters (4 bytes each)
 @pytest.mark.parametrize(
     ("name", "copies", "counters"), [("adamw", 2, 1), ("sgd", 1, 0), ("adagrad", 1, 1), ("lamb", 2, 1)]
 )
 def test_weights_gradients_and_optimizer_state_are_exact(
     simulate: Simulate, name: str, copies: int, counters: int
 ) -> None:
+    """`copies` of the parameters that an optimizer keeps, and its step counters (4 bytes each)."""
     simulation = simulate(f"optim={name}")
     parameters = 4 * count_parameters(MODEL).total
     tensors = len(list(simulation.engine.model.parameters()))

@@ -47,25 +47,9 @@ def plain_engine(model: nn.Module) -> Engine:
     return Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
 
 
-def everything(engine: Engine) -> dict[str, Any]:
-    state = {
-        "weights": engine.model.state_dict(),
-        "optimizer": engine.optimizer.state_dict(),
-        "scaler": engine.precision.scaler.state_dict(),
-        "random": torch.get_rng_state(),
-        "gradients": [p.grad for p in engine.model.parameters()],
-    }
-    return copy.deepcopy(state)
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+def everything(engine: Engine) -> list[Any]:
+    states = engine.model.state_dict(), engine.optimizer.state_dict()["state"], engine.precision.scaler.state_dict()
+    return copy.deepcopy([*states, torch.get_rng_state(), [p.grad for p in engine.model.parameters()]])
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("fp32", True), ("fp16", False), ("fp16", True)])
@@ -76,7 +60,7 @@ def test_a_try_leaves_no_trace(make_config: Callable[..., Config], tiny_source: 
     before = everything(engine)
     micro_batch.try_step(engine, [tiny_source.batch(0, 2), tiny_source.batch(2, 2)])
     micro_batch.release(engine)
-    assert same(everything(engine), before)
+    torch.testing.assert_close(everything(engine), before, rtol=0, atol=0)
 
 
 class Greedy(nn.Module):
@@ -214,19 +198,3 @@ def test_a_batch_that_grows_does_so_whatever_fits(start: Callable[..., Path]) ->
     for size, curve in curves.items():
         assert [tokens for tokens, _ in curve] == [tokens for tokens, _ in curves["4"]], size
         assert [loss for _, loss in curve] == pytest.approx([loss for _, loss in curves["4"]], rel=1e-4), size
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_largest_that_fits_is_found(make_config: Callable[..., Config], tiny_source: Any) -> None:
-    cuda = torch.device("cuda")
-    config = make_config("bf16", hidden_size=256, num_heads=4, intermediate_size=1024)
-    engine = engine_of(config, cuda)
-    total = torch.cuda.get_device_properties(cuda).total_memory
-    torch.cuda.set_per_process_memory_fraction(2**28 / total)
-    try:
-        rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, config, 2**15)
-        assert 1 < rows < 2**15
-        assert f"{2 * rows} does not fit" in how
-        engine.step([tiny_source.batch(0, rows), tiny_source.batch(rows, rows)], 1e-3)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)

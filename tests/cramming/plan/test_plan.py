@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cramming import device
 from cramming.checks import Place, check, tiny_defaults
@@ -53,11 +52,9 @@ def test_a_small_model_on_a_large_card(compose: Compose, tmp_path: Path, capsys:
         assert sum(option["peak_by_component"].values()) == option["peak_bytes"]
         assert option["fits"] == (option["peak_bytes"] <= found["usable_bytes"])
     text = capsys.readouterr().out
-    assert "proposed: train.micro_batch=32:" in text
     assert "not measured" in text
-    assert text.index("proposed: ") < text.index("training: ") < text.index("electricity: ") and "price" not in text
-    assert "tried: checkpointing and the micro-batch." in text  # what is not among the rows may still be better
-    assert len({len(line) for line in text.splitlines() if line.endswith("configured")}) == 1
+    assert text.index("proposed: train.micro_batch=32:") < text.index("training: ") < text.index("electricity: ")
+    assert "price" not in text
 
 
 def test_tight_memory_takes_checkpointing(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +85,12 @@ def test_where_nothing_fits_it_says_what_is_missing(
     ("overrides", "message"),
     [
         (["plan.device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
-        (["plan.device=RTX 3050"], "plan.device=RTX 3050: there is no data sheet of it here; give the card"),
         (["attention.kernel=varlen"], "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU"),
         (["plan.memory_gb=0"], "plan: memory_gb=0"),
         (["plan.price_per_hour=-1"], "plan: price_per_hour=-1"),
         (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
-        (["precision=fp8"], "precision.mode=fp8: RTX 2080 Ti has no fp8 products (RTX 4060"),
-        (["precision=fp8", "plan.device=A100"], "precision.mode=fp8: A100 40GB has no fp8 products"),
+        (["precision=fp8"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
+        (["precision=fp8", "plan.device=A100"], "(compute capability 8.9 or newer), this is A100 40GB"),
         (["precision=fp8", "plan.device=cpu"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (["memory=offload-all"], "memory.offload_weights=true: fp16"),
         (["precision.residual=bf16"], "they are in fp16"),
@@ -148,19 +144,16 @@ def test_fp8_is_planned_as_bf16_and_says_so(
 ) -> None:
     fp8 = ("precision=fp8", "precision.emulate_fp8=true", "precision.fp8_scaling=rowwise")
     found = [planned(compose, tmp_path, *TINY, *how, "plan.device=H100") for how in (fp8, ("precision=bf16",))]
-    assert found[0]["precision"] == "fp8"
-    assert found[0]["options"] == found[1]["options"]
-    text = capsys.readouterr().out
-    assert text.count("fp8 is counted at its rate") == text.count("fp8: both memory and time are those of bf16") == 1
-    assert "fp8 is counted at its rate" in roofline.measured(torch.device("cpu"), "fp8", 16, 16).basis
+    assert found[0]["target"]["place"]["mode"] == "fp8" and found[0]["options"] == found[1]["options"]
+    assert capsys.readouterr().out.count("fp8: both memory and time are those of bf16") == 1
 
 
 def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
     found = planned(compose, tmp_path, "plan.device=cpu", "precision=fp32", "train.micro_batch=auto")
-    assert found["device"]["kind"] == "cpu"
-    assert 1e9 < found["rates"]["flops"] < 1e14
-    assert "measured now" in found["rates"]["basis"]
-    assert found["device"]["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
+    target = found["target"]
+    assert target["place"]["kind"] == "cpu" and target["heap_factor"] > 1
+    assert 1e9 < target["rates"]["flops"] < 1e14 and "measured now" in target["rates"]["basis"]
+    assert target["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
     assert found["proposed"]["fits"]
 
 
@@ -171,17 +164,16 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
         (["budget.tokens=1e6"], 1e6),
         (["budget.steps=10"], 10 * 32 * 32),
         (["budget.steps=10", "train.batch_ramp={start: 0.5, until: 1.0}"], 7.5 * 32 * 32),
+        (["budget.exaflops=1"], None),
     ],
 )
-def test_tokens_of_a_budget(compose: Compose, budget: list[str], expected: float) -> None:
-    assert tokens_in_budget(planned_config(compose(*SMALL, *budget)), 1.0) == pytest.approx(expected, rel=0.01)
-
-
-def test_tokens_of_an_exaflop(compose: Compose) -> None:
-    config = planned_config(compose(*SMALL, "budget.exaflops=1"))
-    length = config.train.sequence_length
-    per_token = flops_per_token(config.model, length, config.targets_per_row / length, config.attention.last_layer)
-    assert tokens_in_budget(config, 1.0) == pytest.approx(config.budget.limit * 1e18 / per_token)
+def test_tokens_of_a_budget(compose: Compose, budget: list[str], expected: float | None) -> None:
+    config = planned_config(compose(*SMALL, *budget))
+    length, last_layer = config.train.sequence_length, config.attention.last_layer
+    if expected is None:
+        per_token = flops_per_token(config.model, length, config.targets_per_row / length, last_layer)
+        expected = config.budget.limit * 1e18 / per_token
+    assert tokens_in_budget(config, 1.0) == pytest.approx(expected, rel=0.01)
 
 
 def test_tokens_of_a_growing_batch_are_those_of_the_run(
@@ -213,7 +205,7 @@ def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compo
     ],
 )
 def test_products_are_those_of_the_number_format(card: str, mode: Any, tf32: bool, peak: float) -> None:
-    assert roofline.products_per_second(roofline.named(card, mode), mode, tf32) == peak
+    assert roofline.products_per_second(roofline.named(card), mode, tf32) == peak
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
@@ -237,25 +229,18 @@ def test_time_is_the_largest_of_three() -> None:
     assert rates.seconds(work) == pytest.approx(2.0 + 2 * 3.0 + 4 * 0.5)
 
 
-def test_costs_grow_with_the_hours_and_what_is_not_known_is_said() -> None:
-    found = Costs.of(3.6e9, 1e5, 32768, False, 450.0, 0.4)
-    assert (found.hours, found.tokens_per_day, found.price) == pytest.approx((10.0, 8.64e9, 4.0))
-    assert found.kwh == pytest.approx(POWER_SHARE * 4.5)
-    lines = "\n".join(found.lines("RTX 4090", 450.0, "data sheet"))
-    assert "electricity: 4.05 kWh" in lines and "450 W (data sheet)" in lines and "price: 4.00, 10 h" in lines
-    unknown = Costs.of(3.6e9, 1e5, 32768, False, None, None)
-    lines = "\n".join(unknown.lines("a CPU", None, ""))
-    assert unknown.kwh is unknown.price is None
-    assert "the power of a CPU is not known" in lines and "price" not in lines
-
-
-def test_preparing_is_what_was_measured() -> None:
+def test_costs_are_those_that_were_measured() -> None:
     """4 GB of Wikipedia: 2.006 bytes a token, 632 MB and 76 MB of index, 2,081 processor seconds (strict filters)."""
     tokens = 4e9 / 4.5
     plain, found, large = (
-        Costs.of(tokens, 1e5, vocab_size, near_duplicates, None, None)
-        for vocab_size, near_duplicates in ((32768, False), (32768, True), (100032, False))
-    )
+        Costs.of(tokens, 1e5, vocab_size, near_duplicates, watts, price)
+        for vocab_size, near_duplicates, watts, price in (
+            (32768, False, 450.0, 0.4), (32768, True, None, None), (100032, False, None, None)
+        )
+    )  # fmt: skip
+    hours = tokens / 1e5 / 3600
+    assert (plain.hours, plain.tokens_per_day, plain.price) == pytest.approx((hours, 8.64e9, 0.4 * hours))
+    assert plain.kwh == pytest.approx(POWER_SHARE * 0.45 * hours) and found.kwh is found.price is None
     assert found.corpus_bytes / tokens == pytest.approx(2.006, rel=0.01)
     assert large.corpus_bytes / tokens == pytest.approx(4.006, rel=0.01)
     assert found.preparation_memory_bytes - plain.preparation_memory_bytes == pytest.approx(76e6, rel=0.02)
