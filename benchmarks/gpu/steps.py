@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cramming.checks import Config, Place
 from cramming.config import UserError, build
 from cramming.model.attention import KERNELS, Packing
+from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
-from cramming.model.heads import SequenceClassifier
 from cramming.optim.build import parameter_groups
 from cramming.overrides import compose
 from cramming.plan.memory import Simulation

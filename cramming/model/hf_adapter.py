@@ -22,10 +22,11 @@ from transformers.modeling_outputs import (
 # transformers finds needed files by such lines, and transformers 4 by those of this file alone: hence the unused ones.
 from .attention import attend  # noqa: F401
 from .attention_kernels import KERNELS  # noqa: F401
+from .classifier import POOLINGS
 from .config import ModelConfig
 from .encoder import Encoder
 from .flex import prepare  # noqa: F401
-from .heads import POOLINGS, HeadTransform
+from .heads import HeadTransform
 from .init import initialize  # noqa: F401
 from .layers import make_norm  # noqa: F401
 from .packing import Packing

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from cramming.data.task_files import TASKS, Task
 from cramming.model.attention import Packing
+from cramming.model.classifier import SequenceClassifier
 from cramming.model.encoder import Encoder
-from cramming.model.heads import SequenceClassifier
 from cramming.optim.build import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from eval.finetune.config import Hyperparameters, Init

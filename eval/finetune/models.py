@@ -22,7 +22,7 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
-from cramming.model.heads import SequenceClassifier
+from cramming.model.classifier import SequenceClassifier
 from cramming.record_schema import Record
 from eval.finetune.config import Hyperparameters, Init
 

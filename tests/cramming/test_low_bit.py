@@ -64,11 +64,7 @@ def test_low_bit_states_are_near_and_resume_exactly(
 
 
 def test_low_bit_goes_with_an_offloaded_optimizer(
-    make_engine: Make,
-    tiny_source: Any,
-    train: Train,
-    weights: Weights,
-    small_model: ModelConfig,
+    make_engine: Make, tiny_source: Any, train: Train, weights: Weights, small_model: ModelConfig
 ) -> None:
     wide = replace(small_model, hidden_size=64, intermediate_size=64, num_layers=1)
     with torch.compiler.set_stance("force_eager"):

@@ -19,9 +19,10 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, 
 
 from cramming.config import UserError
 from cramming.data.task_files import GLUE
+from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
-from cramming.model.heads import MaskedLM, SequenceClassifier
+from cramming.model.heads import MaskedLM
 from cramming.precision import Mode
 from eval.finetune import loop as finetuning
 from eval.finetune.config import Hyperparameters, Init

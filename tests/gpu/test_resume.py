@@ -26,8 +26,8 @@ def _sums_in_one_order(device: torch.device) -> Iterator[None]:
 
 @pytest.mark.parametrize("compiled", ["off", "model"])
 def test_resumed_equals_unbroken_as_a_repetition_does(
-    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, device: torch.device, mode: str,
-    compiled: str, monkeypatch: pytest.MonkeyPatch,
+    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, device: torch.device,
+    mode: str, compiled: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """SIGTERM in the fifth of twelve steps. Bit for bit, where a repetition is."""
 
