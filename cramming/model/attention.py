@@ -58,11 +58,9 @@ def prepare(
 
 
 def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    """The layout for the query subset `queries_M`; None if no kernel can do that.
+    """The layout for the query subset `queries_M`, ascending, as many in each row; None if no kernel can do that.
 
-    The subset ascends, and each row of `packing.whole_rows` has as many of it, as masked targets are. Where the
-    layout's own kernel cannot do it (FlashAttention with a window), SDPA can; so the last layer of a masked language
-    model computes what `flops_per_token` counts.
+    Where the layout's own kernel cannot (FlashAttention with a window), SDPA can: `flops_per_token` counts on it.
     """
     restricted = KERNELS[layout.kernel].restrict(layout, queries_M, num_tokens)
     restricted = restricted or restrict_rows(layout, queries_M, num_tokens)

@@ -1,10 +1,8 @@
 """What a model is made of, and what it costs.
 
-An encoder here is a point in a space of independent choices (norm order, norm, positions, MLP, biases, attention
-window, head); BERT, the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 2024) are three such
-points and therefore three YAML files in `conf/model/`, not three classes. `ModelConfig` names the choices; the
-functions below it count parameters and floating-point operations from the configuration alone, without building
-anything, so that a plan, a budget in exaFLOPs and a report never need the model.
+An encoder is a point in a space of independent choices (norm order, positions, MLP, attention window, head ...); BERT,
+the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 2024) are three YAML files in
+`conf/model/`. Parameters and operations are counted from the configuration alone, without building anything.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,7 @@
 """The encoder: embeddings, a for-loop over blocks, a final norm.
 
 Math only: no device, rank or precision is decided here. Checkpointing, compilation and sharding wrap `encoder.blocks`
-from outside; a block's forward takes the hidden states and what all blocks of its kind share (rotary tables and
-attention layout), so each block stands alone.
-
-Shapes: T tokens of all sequences end to end, D hidden size, H heads, K head size.
+from outside. Shapes: T tokens of all sequences end to end, D hidden size, H heads, K head size.
 """
 
 import torch

@@ -1,11 +1,8 @@
 """Model folders: what a finished run leaves behind, and what fine-tuning starts from.
 
-A folder holds `config.json`, `model.safetensors` and the tokenizer's files. Where the architecture is one that
-`transformers` has, the folder is what that library would have written and loads there without any code of ours (one
-more key in `config.json`, `START`, is kept and ignored there); any other combination of choices gets `model_type:
-"cramming"` and a copy of the files of this package that compute it (`trust_remote_code=True`). Which it is follows from
-the configuration's fields alone (`stock.stock_family`), never from a name. Reading accepts both, and stock checkpoints
-of these families from elsewhere.
+Where the architecture is one that `transformers` has (`stock.stock_family`), the folder loads there without code of
+ours; any other combination of choices gets `model_type: "cramming"` and a copy of the files of this package that
+compute it (`trust_remote_code=True`). Reading accepts both, and stock checkpoints of these families from elsewhere.
 """
 
 import dataclasses
@@ -105,7 +102,10 @@ def _config_node(config: ModelConfig) -> dict[str, Any]:
 
 def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
     """The token ids that transformers' configurations carry."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
     entries = tokenizer.get_vocab_size()
     found: dict[str, Any] = {kind: tokenizer.token_to_id(token) for kind, token in special_tokens.items()}
     if entries > (config.vocab_size or 0):

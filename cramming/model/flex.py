@@ -1,9 +1,7 @@
 """FlexAttention: which blocks of keys a block of queries touches, and the one compiled kernel.
 
-A token sees one interval of tokens: its sequence, cut by the window. So the blocks that a block of queries touches, and
-those that all of its queries see whole, follow from where these intervals begin and end. `create_block_mask` would find
-the same by way of the whole [T, T] mask, which is 4.3 GB at 65,536 tokens.
-
+A token sees one interval of tokens: its sequence, cut by the window. So the blocks follow from where intervals begin
+and end; `create_block_mask` would make the whole [T, T] mask, which is 4.3 GB at 65,536 tokens.
 Shapes: T tokens, H heads, K head size, M queries, Q blocks of queries, N blocks of keys, B tokens of a block.
 """
 

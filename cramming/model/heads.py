@@ -1,10 +1,8 @@
 """What stands on the encoder in pretraining: the masked-language-model head with its loss.
 
 Only target positions go through the vocabulary projection, and its logits never exist as a whole:
-`linear_cross_entropy` walks over the targets in chunks and, when gradients are wanted, forms them from each chunk's
-logits at once (as Liger-Kernel does; Hsu et al. 2024). That needs no second product to recompute them.
-
-Shapes: T tokens, M targets, D hidden size, V vocabulary.
+`linear_cross_entropy` walks over the targets in chunks and forms gradients from each chunk's logits at once (as
+Liger-Kernel does; Hsu et al. 2024). Shapes: T tokens, M targets, D hidden size, V vocabulary.
 """
 
 from typing import Any

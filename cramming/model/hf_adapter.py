@@ -96,7 +96,8 @@ class CrammingPreTrainedModel(PreTrainedModel):
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        return_dict: bool = True,
+        return_dict: bool | None = None,
+        **_: Any,  # what callers pass to any model, such as output_attentions=None
     ) -> ModelOutput | tuple[Any, ...]:
         """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
         mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
@@ -106,7 +107,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
         hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
         targets = labels if start_positions is None else (start_positions, end_positions)
         output = self._head(hidden_TD, mask_BL, targets)
-        return output if return_dict else output.to_tuple()
+        return output.to_tuple() if return_dict is False else output
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
         return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))

@@ -1,9 +1,7 @@
-"""Norms, activations, the MLP and position encodings.
+"""Norms, activations, the MLP and position encodings. Shapes: T tokens, D hidden size, H heads, K head size.
 
-Position encodings are computed from the token positions in each forward pass (microseconds), not kept in buffers: there
-is nothing to move, resize, or lose on the meta device.
-
-Shapes: T tokens, D hidden size, H heads, K head size.
+Position encodings are computed from the token positions in each forward pass (microseconds), not kept in buffers:
+there is nothing to move, resize, or lose on the meta device.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,8 @@
 """The residual stream in 16 bits: what flows from block to block, and what norms hand on.
 
-Autocast lowers matrix products only. Sums of the stream and norms' outputs stay fp32, with their gradients: the largest
-part of what a compiled step moves through memory beside its products. Here the encoder's first sum is lowered, so that
-all later ones are, and each norm computes in fp32 and returns what it was given. Weights and their gradients stay fp32.
-The norm within the embeddings and those of queries and keys are left as they are.
-
-Shapes: T tokens, D hidden size.
+Autocast lowers matrix products only. Here the encoder's first sum is lowered, so that all later ones are, and each norm
+computes in fp32 and returns what it was given. Weights, their gradients, and the norms within the embeddings and of
+queries and keys stay fp32. Shapes: T tokens, D hidden size.
 """
 
 from collections.abc import Callable

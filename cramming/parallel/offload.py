@@ -1,9 +1,8 @@
 """Offloading to host memory: blocks' weights and the optimizer's state (activations: offload_activations.py).
 
-On a GPU the host memory is pinned, copies run on a stream of their own beside the computation, and while one block is
-computed the next one's tensors are already on their way. On a CPU the same code makes plain copies: nothing is won
-there. What a block keeps for its backward pass is packed as a function that fetches it again (autograd's saved
-tensors). Whole storages move and the views on them are made again, so losses and gradients are those of the plain run.
+On a GPU the host memory is pinned, copies run on a stream of their own, and while one block is computed the next one's
+tensors are on their way. On a CPU the same code makes plain copies. Whole storages move and the views on them are made
+again, so losses and gradients are those of the plain run.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -111,11 +110,8 @@ class HostWeights:
             module._parameters[name] = tensor  # type: ignore[assignment]
 
     def wrap(self, forward: Forward, rest: Callable[[Tensor], Packed] | None) -> Forward:
-        """`forward` with weights fetched for it.
-
-        `rest` packs what else is saved; None inside a checkpoint, which saves nothing and brings the weights again by
-        running all of this a second time.
-        """
+        """`forward` with weights fetched for it. `rest` packs what else is saved; None inside a checkpoint, which saves
+        nothing and runs all of this a second time."""
 
         def run(*arguments: Any) -> Tensor:
             visit = _Visit(self)
@@ -190,11 +186,8 @@ Groups = list[dict[str, Any]]
 class HostOptimizer(torch.optim.Optimizer):
     """The optimizer's state in main memory, updated by the CPU (Ren et al. 2021, ZeRO-Offload).
 
-    Runs `build(groups)` on fp32 host copies of the parameters in `groups`.
-
-    Outside it looks like that optimizer on the device's parameters: same groups, same state dictionary. Parameters in
-    `at_home` are on the host already and are updated in place. Weights are the model's to save: they must be loaded
-    before this optimizer's state.
+    Runs `build(groups)` on fp32 host copies; outside it looks like that optimizer over the device's parameters. Those
+    `at_home` are on the host already. Weights are the model's to save, and are loaded before this optimizer's state.
     """
 
     def __init__(

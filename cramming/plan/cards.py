@@ -1,9 +1,7 @@
 """Graphics cards by their makers' numbers: the one table that planning, utilisation and the GPU benchmarks read.
 
-Products are dense matrix products of 16-bit numbers (bf16, or fp16 where there is no bf16) with sums in fp32, which is
-how training computes; advertised rates are often twice that (2:4 sparsity) or four times (sums in fp16 as well). On
-GeForce cards sums in fp32 halve the rate: their products are twice fp32, not four times as on the RTX A and L cards of
-the same chips.
+Products are dense matrix products of 16-bit numbers with sums in fp32, as training computes; advertised rates are often
+twice that (2:4 sparsity) or four times (sums in fp16 as well). On GeForce cards sums in fp32 halve the rate.
 """
 
 import re

@@ -121,10 +121,9 @@ def a_step_fits(engine: Engine, make_batch: MakeBatch, rows: int, missing: int, 
 
 
 def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> None:
-    """Forward and backward passes of `batches` without an update; nothing of the engine's state changes.
+    """Forward and backward passes of `batches` without an update, by this rank alone; the engine stays as it is.
 
     What is compiled runs eagerly here unless `compiled`: that needs no less memory, and no time to compile each size.
-    Ranks do not wait for each other: one of them may run out of memory.
     """
     alone = copy.copy(engine)
     alone.mesh = Mesh.solo(engine.device)
@@ -140,11 +139,7 @@ def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> No
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Within it what `parallel.apply` compiled of a model runs as it is written.
-
-    Not by a stance of torch.compile, which would hold for FlexAttention too: that compiles itself, and eagerly it makes
-    the scores of all pairs.
-    """
+    """Within it what `parallel.apply` compiled runs as it is written; FlexAttention, which compiles itself, does so."""
     calls = {module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl is not None}
     for module in calls:
         module._compiled_call_impl = None

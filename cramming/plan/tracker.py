@@ -1,11 +1,8 @@
 """Follows every tensor storage while it lives, and counts the arithmetic and the traffic of every operation.
 
-A `StorageTracker` is a dispatch mode: it sees each operation after autograd, as a kernel launch. A storage counts from
-the operation that first returns it until Python and C++ have let go of it (a weak reference on the storage object), so
-the sum is what an allocator without waste would hold. It works on real tensors and under FakeTensorMode.
-
-Two effects of the mere presence of a dispatch mode are corrected: numbers read from a tensor without data have no value
-(they are answered by 0, booleans by `truth`), and autograd would not add gradients in place.
+A `StorageTracker` is a dispatch mode: it sees each operation after autograd, as a kernel launch. A storage counts until
+Python and C++ have let go of it, so the sum is what an allocator without waste would hold. Two effects of a dispatch
+mode are corrected: numbers read from a tensor without data, and gradients that autograd would add in place.
 """
 
 import sys

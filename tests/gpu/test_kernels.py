@@ -39,6 +39,8 @@ def test_attention_is_its_definition(device: torch.device, kernel: str, name: st
     packing = packing_of(name, device)
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
+    if kernel == "sdpa" and name == "ragged":
+        pytest.skip("takes rows only")
     layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
     torch.manual_seed(0)
     given = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
