@@ -56,7 +56,6 @@ LEVELS = {
     "cramming.plan": 3,
     "cramming.plan.roofline": 3,
     "cramming.plan.memory": 3,
-    "cramming.plan.fake_gpu": 3,
     "cramming.plan.micro_batch": 3,
     "cramming.start": 3,
     "cramming.checks": 2,

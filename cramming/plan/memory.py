@@ -3,7 +3,7 @@
 The real model, optimizer and engine, with the memory tricks applied, run under FakeTensorMode, so each trick is
 predicted by the code that executes it; a `StorageTracker` sees every allocation and release. Not simulated:
 `torch.compile` (which needs as much or less), fp8's copies in 8 bits, what an allocator wastes, and what lies outside
-torch's tensors. A GPU that this machine lacks is faked (cramming/plan/fake_gpu.py).
+torch's tensors. Within `fake_gpu` CPU tensors are treated as a GPU that this machine lacks would treat them.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,13 @@ from torch.utils._pytree import tree_leaves
 from cramming.checks import Config, Place
 from cramming.data.batches import Batch
 from cramming.engine import build_model, equip
-from cramming.model.attention import Packing
+from cramming.model import attention, heads
+from cramming.model.attention import Layout, Packing
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import CopyStream
-from cramming.plan.fake_gpu import FAKE_FLASH, fake_gpu, flash_scratch, update_all_at_once
-from cramming.plan.tracker import Operation, StorageTracker
+from cramming.plan.tracker import HOST, Operation, StorageTracker
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
 TOKENS_PER_DOCUMENT = 256  # no corpus is known here: a document more than the rows begins in so many tokens
@@ -37,6 +38,13 @@ CUBLAS_BYTES = 2 * 32 * 2**20
 # `runtime.keep_heap` on a CPU: freed memory stays in the process and is not always of use again. The peak resident set
 # was 1.1 to 2.3 times the predicted peak (benchmarks/results); the most with checkpointing.
 KEPT_HEAP = 2.5
+FAKE_FLASH = "fake flash attention"
+FLASH_BACKWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",  # the fake kernel's
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_flash_attention_backward",
+    "torch_attn::_varlen_attn_backward",
+)
 
 
 class StepCost(NamedTuple):
@@ -218,3 +226,60 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool]) -> int | None
         middle = (low + high) // 2
         low, high = (middle + 1, high) if fits(sizes[middle]) else (low, middle)
     return sizes[low - 1] if low else None
+
+
+# A GPU that is not there ----------------------------------------------------------------------------------------------
+
+
+def _prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    """Whole rows without masks: the flash kernels take bounds and windows as numbers."""
+    groups = ((num_tokens // packing.max_length, packing.max_length),)
+    return Layout(FAKE_FLASH, packing, half_window, groups, (None,))
+
+
+def _restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
+    """As the flash kernel does: not with a window."""
+    return None if layout.packing.is_cut_by(layout.half_window) else layout
+
+
+@contextmanager
+def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
+    """The kernel `FAKE_FLASH` exists, which saves what flash attention does, the head has so many logits at a time, and
+    `tracker` knows host memory."""
+    host_empty = CopyStream.host_empty
+    flash = attention.KERNELS["sdpa"]._replace(prepare=_prepare, restrict=_restrict)
+
+    def on_host(self: CopyStream, like: Tensor) -> Tensor:
+        category, tracker.category = tracker.category, HOST
+        try:
+            return host_empty(self, like)
+        finally:
+            tracker.category = category
+
+    with (
+        patch.dict(attention.KERNELS, {FAKE_FLASH: flash}),
+        patch.dict(heads.CHUNK_ELEMENTS, cpu=chunk_elements),
+        patch.object(CopyStream, "host_empty", on_host),
+    ):
+        yield
+
+
+def update_all_at_once(optimizer: torch.optim.Optimizer) -> None:
+    """On a GPU torch's optimizers work on all parameters at once unless told otherwise; on a fake one they are told."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def flash_scratch(sequences: Callable[[], int], func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that flash attention's backward pass takes to sum the queries' gradient in fp32 (FlashAttention-2's
+    `dq_accum`): (T + 128 S) H K, the head size K rounded up to 32.
+
+    S is `sequences()`, empty ones of the padded bounds included; 0 where rows of equal length need no bounds.
+    """
+    if func._schema.name not in FLASH_BACKWARD:
+        return 0
+    query = args[1]  # [T, H, K] on bounds, else [rows, H, L, K]
+    num_heads, size = (query.shape[1], query.shape[2]) if query.dim() == 3 else (query.shape[1], query.shape[3])
+    tokens = query.numel() // (num_heads * size)
+    return 4 * (tokens + 128 * sequences()) * num_heads * (-(-size // 32) * 32)

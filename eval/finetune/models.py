@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from cramming.config import UserError, expand_home, file_sha256, require, settings_hash
 from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
+from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import load_encoder, load_encoder_config
-from cramming.model.classifier import SequenceClassifier
 from cramming.record_schema import Record
 from eval.finetune.config import Hyperparameters, Init
 

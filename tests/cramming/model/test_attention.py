@@ -17,7 +17,7 @@ from torch import Tensor
 from cramming.model import attention, flex
 from cramming.model.attention import AttentionConfig, Packing
 from cramming.model.attention_kernels import group_by_length
-from cramming.plan.fake_gpu import FAKE_FLASH, fake_gpu
+from cramming.plan.memory import FAKE_FLASH, fake_gpu
 from cramming.plan.tracker import StorageTracker
 
 from .conftest import HEADS, PACKINGS, SIZE, SUBSET, TOKENS, alone
