@@ -17,12 +17,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from cramming.config import UserError, build, compose
+from cramming.config import UserError, build
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, stock_family
+from cramming.overrides import compose
 
 from .conftest import own_logits, padded, perturbed
 
