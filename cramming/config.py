@@ -30,12 +30,6 @@ def require(holds: object, problem: str) -> None:
         raise UserError(problem)
 
 
-def check_rules(*rules: tuple[object, str]) -> None:
-    """`require` for several (rule, message); a number's range is better its type (`Count`, `Share` ...)."""
-    for holds, problem in rules:
-        require(holds, problem)
-
-
 class Within(NamedTuple):
     """A number's range, as the mark of an `Annotated` type: `build` refuses what lies outside."""
 

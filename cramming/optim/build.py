@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cramming.config import check_rules
+from cramming.config import Count, Fraction, NotNegative, Positive
 
 Groups = list[dict[str, Any]]
 
@@ -24,10 +24,7 @@ class LearningRateScale:
     """
 
     rule: Literal["linear", "sqrt"]
-    base_batch: int
-
-    def __post_init__(self) -> None:
-        check_rules((self.base_batch >= 1, f"base_batch={self.base_batch} is below 1"))
+    base_batch: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +32,10 @@ class OptimConfig:
     """What all optimizers have: the peak learning rate, and the largest global gradient norm (null: no clipping)."""
 
     name: str
-    lr: float
+    lr: Positive
     lr_scale: LearningRateScale | None
-    weight_decay: float
-    clip: float | None
-
-    def __post_init__(self) -> None:
-        check_rules(
-            (self.lr > 0, f"lr={self.lr} is not above 0"),
-            (self.weight_decay >= 0, f"weight_decay={self.weight_decay} is below 0"),
-            (self.clip is None or self.clip > 0, f"clip={self.clip} is not above 0; null means no clipping"),
-        )
+    weight_decay: NotNegative
+    clip: Positive | None
 
     def peak_learning_rate(self, batch_size: int) -> float:
         """The peak for a batch of `batch_size` sequences."""
@@ -63,33 +53,22 @@ class OptimConfig:
 class AdamConfig(OptimConfig):
     """Of Adam and those that descend from it."""
 
-    betas: tuple[float, float]
-    eps: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rules(
-            (all(0 <= beta < 1 for beta in self.betas), f"betas={list(self.betas)} are not in [0, 1)"),
-            (self.eps >= 0, f"eps={self.eps} is below 0"),
-        )
+    betas: tuple[Fraction, Fraction]
+    eps: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdagradConfig(OptimConfig):
     """Of Adagrad (Duchi et al. 2011)."""
 
-    eps: float
+    eps: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumConfig(OptimConfig):
     """Of SGD and LARS."""
 
-    momentum: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rules((0 <= self.momentum < 1, f"momentum={self.momentum} is not in [0, 1)"))
+    momentum: Fraction
 
 
 def _low_bit(groups: Groups, c: Any) -> torch.optim.Optimizer:

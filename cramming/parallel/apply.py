@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cramming.config import check_rules
+from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.heads import MaskedLM
 
@@ -30,24 +30,18 @@ class MemoryConfig:
     et al. 2021, ZeRO-Offload). `loss_chunk`: how many logits of the loss exist at a time (null: what suits the device).
     """
 
-    checkpoint_every: int
+    checkpoint_every: Natural
     checkpoint: Literal["full", "selective"]
-    activation_budget: float | None
+    activation_budget: Share | None
     offload_activations: bool
     offload_weights: bool
     offload_optimizer: bool
-    loss_chunk: int | None = None
+    loss_chunk: Count | None = None
 
     def __post_init__(self) -> None:
-        every, budget, chunk = self.checkpoint_every, self.activation_budget, self.loss_chunk
-        check_rules(
-            (chunk is None or chunk >= 1, f"loss_chunk={chunk} is below 1; null takes what suits the device"),
-            (every >= 0, f"checkpoint_every={every} is below 0; 0 turns it off"),
-            (
-                every or self.checkpoint == "full",
-                "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1",
-            ),
-            (budget is None or 0 <= budget <= 1, f"activation_budget={budget} is not a share between 0 and 1"),
+        require(
+            self.checkpoint_every or self.checkpoint == "full",
+            "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1",
         )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from cramming import device as devices
 from cramming.checks import Config, Place, check
-from cramming.config import UserError, check_rules
+from cramming.config import Positive, UserError
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import MemoryConfig
@@ -46,14 +46,10 @@ class PlanConfig:
     `price_per_hour` of the device, in whatever currency.
     """
 
-    memory_gb: float | None
+    memory_gb: Positive | None
     device: str
     json: Path | None
-    price_per_hour: float | None = None
-
-    def __post_init__(self) -> None:
-        rows = ((name, getattr(self, name)) for name in ("memory_gb", "price_per_hour"))
-        check_rules(*((value is None or value > 0, f"{name}={value} is not above 0") for name, value in rows))
+    price_per_hour: Positive | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cramming.device import RuntimeConfig
+from cramming.config import UserError, build
 from cramming.parallel.apply import MemoryConfig, apply
 
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
@@ -60,14 +61,17 @@ def test_compiled_equals_eager(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ((-1,), "checkpoint_every=-1"),
-        ((0, "full", 2.0), "activation_budget=2"),
-        ((0, "selective"), "does nothing with"),
+        ({"checkpoint_every": -1}, "memory.checkpoint_every=-1 must be at least 0"),
+        ({"activation_budget": 2.0}, "memory.activation_budget=2.0 must be from 0 to 1"),
+        ({"loss_chunk": 0}, "memory.loss_chunk=0 must be at least 1"),
+        ({"checkpoint": "selective"}, "does nothing with"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong: tuple[Any, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        memory(*wrong)
+def test_settings_that_mean_nothing_are_refused(
+    compose: Callable[..., dict[str, Any]], wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        build(MemoryConfig, compose()["memory"] | wrong, "memory")
 
 
 def test_selective_checkpointing_runs_no_matrix_product_again(make_model: Callable[..., Any], tiny_source: Any) -> None:

@@ -86,8 +86,8 @@ def test_where_nothing_fits_it_says_what_is_missing(
     [
         (["plan.device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
         (["attention.kernel=varlen"], "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU"),
-        (["plan.memory_gb=0"], "plan: memory_gb=0"),
-        (["plan.price_per_hour=-1"], "plan: price_per_hour=-1"),
+        (["plan.memory_gb=0"], "plan.memory_gb=0.0 must be above 0"),
+        (["plan.price_per_hour=-1"], "plan.price_per_hour=-1.0 must be above 0"),
         (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
         (["precision=fp8"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (["precision=fp8", "plan.device=A100"], "(compute capability 8.9 or newer), this is A100 40GB"),
