@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.device import RuntimeConfig
 from cramming.config import UserError, build
+from cramming.device import RuntimeConfig
 from cramming.parallel.apply import MemoryConfig, apply
 
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
