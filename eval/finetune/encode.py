@@ -78,9 +78,8 @@ def encode_task(
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
 
-    train, *rest = map(encoded, data.splits)
-    by_entry = [(split.source.entry, found) for split, found in zip(data.splits[1:], rest)]
-    return EncodedTask(train, dict(by_entry[: len(data.scored)]), dict(by_entry[len(data.scored) :]))
+    scored, blind = ({s.source.entry: encoded(s) for s in splits} for splits in (data.scored, data.blind))
+    return EncodedTask(encoded(data.train), scored, blind)
 
 
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:

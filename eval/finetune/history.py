@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, require
+from cramming.data.task_files import Task
 from cramming.journal import Journal, is_chained, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
+from eval.tasks.suites import SuiteName
 
 PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")  # of a section: how its scores were made
 
@@ -59,15 +61,18 @@ class Scoring:
     """What one scoring asks the history of the run in `folder`, and adds to it: of one suite and initialisation."""
 
     folder: Path
-    suite: str
+    suite: SuiteName
     init: str
     made_with: Mapping[str, Any]  # by PROTOCOL
     version: int  # of the code that fine-tunes
+    by: Mapping[str, Any]  # `model_sha256` and `git`, the state of the code
 
-    def add(self, task: str, seed: int, found: Mapping[str, Any]) -> None:
-        """A line for one fine-tuning and what it `found`."""
-        what = {"suite": self.suite, "init": self.init, "task": task, "seed": seed, "version": self.version}
-        append(self.folder, {**what, **self.made_with, **found})
+    def add(self, task: Task, seed: int, result: Mapping[str, Any], subset: bool) -> None:
+        """A line for one fine-tuning, whose result has been stored; `subset`: on a part of the official data."""
+        what = {"suite": self.suite, "init": self.init, "task": task.name, "seed": seed, "version": self.version}
+        scores = {entry: found["metrics"][task.main_metric] for entry, found in result["entries"].items()}
+        digests = {name: result[name] for name in ("predictions_sha256", "key")}
+        append(self.folder, {**what, **self.made_with, "subset": subset, "scores": scores, **digests, **self.by})
 
     def has(self, piece: Mapping[str, Any]) -> bool:
         """Whether the history has a line for this result; the record, too late for it in a crash, then names it."""

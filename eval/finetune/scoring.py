@@ -25,7 +25,7 @@ from eval.finetune.config import SELECTION, EvalConfig, Hyperparameters, Init
 from eval.finetune.encode import EncodedTask, encode_tasks
 from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
 from eval.finetune.models import ModelSource
-from eval.finetune.store import RunStore, is_subset, summarise, with_seconds, write_json
+from eval.finetune.store import RunStore, summarise, with_seconds, write_json
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import FoundSuite
@@ -54,17 +54,11 @@ def score_model(
     numerics = {"precision": precision, "threads_per_run": settings.threads}
     sha256 = source.sha256 if init == "pretrained" else None
     made_with = {"hyperparameters": asdict(hyper), "selection": SELECTION, **numerics}
-    past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init])
+    by = {"model_sha256": sha256, "git": machine["git"]}
+    past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init], by)
     by_name = {d.task.name: d for d in data}
-
-    def record(task: Task, seed: int, result: Mapping[str, Any]) -> None:
-        scores = {entry: found["metrics"][task.main_metric] for entry, found in result["entries"].items()}
-        line = {"subset": is_subset(suite.name, by_name[task.name]), "scores": scores, "model_sha256": sha256}
-        line |= {name: result[name] for name in ("predictions_sha256", "key")}
-        past.add(task.name, seed, {**line, "git": machine["git"]})
-
     # A sweep compares its points: each on one machine.
-    store = RunStore(folder, record, past.has, anywhere=competes) if suite.section == "glue" else RunStore(folder)
+    store = RunStore(folder, past, anywhere=competes) if suite.section == "glue" else RunStore(folder)
     protocol = {**numerics, "selection": "last"}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}

@@ -14,7 +14,7 @@ computed again from the predictions.
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from cramming.data.task_files import ExampleFile, Task
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite
+from eval.finetune import history
 from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
@@ -37,15 +38,13 @@ from eval.tasks.suites import SUITES, Average, SuiteName
 
 @dataclass(frozen=True)
 class RunStore:
-    """The results of single runs under `glue/<init>/`. `record` puts a new one into the history before it is kept, and
-    `is_recorded` says whether a finished one got there.
+    """The results of single runs under `glue/<init>/`. A new one is put into the history, `past`, before it is kept.
 
     A key says behind a hyphen on what machine a result was made; with `anywhere`, results of other machines count too.
     """
 
     folder: Path
-    record: Callable[[Task, int, Mapping[str, Any]], None] = lambda task, seed, result: None
-    is_recorded: Callable[[Mapping[str, Any]], bool] = lambda result: True
+    past: history.Scoring | None = None
     anywhere: bool = False
 
     def load(self, data: TaskData, seed: int, key: str) -> dict[str, Any] | None:
@@ -54,7 +53,7 @@ class RunStore:
         result = self._read(path, key, file)
         if result is None:
             result = self._read(_finished(path), key, _finished(file), file)
-            if result is None or not self.is_recorded(result):
+            if result is None or (self.past and not self.past.has(result)):
                 return None
             _name(file, path)
         with np.load(file, allow_pickle=False) as arrays:
@@ -85,7 +84,8 @@ class RunStore:
             "seconds": round(found.seconds, 3),
         }
         write_json(_finished(path), result)
-        self.record(data.task, seed, result)
+        if self.past:
+            self.past.add(data.task, seed, result, is_subset(self.past.suite, data))
         _name(file, path)
         return result
 

@@ -22,6 +22,7 @@ HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedu
 SEEDS = [0, 1, 2]
 FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
 PREDICTIONS = b"as many as there are examples"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 NO_LIMIT = dict.fromkeys(("exaflops", "tokens", "steps"))
 PREDICTIONS_SHA256 = hashlib.sha256(PREDICTIONS).hexdigest()
 
@@ -223,6 +224,44 @@ def write_run() -> Callable[..., Path]:
             section["history_entries"] = len(lines)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_tokenizer() -> Callable[..., None]:
+    """`write_tokenizer(folder, words)`: one of so many words, w0, w1, ..., behind BERT's five special tokens."""
+
+    def write(folder: Path, words: int) -> None:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import Whitespace
+
+        vocabulary = [*SPECIAL, *(f"w{i}" for i in range(words))]
+        tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        names = {f"{word.strip('[]').lower()}_token": word for word in SPECIAL}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
+    """`write_bert(folder, words, **shape)`: a tiny stock BERT with such a tokenizer."""
+
+    def write(folder: Path, words: int = 20, **shape: Any) -> Path:
+        import torch
+        from transformers import BertConfig, BertForMaskedLM
+
+        torch.manual_seed(0)
+        small = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+        config = BertConfig(vocab_size=len(SPECIAL) + words, **{**small, "max_position_embeddings": 24, **shape})
+        BertForMaskedLM(config).save_pretrained(folder)
+        write_tokenizer(folder, words)
         return folder
 
     return write

@@ -3,8 +3,8 @@ learns.
 """
 
 import itertools
-import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -12,9 +12,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError
@@ -33,8 +30,8 @@ from eval.finetune.workers import run_all
 from eval.tasks.datasets import Split, TaskData
 
 WORDS = [f"w{i}" for i in range(40)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-SHAPE = {"vocab_size": 45, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 32}
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 32}
+SHAPE = {"vocab_size": 45, "num_attention_heads": 2, **BERT}
 HYPER = Hyperparameters(
     epochs=3, batch_size=16, learning_rate=3e-3, schedule="linear", warmup=0.1, weight_decay=0.01, beta1=0.9,
     beta2=0.98, eps=1e-6, max_grad_norm=1.0, dropout=0.1, attention_dropout=0.0, pooling="mean",
@@ -44,24 +41,10 @@ FIRST_TOKEN = replace(HYPER, pooling="cls")
 CPU = torch.device("cpu")
 
 
-def write_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert(tmp_path_factory: pytest.TempPathFactory, write_bert: Callable[..., Path]) -> Path:
     """A tiny stock BERT folder."""
-    folder = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    config = BertConfig(num_hidden_layers=2, intermediate_size=64, initializer_range=0.1, **SHAPE)
-    BertForMaskedLM(config).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("bert"), 40, **BERT, initializer_range=0.1)
 
 
 def make_data(name: str, examples: int, seed: int = 0) -> TaskData:
@@ -149,7 +132,7 @@ def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
 
 def test_a_pretrained_pooler_is_where_fine_tuning_starts(bert: Path, tmp_path: Path) -> None:
     shutil.copytree(bert, tmp_path, dirs_exist_ok=True)
-    model = BertModel(BertConfig(num_hidden_layers=2, intermediate_size=64, **SHAPE))
+    model = BertModel(BertConfig(**SHAPE))
     model.save_pretrained(tmp_path)
     expected: list[tuple[Init, bool]] = [("pretrained", True), ("random", False)]
     for init, equal in expected:
@@ -206,10 +189,10 @@ def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
         assert set(found) == {0.0, 1.0}
 
 
-def test_another_architecture_is_fine_tuned(tmp_path: Path) -> None:
+def test_another_architecture_is_fine_tuned(tmp_path: Path, write_tokenizer: Callable[..., None]) -> None:
     config = DistilBertConfig(vocab_size=45, dim=32, n_heads=2, n_layers=1, hidden_dim=64, max_position_embeddings=32)
     DistilBertModel(config).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
+    write_tokenizer(tmp_path, 40)
     source = open_model(tmp_path)
     assert not source.own
     data = make_data("sst2", 64)
@@ -226,7 +209,7 @@ def test_a_diverged_run_has_no_predictions(bert: Path) -> None:
 
 def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    config = BertConfig(num_hidden_layers=2, intermediate_size=64, **SHAPE)
+    config = BertConfig(**SHAPE)
     BertForMaskedLM(config).save_pretrained(tmp_path)
     states = []
     for folder in (bert, tmp_path):

@@ -1,19 +1,15 @@
 """Pseudo-log-likelihoods equal the definition, packed or padded, and broken files are named."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForMaskedLM,
-    BertConfig,
-    BertForMaskedLM,
     DistilBertConfig,
     DistilBertForMaskedLM,
     DistilBertModel,
@@ -23,26 +19,13 @@ from cramming.config import UserError
 from eval.extras.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
 from eval.finetune.models import open_model
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = SPECIAL + [f"w{i}" for i in range(20)]
 CPU = torch.device("cpu")
 MASK = 4
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=24, initializer_range=0.5, **shape)
-    BertForMaskedLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+def bert(tmp_path_factory: pytest.TempPathFactory, write_bert: Callable[..., Path]) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"), num_hidden_layers=2, initializer_range=0.5)
 
 
 def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
@@ -82,7 +65,7 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path
 
 
 def test_a_head_that_was_never_trained_scores_nothing(tmp_path: Path) -> None:
-    config = DistilBertConfig(vocab_size=len(WORDS), dim=16, n_heads=2, n_layers=1, hidden_dim=32)
+    config = DistilBertConfig(vocab_size=25, dim=16, n_heads=2, n_layers=1, hidden_dim=32)
     DistilBertModel(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"its weights lack .*vocab_.* masked language model"):
         _stock_model(tmp_path, CPU)

@@ -6,17 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import BertConfig, BertForMaskedLM
 
 from cramming.data.task_files import GLUE
 from cramming.overrides import compose
 
 WORDS = [f"w{i}" for i in range(20)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def _section(name: str, **changes: Any) -> dict[str, Any]:
@@ -47,14 +41,9 @@ def glue_json() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    torch.manual_seed(0)
-    shape = {"vocab_size": 25, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    BertForMaskedLM(BertConfig(intermediate_size=32, max_position_embeddings=24, **shape)).save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+def model(tmp_path: Path, write_bert: Callable[..., Path]) -> Path:
+    folder = write_bert(tmp_path / "model")
+    (folder / "tokenizer_config.json").unlink()  # as in folders that only have BERT's names
     return folder
 
 

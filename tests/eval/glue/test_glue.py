@@ -18,7 +18,7 @@ from cramming.record import load_record, write_record_section
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
-from eval.glue import find_model, main
+from eval.glue import check, find_model, main
 from eval.tasks import locate
 
 Change = Callable[..., dict[str, Any]]
@@ -60,6 +60,41 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
     main({**config, "model_path": None})
     record = load_record(run)
     assert record["pretrain"] == {"status": "finished"} and record["glue"]["pretrained"]["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", None, "no config.json; expected a Hugging Face model folder"),
+        ("config.json", "{", r"config\.json: not a JSON object"),
+        ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', "model type 't5' has a decoder"),
+        ("model.safetensors", None, "no weights; expected model.safetensors"),
+        ("tokenizer.json", "[]", r"tokenizer\.json: not a usable tokenizer"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json: not a JSON object"),
+        ("tokenizer_config.json", '{"cls_token": "<s>"}', r"tokenizer\.json: no token '<s>' \(cls_token\)"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_one_line(
+    config: dict[str, Any], model: Path, file: str, content: str | None, says: str
+) -> None:
+    (model / file).unlink(missing_ok=True)
+    if content is not None:
+        (model / file).write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        main(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_that_can_be_known_beforehand_is_checked(
+    config: dict[str, Any], compose: Callable[..., dict[str, Any]], with_eval: Change, tmp_path: Path
+) -> None:
+    check(config)
+    with pytest.raises(UserError, match=r"RTE/train.tsv: no such file"):
+        check(with_eval(config, tasks=["rte"]))
+    check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}"))
+    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
+        check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}", f"eval.minimal_pairs={tmp_path}"))
+    assert not Path(config["runs"]).exists()
 
 
 def distilbert(folder: Path, rename: str = "", cut: bool = False) -> Path:

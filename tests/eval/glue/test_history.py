@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
+from cramming.data.task_files import GLUE
 from cramming.record import load_record
 from eval.finetune import history, scoring
 from eval.glue import main
@@ -122,10 +123,12 @@ def test_wherever_a_scoring_is_stopped_a_result_with_a_line_is_found_again(
 
 
 def test_what_was_fine_tuned_for_another_suite_or_initialisation_is_no_choice(tmp_path: Path) -> None:
-    def scoring_of(suite: str, init: str, **changes: Any) -> history.Scoring:
-        return history.Scoring(tmp_path, suite, init, dict.fromkeys(history.PROTOCOL, "as it was") | changes, 1)
+    def scoring_of(suite: Any, init: str, **changes: Any) -> history.Scoring:
+        return history.Scoring(tmp_path, suite, init, dict.fromkeys(history.PROTOCOL, "as it was") | changes, 1, {})
 
-    scoring_of("embedded", "pretrained").add("cola", 0, {"subset": False})
+    scoring_of("embedded", "pretrained").add(
+        GLUE["cola"], 0, {"entries": {}, "predictions_sha256": "", "key": ""}, False
+    )
     other = {"precision": "fp32"}
     assert scoring_of("embedded", "pretrained", **other).other_set() == "precision=as it was, not fp32"
     for suite, init in (("glue", "pretrained"), ("embedded", "random")):
