@@ -1,6 +1,7 @@
 """Every YAML file under conf/ composes, and what it composes to builds."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from cramming.bench.main import BenchConfig
 from cramming.checks import Config, Place, check
-from cramming.config import build, config_folder
+from cramming.config import UserError, build, config_folder
 from cramming.data.inspect import InspectConfig
 from cramming.overrides import compose as compose_root
 from cramming.plan.main import PlanConfig
@@ -106,6 +107,22 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
     assert compose(f"experiment={option}")["data"]["decontaminate"]["tasks"] is None
     given = compose_root([f"experiment={option}", "eval.data_dir=/glue"])
     assert given["data"]["decontaminate"]["tasks"] == "/glue"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "objective.rate=1.0", "objective.random_share=-0.1", "schedule.warmup=-0.1", "schedule.decay=1.5",
+        "checkpoint.every_minutes=0", "train.validations=-1", "data.clean.min_characters=0", "data.size=0",
+        "data.near_duplicates.rows=9", "data.near_duplicates.threshold=0", "data.decontaminate.ngram=51",
+        "data.validation_fraction=1.5", "tokenizer.vocab_size=1000000000", "tokenizer.sample_mb=0",
+        "inspect.documents=-1",
+        "eval.hyperparameters.dropout=1", "eval.hyperparameters.epochs=0", "eval.hyperparameters.max_length=7",
+    ],
+)  # fmt: skip
+def test_a_number_out_of_its_range_is_named(compose: Callable[..., dict[str, Any]], typed: str) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(typed)}(\.0)? must be "):
+        build_all(compose(typed))
 
 
 def test_every_file_says_what_it_is_for() -> None:
