@@ -155,6 +155,10 @@ def _lacks_torchao(place: Place) -> bool:
 
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
+TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
+FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
+UNCOMPILED = ": works uncompiled only; set runtime.compile=off"
+SCALED = ": fp16 scales gradients on the device; set precision=bf16 or fp32"  # and the host would read too early
 CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
         "train.sequence_length",
@@ -178,16 +182,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),
         ": no corpus there; prepare it first, or leave it null for the run's own held-out text",
     ),
-    (
-        "optim.name",
-        lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p),
-        ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw",
-    ),
-    (
-        "precision.mode",
-        lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p),
-        ": needs the package torchao; pip install 'cramming[lowbit]', or take bf16",
-    ),
+    ("optim.name", lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p), TORCHAO),
+    ("precision.mode", lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p), TORCHAO),
     (
         "precision.mode",
         lambda c, p: p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY,
@@ -197,19 +193,10 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (  # products in fp32 want its bits; fp16's range would be widened in some places only
         "precision.residual",
         lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),
-        ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision.mode=bf16, or"
-        " precision.residual=fp32",
+        ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision=bf16, or precision.residual=fp32",
     ),
-    (
-        "runtime.tune",
-        lambda c, p: c.runtime.tune != "off" and p.kind == "cpu",
-        ": tries kernels of a GPU, and this is a CPU; set runtime.tune=off",
-    ),
-    (
-        "runtime.cuda_graphs",
-        lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu",
-        ": needs a GPU, and this is a CPU; set it to false",
-    ),
+    ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
+    ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),
     (
         "memory.activation_budget",
         lambda c, p: c.memory.activation_budget is not None and c.runtime.compile == "off",
@@ -218,13 +205,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
         "memory.offload_activations",
         lambda c, p: c.memory.offload_activations and c.runtime.compile != "off",
-        ": works uncompiled only; set runtime.compile=off",
+        UNCOMPILED,
     ),
-    (
-        "memory.offload_weights",
-        lambda c, p: c.memory.offload_weights and c.runtime.compile != "off",
-        ": works uncompiled only; set runtime.compile=off",
-    ),
+    ("memory.offload_weights", lambda c, p: c.memory.offload_weights and c.runtime.compile != "off", UNCOMPILED),
     (
         "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and c.memory.checkpoint_every > 0 and c.memory.checkpoint == "selective",
@@ -235,16 +218,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.memory.offload_weights and p.processes > 1,
         ": works in one process only, this run has {p.processes}; set it to false",
     ),
-    (  # the scaler's scale and its verdict are made on the device and would be read on the host before they arrive
-        "memory.offload_weights",
-        lambda c, p: c.memory.offload_weights and p.mode == "fp16",
-        ": fp16 scales gradients on the device; set precision=bf16 or fp32",
-    ),
-    (
-        "memory.offload_optimizer",
-        lambda c, p: c.memory.offload_optimizer and p.mode == "fp16",
-        ": fp16 scales gradients on the device; set precision=bf16 or fp32",
-    ),
+    ("memory.offload_weights", lambda c, p: c.memory.offload_weights and p.mode == "fp16", SCALED),
+    ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),
 )
 
 
