@@ -114,7 +114,7 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
     [
         "objective.rate=1.0", "objective.random_share=-0.1", "schedule.warmup=-0.1", "schedule.decay=1.5",
         "checkpoint.every_minutes=0", "train.validations=-1", "data.clean.min_characters=0", "data.size=0",
-        "data.near_duplicates.rows=9", "data.near_duplicates.threshold=0", "data.decontaminate.ngram=51",
+        "data.near_duplicates.rows=9", "data.decontaminate.ngram=51",
         "data.validation_fraction=1.5", "tokenizer.vocab_size=1000000000", "tokenizer.sample_mb=0",
         "inspect.documents=-1",
         "eval.hyperparameters.dropout=1", "eval.hyperparameters.epochs=0", "eval.hyperparameters.max_length=7",

@@ -18,85 +18,39 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cramming", "data_prep", "eval")
 
-# The higher may import the lower, and its own level where no circle arises.
+# Modules of cramming by level: the higher may import the lower, and its own level where no circle arises.
 LEVELS = {
-    "cramming": 0,
-    "cramming.config": 0,
-    "cramming.files": 0,
-    "cramming.hub": 0,
-    "cramming.progress": 0,
-    "cramming.budget": 0,
-    "cramming.journal": 0,
-    "cramming.schedule": 0,
-    "cramming.record": 0,
-    "cramming.record_schema": 0,
-    "cramming.environment": 0,
-    "cramming.device": 0,
-    "cramming.plan.cards": 0,
-    "cramming.data": 0,
-    "cramming.data.manifest": 0,
-    "cramming.data.corpus": 0,
-    "cramming.data.task_files": 0,
-    "cramming.data.inspect": 0,
-    "cramming.data.masking": 0,
-    "cramming.children": 0,
-    "cramming.process_pool": 0,
-    "cramming.bench.tricks": 0,
-    "cramming.overrides": 0,
-    "cramming.bench.gate": 1,
-    "cramming.precision": 1,
-    "cramming.model": 1,
-    "cramming.parallel": 2,
-    "cramming.engine": 2,
-    "cramming.checkpoint": 2,
-    "cramming.optim": 2,
-    "cramming.data.batches": 2,
-    "cramming.bench": 4,  # above what it measures
-    "cramming.plan.tracker": 2,
-    "cramming.plan": 3,
-    "cramming.plan.roofline": 3,
-    "cramming.plan.memory": 3,
-    "cramming.plan.micro_batch": 3,
-    "cramming.start": 3,
-    "cramming.checks": 2,
-    "cramming.resume": 3,
-    "cramming.train_state": 3,
-    "cramming.finish": 3,
-    "cramming.plan.search": 3,
-    "cramming.plan.main": 3,
-    "cramming.pretrain": 3,
-    "cramming.cli": 3,
-    "cramming.__main__": 3,
+    f"cramming.{name}".removesuffix(".cramming"): level
+    for level, names in {
+        0: """
+            cramming config files hub progress budget journal schedule record record_schema environment device
+            plan.cards data data.manifest data.corpus data.task_files data.inspect data.masking children
+            process_pool bench.tricks overrides
+        """,
+        1: """
+            bench.gate precision model
+        """,
+        2: """
+            parallel engine checkpoint optim data.batches plan.tracker checks
+        """,
+        3: """
+            plan plan.roofline plan.memory plan.micro_batch start resume train_state finish plan.search
+            plan.main pretrain cli __main__
+        """,
+        4: """
+            bench
+        """,
+    }.items()
+    for name in names.split()
 }
-TORCH_FREE = [
-    "cramming.config",
-    "cramming.files",
-    "cramming.record",
-    "cramming.record_schema",
-    "cramming.environment",
-    "cramming.plan.cards",
-    "cramming.budget",
-    "cramming.journal",
-    "cramming.schedule",
-    "cramming.hub",
-    "cramming.progress",
-    "cramming.process_pool",
-    "cramming.overrides",
-    "cramming.cli",
-    "cramming.data.manifest",
-    "cramming.data.corpus",
-    "cramming.data.task_files",
-    "cramming.data.inspect",
-    "cramming.data.masking",
-    "eval.rules.table",
-    "eval.report.main",
-    "eval.report.render",
-    "eval.report.plots",
-    "eval.report.submission",
-    "eval.report.references",
-    "eval.report.model_card",
-    "eval.extras.study",
-]
+TORCH_FREE = """
+    cramming.config cramming.files cramming.record cramming.record_schema cramming.environment
+    cramming.plan.cards cramming.budget cramming.journal cramming.schedule cramming.hub cramming.progress
+    cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
+    cramming.data.task_files cramming.data.inspect cramming.data.masking eval.rules.table eval.report.main
+    eval.report.render eval.report.plots eval.report.submission eval.report.references eval.report.model_card
+    eval.extras.study
+""".split()
 
 
 def module_name(path: Path) -> str:
