@@ -192,8 +192,11 @@ def load(file: Path) -> dict[str, dict[str, Any]]:
     """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file."""
     if not file.exists():
         return {}
-    content = json.loads(file.read_text(encoding="utf-8"))
     found = f"gates={file}: no table of verdicts in format {FORMAT}; remove it, and `cramming bench` writes it anew"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(found) from None
     require(isinstance(content, dict) and content.get("format") == FORMAT, found)
     places: dict[str, dict[str, Any]] = content["places"]
     return places

@@ -5,6 +5,7 @@ transformers becomes packed tokens [T] without padding, which the suite's encode
 Attention is the suite's too, whatever `attn_implementation` says. Shapes: B rows, L places in a row, T tokens, D width.
 """
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
@@ -96,17 +97,28 @@ class CrammingPreTrainedModel(PreTrainedModel):
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **_: Any,  # what callers pass to any model, such as output_attentions=None
     ) -> ModelOutput | tuple[Any, ...]:
-        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
+        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side.
+
+        `hidden_states`, where asked for: what goes into each block, and the last hidden state.
+        """
         mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions_BL = places_L - mask_BL.int().argmax(dim=1, keepdim=True)  # counted from each row's first token
         types_T = None if token_type_ids is None else token_type_ids[mask_BL]
-        hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states: list[Tensor] = []
+        with ExitStack() as hooks:
+            for block in self.encoder.blocks if wanted else ():
+                hooks.enter_context(block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
+            hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
         targets = labels if start_positions is None else (start_positions, end_positions)
         output = self._head(hidden_TD, mask_BL, targets)
+        if wanted:
+            output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
         return output.to_tuple() if return_dict is False else output
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:

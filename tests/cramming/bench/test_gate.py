@@ -69,6 +69,14 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Pat
     assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "passed"
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', "\udcff"])
+def test_a_file_that_holds_no_verdicts_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "gates.json"
+    file.write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(UserError, match=r"gates\.json: no table of verdicts in format \d+; remove it"):
+        gate.load(file)
+
+
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
 def test_the_best_stack_has_a_verdict_of_its_own(compose: Compose, tmp_path: Path, mode: str) -> None:
     """Each trick of a stack may pass while the stack fails: `pretrain` asks for both."""

@@ -166,6 +166,21 @@ def test_what_users_of_transformers_do_to_a_model(tmp_path: Path, save: Save) ->
     assert all(parameter.isfinite().all() for parameter in CrammingForMaskedLM(model.config).parameters())
 
 
+@torch.no_grad()
+def test_hidden_states_are_the_blocks_inputs_and_the_last(tmp_path: Path, save: Save) -> None:
+    saved(CASES["crammed with BERT's head"], tmp_path / "final", save)
+    model = CrammingModel.from_pretrained(tmp_path / "final").eval()
+    batch = padded(documents(), "left")
+    states = model(**batch, output_hidden_states=True).hidden_states
+    assert len(states) == len(model.encoder.blocks) + 1
+    torch.testing.assert_close(states[-1], model(**batch).last_hidden_state)
+    mask = batch["attention_mask"].bool()
+    positions = torch.cat([torch.arange(int(n)) for n in mask.sum(1)])
+    expected = model.encoder.embeddings(batch["input_ids"][mask], positions, None)
+    torch.testing.assert_close(states[0][mask], expected)
+    assert "hidden_states" not in model(**batch)
+
+
 def test_the_folder_has_all_files_and_classes_that_it_names() -> None:
     """transformers 4 copies only what the first file imports itself."""
     folder, (adapter, *others) = Path(hf_adapter.__file__).parent, CODE
