@@ -245,7 +245,7 @@ class BudgetClock:
         return self.config.unit == "hours" and before < 0.99 <= now
 
     def close(self, reason: EndReason) -> None:
-        """Write the last entry; nothing is charged after it."""
+        """Write the journal's last entry; what is charged ended with the last step (`summary`)."""
         if self.has_ended:
             return
         self._stopped.set()

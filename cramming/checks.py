@@ -30,8 +30,8 @@ from cramming.parallel.mesh import ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.schedule import SCHEDULES, BatchRamp, Schedule, ramp_step
 
-# A step of train=tiny and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size
-# from which on they are said to be unfit is a judgement, not a measurement.
+# The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
+# which on they are said to be unfit is a judgement, not a measurement.
 TINY_STEP_TOKENS, TINY_LEARNING_RATE, LARGE_MODEL_PARAMETERS = 2048, 3e-3, 20_000_000
 
 
@@ -156,6 +156,7 @@ def _lacks_torchao(place: Place) -> bool:
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
+FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 UNCOMPILED = ": works uncompiled only; set runtime.compile=off"
 SCALED = ": fp16 scales gradients on the device; set precision=bf16 or fp32"  # and the host would read too early
@@ -190,6 +191,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {p.name}; take precision=bf16"
         " (precision.emulate_fp8=true computes it slowly, for tests)",
     ),
+    ("precision.emulate_fp8", lambda c, p: c.precision.emulate_fp8 and p.mode != "fp8", FOR_FP8),
+    ("precision.fp8_scaling", lambda c, p: c.precision.fp8_scaling != "tensorwise" and p.mode != "fp8", FOR_FP8),
     (  # products in fp32 want its bits; fp16's range would be widened in some places only
         "precision.residual",
         lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),

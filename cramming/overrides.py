@@ -11,7 +11,7 @@ from cramming.config import UserError, config_folder
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
-    (r"precision=(auto|bf16|fp16|fp8)", r"precision.mode=\1"),
+    (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
 
 

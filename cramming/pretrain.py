@@ -1,7 +1,8 @@
 """The timed part: train a masked language model from scratch inside a budget.
 
 `train` is the experiment: one loop without callbacks. What it works with is built in cramming/train_state.py; how a run
-ends is in cramming/finish.py. The clock (cramming/budget.py) runs since the operating system started this process.
+ends is in cramming/finish.py. The clock (cramming/budget.py) runs since the operating system started this process;
+what is charged ends with the last kept step (`step_synchronised` in `train`), and `train_and_save` closes the journal.
 """
 
 import signal
@@ -246,7 +247,7 @@ def warn(state: TrainState, judge: Judge) -> None:
     """Say which rules of the closed division the run has broken before its first step: not after a day."""
     assert state.clock
     budget, record = state.clock.config, load_record(state.folder)
-    seconds = 3600 * budget.hours if budget.hours else state.clock.elapsed_seconds()
+    seconds = 3600 * budget.limit if budget.unit == "hours" else state.clock.elapsed_seconds()
     known = {**record["pretrain"], **state.setup(), "budget": {"spent_seconds": seconds}}
     for broken in judge({**record, "pretrain": known}):
         say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")

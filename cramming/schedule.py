@@ -3,6 +3,7 @@
 A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
 replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
 does, in whatever unit the budget is. To add a schedule: a dataclass here, its row in `SCHEDULES`, and its YAML file.
+A setting's type is its range (`Share`, `Count` ... of cramming/config.py); a bare int or float is not checked.
 """
 
 import math
@@ -16,7 +17,7 @@ from cramming.config import Share
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """The learning rate as a share of its peak. All settings but names are shares: of the budget, or of the peak."""
+    """The learning rate as a share of its peak. Shares are of the budget, or of the peak."""
 
     start: Share  # of the peak, at progress 0
 

@@ -165,6 +165,8 @@ def _card(manifest: Manifest) -> str:
         *("## Stages", ""),
         *_table("stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)),
     ]
+    if any(stage.dropped for stage in manifest.stages):
+        lines += ["`file:n` is document n of that file, counted from 0; the first filter that removes is named.", ""]
     for stage in manifest.stages:
         for reason, entry in stage.dropped.items():
             lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]

@@ -168,8 +168,14 @@ def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:
-    """The hash that names a corpus: of its content settings, the format version, and that of the rules for text."""
-    return settings_hash(FORMAT_VERSION, TEXT_VERSION, content_settings(config))
+    """The hash that names a corpus: of its content settings, the format version, and that of the rules for text.
+
+    Filters that are off are left out: a new one renames no corpus.
+    """
+    settings = content_settings(config)
+    limits = settings["data"].get("filters") or {}
+    active = {name: limit for name, limit in limits.items() if limit not in (None, False)}
+    return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}})
 
 
 def corpus_folder(config: Mapping[str, Any]) -> Path:

@@ -1,9 +1,11 @@
 """Quality filters: which documents are no text to learn from. Each removes whole documents, counted by its name.
 
 `FilterConfig` is the table. To add a filter: a field there with its rule (the name that is counted, the measure, where
-to find what was measured), and its published limit in conf/data/filters. Sources: C4 (Raffel et al. 2020, section 2.2),
-Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping and Goldstein 2022, section 4.4). Not taken
-over: C4's list of bad words, and its removal of single lines.
+to find what was measured), a line `<setting>: null` in conf/data/base.yaml, and examples in
+tests/data_prep/test_filters.py; its limit stands in the presets of conf/data/filters that use it.
+
+Sources: C4 (Raffel et al. 2020, section 2.2), Gopher (Rae et al. 2021, section A.1.1 and table A1), Cramming (Geiping
+and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and its removal of single lines.
 """
 
 import re
@@ -14,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 
+from cramming.config import Count, Natural, NotNegative, Share
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.repetition import (
     duplicate_line_characters,
@@ -148,8 +151,9 @@ def _stop_words(text: Text, limit: int) -> int:
     return found
 
 
-Limit = float | None
-Six = tuple[float, float, float, float, float, float]
+ShareLimit = Share | None
+Limit = NotNegative | None
+Six = tuple[Share, Share, Share, Share, Share, Share]
 
 
 class Rule(NamedTuple):
@@ -187,51 +191,51 @@ class FilterConfig:
     """Section `data.filters`: the filters in the order in which they judge; the first that removes is named.
 
     Each setting is its filter's limit, in conf/data/filters with its published value. None (`no_`: false) switches the
-    filter off; `min_` and `max_` values themselves are allowed; shares are between 0 and 1. Cheap filters come first.
+    filter off; `min_` and `max_` values themselves are allowed. Cheap filters come first.
     """
 
     # Gopher: at least 50 words.
-    min_words: Annotated[int | None, Rule("too_few_words", lambda text, _: text.words)] = None
+    min_words: Annotated[Natural | None, Rule("too_few_words", lambda text, _: text.words)] = None
     # Ours, four: those on broken characters read the text before and after normalisation.
-    max_broken: Annotated[Limit, Rule("broken_characters", _broken, _BROKEN)] = None
-    max_long_words: Annotated[Limit, Rule("unbroken_runs", _in_long_words, _long_word_spans)] = None
-    max_markup: Annotated[Limit, Rule("markup", _markup, _MARKUP)] = None
-    max_symbols: Annotated[Limit, Rule("symbols", _symbols, _SYMBOL)] = None
+    max_broken: Annotated[ShareLimit, Rule("broken_characters", _broken, _BROKEN)] = None
+    max_long_words: Annotated[ShareLimit, Rule("unbroken_runs", _in_long_words, _long_word_spans)] = None
+    max_markup: Annotated[ShareLimit, Rule("markup", _markup, _MARKUP)] = None
+    max_symbols: Annotated[ShareLimit, Rule("symbols", _symbols, _SYMBOL)] = None
     # Gopher: mean word length at least 3 and at most 10 characters.
     min_mean_word_length: Annotated[Limit, Rule("words_too_short", lambda text, _: text.mean_word_length)] = None
     max_mean_word_length: Annotated[Limit, Rule("words_too_long", lambda text, _: text.mean_word_length)] = None
     # C4: no page with the phrase "lorem ipsum".
     no_lorem_ipsum: Annotated[bool, Rule("lorem_ipsum", _lorem_ipsum)] = False
     # C4 removes every page with a curly brace, as code; here their share of the characters counts.
-    max_curly_braces: Annotated[Limit, Rule("curly_braces", _curly_braces, re.compile("[{}]"))] = None
+    max_curly_braces: Annotated[ShareLimit, Rule("curly_braces", _curly_braces, re.compile("[{}]"))] = None
     # Gopher: at most 0.1 signs `#` per word, and 0.1 ellipses.
     max_hashes_per_word: Annotated[Limit, _per_word("hashes", "#")] = None
     max_ellipses_per_word: Annotated[Limit, _per_word("ellipses", "...", "…")] = None
     # Gopher: at most 90 % of the lines begin with a bullet, 30 % end with an ellipsis.
-    max_bullet_lines: Annotated[Limit, _lines("bullets", lambda line: line.startswith(BULLETS))] = None
-    max_ellipsis_lines: Annotated[Limit, _lines("cut_lines", lambda line: line.endswith(("...", "…")))] = None
+    max_bullet_lines: Annotated[ShareLimit, _lines("bullets", lambda line: line.startswith(BULLETS))] = None
+    max_ellipsis_lines: Annotated[ShareLimit, _lines("cut_lines", lambda line: line.endswith(("...", "…")))] = None
     # C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes.
-    max_boilerplate_lines: Annotated[Limit, _lines("boilerplate", _BOILERPLATE.search, _BOILERPLATE_BYTES)] = None
+    max_boilerplate_lines: Annotated[ShareLimit, _lines("boilerplate", _BOILERPLATE.search, _BOILERPLATE_BYTES)] = None
     # Gopher: at most 30 % of the lines repeat an earlier one, and 20 % of the characters stand in such lines.
-    max_duplicate_lines: Annotated[Limit, Rule("duplicate_lines", duplicate_lines, repeated_lines)] = None
+    max_duplicate_lines: Annotated[ShareLimit, Rule("duplicate_lines", duplicate_lines, repeated_lines)] = None
     max_duplicate_line_characters: Annotated[
-        Limit, Rule("duplicate_line_characters", duplicate_line_characters, repeated_lines)
+        ShareLimit, Rule("duplicate_line_characters", duplicate_line_characters, repeated_lines)
     ] = None
     # C4: at least 3 sentences.
-    min_sentences: Annotated[int | None, Rule("few_sentences", _sentences)] = None
+    min_sentences: Annotated[Natural | None, Rule("few_sentences", _sentences)] = None
     # Gopher: at least 80 % of the words contain a letter.
-    min_alphabetic_words: Annotated[Limit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)] = None
+    min_alphabetic_words: Annotated[ShareLimit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)] = None
     # Gopher: at most 20, 18, 16 % of the characters in the top n-gram of 2, 3, 4 words; at most 15, 14 ... 10 % in
     # repeated n-grams of 5 to 10 words.
-    max_top_ngrams: Annotated[tuple[float, float, float] | None, Rule("top_ngrams", top_ngrams)] = None
+    max_top_ngrams: Annotated[tuple[Share, Share, Share] | None, Rule("top_ngrams", top_ngrams)] = None
     max_duplicate_ngrams: Annotated[Six | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
     # Ours: codes of ISO 639-1, for example [en].
     languages: Annotated[list[str] | None, Rule("other_language", _other_language)] = None
     # Gopher: at least two different ones. For English only.
-    min_stop_words: Annotated[int | None, Rule("no_stop_words", _stop_words)] = None
+    min_stop_words: Annotated[Natural | None, Rule("no_stop_words", _stop_words)] = None
     # These two are no filters of this table.
-    max_words: int | None = None  # a longer document is no worse, so it is cut into parts (normalise.py)
-    max_tokens_per_character: float | None = None  # judged when the text is tokenized: too_many_tokens
+    max_words: Count | None = None  # a longer document is no worse, so it is cut into parts (normalise.py)
+    max_tokens_per_character: Limit = None  # judged when the text is tokenized: too_many_tokens
 
 
 RULES: dict[str, Rule] = {

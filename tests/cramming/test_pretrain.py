@@ -119,6 +119,18 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
     assert "warning" not in capsys.readouterr().out and len(seen) == 1
 
 
+@pytest.mark.parametrize("limit", ["hours=25", "minutes=1500"])
+def test_what_is_judged_at_the_start_is_the_whole_budget_of_time(
+    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, limit: str
+) -> None:
+    def judge(record: Any) -> list[str]:
+        raise UserError(f"{record['pretrain']['budget']['spent_seconds']:.0f} seconds")
+
+    overrides = [override for override in tiny_overrides if not override.startswith("budget.")]
+    with pytest.raises(UserError, match="90000 seconds"):
+        pretrain.main(compose(*overrides, f"runs={tmp_path}", f"budget.{limit}"), judge)
+
+
 def test_another_corpus_can_be_what_is_validated_on(
     start: Start, make_corpus: Callable[..., Path], unbroken: Path, losses: Losses, tmp_path: Path
 ) -> None:

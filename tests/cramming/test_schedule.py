@@ -24,7 +24,10 @@ def variants(name: str) -> list[Schedule]:
     return [SCHEDULES[name](**dict(zip(own, chosen))) for chosen in product(*(values[setting] for setting in own))]
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+ONE_PEAK = ("constant", "cosine", "linear", "triangle", "wsd")
+
+
+@pytest.mark.parametrize("name", ONE_PEAK)
 def test_every_shape_rises_once_and_falls_once_between_its_ends_and_the_peak_without_a_jump(name: str) -> None:
     """The steepest shape here, sqrt decay over 10 %, moves by sqrt(step / 0.1) in one step of the grid."""
     bound = math.sqrt(1 / 2000 / 0.1) + 1e-9
