@@ -84,8 +84,14 @@ def _locked(path: Path, busy: str) -> int:
     import fcntl  # not on Windows, which the command line refuses in one line
 
     while True:
-        existed, problem = path.exists(), None
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        existed, problem = False, None
+        try:  # without flock, only the one that makes the file may hold the lock: looking first would be a race
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            try:
+                descriptor, existed = os.open(path, os.O_RDWR), True
+            except FileNotFoundError:
+                continue
         try:
             if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, in_force, spelled
-from cramming.config import UserError, expand_home, require
+from cramming.config import UserError, build, expand_home, require
 from cramming.files import write_atomically
 from cramming.progress import say
 
@@ -64,6 +64,14 @@ class Verdict:
     steps: int
     fall: float
     settings: str = ""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the file has for one device and version of torch."""
+
+    verdicts: dict[str, Verdict]  # by trick
+    floors: dict[str, Any]  # by rounding
 
 
 def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor) -> Verdict:
@@ -189,16 +197,18 @@ def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[N
 
 
 def load(file: Path) -> dict[str, dict[str, Any]]:
-    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file."""
+    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file. UserError if not ours."""
     if not file.exists():
         return {}
     found = f"gates={file}: no table of verdicts in format {FORMAT}; remove it, and `cramming bench` writes it anew"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        places: dict[str, dict[str, Any]] = content["places"]
+        for here in places.values():
+            build(Verdicts, here, "place")
+        require(content["format"] == FORMAT, found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         raise UserError(found) from None
-    require(isinstance(content, dict) and content.get("format") == FORMAT, found)
-    places: dict[str, dict[str, Any]] = content["places"]
     return places
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from cramming.config import UserError, build, file_sha256
+from cramming.config import UserError, build, file_sha256, require
 from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
@@ -176,19 +176,27 @@ def load_encoder(
     """The encoder alone: for fine-tuning, also from checkpoints without a masked-LM head (`BertModel` and the like)."""
     config = load_encoder_config(folder, dropout, attention_dropout)
     encoder = Encoder(config, kernel)
-    state = _own_state(folder, config, [f"encoder.{name}" for name in encoder.state_dict()])
+    state = _own_state(folder, config, {f"encoder.{name}": p for name, p in encoder.state_dict().items()})
     encoder.load_state_dict({name.removeprefix("encoder."): tensor for name, tensor in state.items()})
     return encoder
 
 
-def _own_state(folder: Path, config: ModelConfig, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """The parameters that are wanted, from whatever names the folder's weights have."""
+def _own_state(folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that are wanted, in these shapes, from whatever names the folder's weights have."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
     found = _with_prefix(_read_weights(folder), FAMILIES[family].prefix if family else "encoder.")
     names = _names(family, config, wanted)
     if missing := [name for own in wanted for name in names[own] if name not in found]:
         raise UserError(f"{folder}: its weights lack {missing[0]}")
+    ignored = FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"  # of an own folder only layers count
+    known = {name for stock in names.values() for name in stock}
+    if unexpected := [name for name in found if name not in known and not re.match(ignored, name)]:
+        raise UserError(f"{folder}: unexpected weight {unexpected[0]}; config.json describes no such part")
+    for own, tensor in wanted.items():
+        for name, part in zip(names[own], tensor.chunk(len(names[own]))):
+            shapes = f"{list(found[name].shape)}, config.json makes it {list(part.shape)}"
+            require(found[name].shape == part.shape, f"{folder}: weight {name} has the shape {shapes}")
     return {own: torch.cat([found[name] for name in names[own]]).to(torch.float32) for own in wanted}
 
 

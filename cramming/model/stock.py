@@ -35,6 +35,7 @@ class Family(NamedTuple):
     read: Callable[[Node], Node]  # further fields that follow from stock settings; refuses what has no counterpart
     names: Callable[[ModelConfig], Names]
     prefix: str  # of the bare encoder's parameters inside the masked-LM class
+    ignored: str  # regular expression of other parameters that a checkpoint may hold
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
@@ -183,6 +184,8 @@ FAMILIES: dict[str, Family] = {
             **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER), "decoder_bias": ("cls.predictions.bias",)
         },
         prefix="bert.",
+        ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
+        r"|bert\.embeddings\.(position_ids|token_type_ids)$",
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
@@ -214,6 +217,7 @@ FAMILIES: dict[str, Family] = {
             "decoder_bias": ("decoder.bias",), "decoder_weight": ("decoder.weight",),
         },
         prefix="model.",
+        ignored=r"(classifier|decoder)\.",
     ),
 }  # fmt: skip
 

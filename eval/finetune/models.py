@@ -63,6 +63,7 @@ class ModelSource:
 def open_model(path: str | Path) -> ModelSource:
     """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
     folder = expand_home(path, "model_path")
+    require(not folder.is_file(), f"model_path={path}: is a file, not a folder; give the folder it is in")
     if not folder.is_dir():
         folder = _download(str(path))
     file = folder / "config.json"
@@ -95,8 +96,9 @@ def open_model(path: str | Path) -> ModelSource:
 
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
     """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
-    words; None where a record names no files."""
-    written = record.training.final_files or files
+    words. Records of before version 5 of the rules name the weights and the tokenizer only."""
+    known = {"model.safetensors": record.training.final_sha256, "tokenizer.json": record.corpus.tokenizer.sha256}
+    written = record.training.final_files or {**files, **{name: sha256 for name, sha256 in known.items() if sha256}}
     for name in sorted({*written, *files}):
         if name not in files:
             return f"{name}: is missing"

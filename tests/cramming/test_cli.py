@@ -305,6 +305,21 @@ cli.main()
         assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
 
 
+def test_an_interrupt_of_the_first_import_is_one_line() -> None:
+    program = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "cramming.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from cramming.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "cramming: interrupted\n")
+
+
 def test_completion_scripts_are_valid_shell() -> None:
     for shell in ("bash", "zsh"):
         script = cli.completion_script(shell)

@@ -55,6 +55,22 @@ class TestLock:
             pass
         assert [path.name for path in folder.iterdir()] == ["file"]
 
+    def test_without_flock_one_that_comes_first_keeps_the_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another process makes the file just before this one opens it."""
+        real = os.open
+
+        def late(path: Path, *arguments: int) -> int:
+            os.close(real(path, os.O_CREAT | os.O_WRONLY))
+            return real(path, *arguments)
+
+        monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOSYS))
+        monkeypatch.setattr("cramming.files.os.open", late)
+        with pytest.raises(UserError, match="another process is at work"), lock(tmp_path, "at work"):
+            pass
+        assert (tmp_path / LOCK).exists()
+
     def test_what_is_released_is_no_lock_in_use(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with lock(tmp_path, "at work"):

@@ -69,7 +69,14 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Pat
     assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "passed"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', "\udcff"])
+NO_VERDICTS = (
+    "", "[]", '{"format": 0}', "\udcff", '{"format": 2}', '{"format": 2, "places": []}',
+    '{"format": 2, "places": {"here": 1}}',
+    '{"format": 2, "places": {"here": {"verdicts": {"tf32": {}}, "floors": {}}}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_VERDICTS)
 def test_a_file_that_holds_no_verdicts_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "gates.json"
     file.write_text(content, encoding="utf-8", errors="surrogateescape")

@@ -123,6 +123,11 @@ def drop_weight(folder: Path) -> None:
     save_file(state, folder / "model.safetensors")
 
 
+def add_weight(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors") | {"bert.adapter.weight": torch.zeros(1)}
+    save_file(state, folder / "model.safetensors")
+
+
 def pickle_code(folder: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -143,6 +148,13 @@ def pickle_code(folder: Path) -> None:
         (lambda f: edit(f, model_type="gpt2"), r"model_type 'gpt2'.*\(cramming, bert, modernbert\)"),
         (lambda f: edit(f, model_type="cramming", format=1), "format 1 is not 2"),
         (drop_weight, r"lack bert\.encoder\.layer\.1\.output\.dense\.weight"),
+        (add_weight, r"unexpected weight bert\.adapter\.weight"),
+        (lambda f: edit(f, num_hidden_layers=1), r"unexpected weight bert\.encoder\.layer\.1"),
+        (lambda f: edit(f, vocab_size=40), r"has the shape \[128\], config.json makes it \[40\]"),
+        (
+            lambda f: edit(f, intermediate_size=40),
+            r"intermediate.dense.weight has the shape \[24, 16\], config.json makes it \[40, 16\]",
+        ),
     ],
 )
 def test_damaged_folders_are_refused_by_name(damage: Callable[[Path], None], message: str, folder: Path) -> None:
@@ -150,3 +162,12 @@ def test_damaged_folders_are_refused_by_name(damage: Callable[[Path], None], mes
     with pytest.raises(UserError, match=message) as caught:
         load_masked_lm(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_own_folder_with_fewer_layers_than_its_weights_is_refused(tmp_path: Path, save: Save) -> None:
+    save(MaskedLM(CRAMMED), tmp_path)
+    node = json.loads((tmp_path / "config.json").read_text())
+    edit(tmp_path, model=node["model"] | {"num_layers": 1})
+    for load in (load_masked_lm, load_encoder):
+        with pytest.raises(UserError, match=r"unexpected weight encoder\.blocks\.1\."):
+            load(tmp_path)

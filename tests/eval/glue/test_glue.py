@@ -172,6 +172,22 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     assert "\n" not in str(caught.value) and sorted(run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_record_that_names_no_files_still_names_weights_and_tokenizer(
+    config: dict[str, Any], model: Path, name: str
+) -> None:
+    run = Path(config["runs"]) / "first"
+    shutil.copytree(model, run / "final")
+    hashes = file_hashes(model)
+    pretrain = {"status": "finished", "final_sha256": hashes["model.safetensors"]}
+    write_record_section(run, pretrain=pretrain, corpus={"tokenizer": {"sha256": hashes["tokenizer.json"]}})
+    assert find_model(config | {"model_path": None}, run).own
+    with (run / "final" / name).open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(UserError, match=f"{name}: is not as pretraining wrote it"):
+        find_model(config | {"model_path": None}, run)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
     config: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -210,6 +226,7 @@ def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.Monke
         (with_eval(config, seeds=[-1]), r"eval.seeds"),
         (with_eval(config, tasks=[]), r"eval: tasks must name at least one"),
         ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
+        ({**config, "model_path": __file__}, r"test_glue.py: is a file, not a folder; give the folder it is in"),
         (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task snli"),
         (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs a training and a dev file"),
         (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),
