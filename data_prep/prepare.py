@@ -165,7 +165,8 @@ def _save(folder: Path, state: Unfinished, decisions: Decisions) -> None:
 def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Decisions) -> NearDuplicates:
     """A pass over the whole text in search of near-duplicates; an earlier run's result, if there is one."""
     data, source, path = preparation.data, preparation.source, preparation.folder / NEAR
-    if not path.is_file():
+    found = NearDuplicates.load(path)
+    if found is None:
         functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
         with Workers(data.processes, functions) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
@@ -174,7 +175,7 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
             found = find_near_duplicates(texts, data.near_duplicates, workers)
         _save(preparation.folder, state, decisions)
         found.save(path)
-    return NearDuplicates.load(path)
+    return found
 
 
 def _tokenizer(preparation: Preparation) -> Tokenizer:

@@ -85,7 +85,11 @@ class Unfinished:
         """The state that an interrupted run left; None if there is none. UserError: other things are in the folder."""
         path = folder / UNFINISHED
         if path.is_file():
-            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
+            return build(cls, found, str(path))
         begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
         if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
             some = ", ".join(foreign[:3])

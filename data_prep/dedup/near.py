@@ -17,6 +17,8 @@ to one that is kept. The result is a function of the set of (key, text): neither
 310 bytes a document with the defaults. Suffixes: D documents, W words, P bytes of a signature, M members of buckets.
 """
 
+import contextlib
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +94,12 @@ class NearDuplicates:
         overwrite_atomically(path, write)
 
     @classmethod
-    def load(cls, path: Path) -> "NearDuplicates":
-        """Read what `save` wrote."""
-        with np.load(path) as arrays:
+    def load(cls, path: Path) -> "NearDuplicates | None":
+        """Read what `save` wrote; None where there is no such file, or a damaged one: search anew."""
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
             drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
             return cls(drop, kept, similarity, int(arrays["documents"]), int(arrays["memory_bytes"]))
+        return None
 
 
 def find_near_duplicates(

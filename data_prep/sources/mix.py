@@ -104,7 +104,8 @@ class MixSource(Source):
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
-        streams = [limited(stream, source) for stream, source in zip(documents, self.sources)]
+        parts = enumerate(zip(documents, self.sources))
+        streams = [_naming(limited(stream, source), f"data.parts[{number}]") for number, (stream, source) in parts]
         by_bytes, phase = self.config.unit == "bytes", random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
@@ -119,6 +120,15 @@ class MixSource(Source):
             given[turn] += size if by_bytes else document.part == 0
             self.position = max(100 * source.position / (source.total or float("inf")) for source in self.sources)
             yield document._replace(source=name)
+
+
+def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
+    """The documents of this part, whose mistakes give advice for the part in place of the section `data`."""
+    try:
+        yield from documents
+    except UserError as error:
+        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in {place}"),)
+        raise
 
 
 def _open_part(config: MixConfig, number: int) -> Source:

@@ -49,9 +49,10 @@ def refuse_altered(folder: Path) -> None:
     path, recorded = history_file(folder), load_record(folder).get("history")
     found = read_history(path, recorded)
     require(not found.get("problem"), str(found.get("problem")))
+    sha256 = found.get("sha256")
     what = "is not as the record knows it (by SHA-256)" if path.exists() else "is missing"
     require(
-        not recorded or found["sha256"] == recorded["sha256"],
+        not recorded or (isinstance(recorded, Mapping) and sha256 is not None and recorded.get("sha256") == sha256),
         f"{path}: {what}; restore it, or score the model folder under another name with model_path=<folder>",
     )
 
@@ -93,6 +94,11 @@ class Scoring:
                 if past.get(name) != self.made_with[name]:
                     return f"{name}={past.get(name)}, not {self.made_with[name]}"
         return None
+
+    def done(self) -> set[tuple[Any, Any]]:
+        """The (task, seed) that were fine-tuned on all of their data with the same settings, by the same version."""
+        same = {**self.made_with, "subset": False, "version": self.version}
+        return {(line.get("task"), line.get("seed")) for line in self._lines() if same.items() <= line.items()}
 
     def _lines(self) -> list[dict[str, Any]]:
         lines = read_lines(history_file(self.folder))

@@ -25,7 +25,7 @@ from eval.finetune.config import SELECTION, EvalConfig, Hyperparameters, Init
 from eval.finetune.encode import EncodedTask, encode_tasks
 from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
 from eval.finetune.models import ModelSource
-from eval.finetune.store import RunStore, summarise, with_seconds, write_json
+from eval.finetune.store import RunStore, is_subset, summarise, with_seconds, write_json
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import FoundSuite
@@ -70,12 +70,8 @@ def score_model(
             show_result(TASKS[name], init, seed, stored, "stored" if stored["key"] == key else "stored, made elsewhere")
     todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
-    if todo and init == "pretrained" and (other := past.other_set()):
-        say(
-            f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
-            " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
-            " eval.hyperparameters as they were"
-        )
+    if todo and init == "pretrained":
+        warn_of_choices(past, [pair for pair in todo if competes and not is_subset(suite.name, by_name[pair[0]])])
     runs = [
         TaskRun(name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads)
         for name, seed in todo
@@ -98,6 +94,22 @@ def score_model(
     if suite.corpus_sha256:
         more["tasks_corpus_sha256"] = suite.corpus_sha256
     return {**with_seconds(summary, seconds), **more}
+
+
+def warn_of_choices(past: history.Scoring, whole: Sequence[tuple[str, int]]) -> None:
+    """Say what R20 will find once the next run is fine-tuned; `whole` are those that will be, on all of their data."""
+    if other := past.other_set():
+        say(
+            f"warning: this run was fine-tuned with {other}; a second set of settings keeps it out of the closed"
+            " division for good (R20): to go on with the first, stop now and set eval.precision, eval.threads or"
+            " eval.hyperparameters as they were"
+        )
+    before = past.done()
+    if again := [f"{name} seed {seed}" for name, seed in whole if (name, seed) in before]:
+        say(
+            f"warning: {', '.join(again[:4])} was fine-tuned before, on other data or with its result gone; another"
+            " outcome keeps this run out of the closed division (R20)"
+        )
 
 
 def fine_tune(

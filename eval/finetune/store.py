@@ -94,7 +94,8 @@ class RunStore:
         file = next((file for file in predictions if file.exists()), None)
         if file is None or not path.exists():
             return None
-        with suppress(ValueError, KeyError, TypeError):  # damaged: it is only a cache, the run is done again
+        # damaged: it is only a cache, the run is done again
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             parts = 1 if self.anywhere else 2
             same = result["key"].split("-")[:parts] == key.split("-")[:parts]

@@ -79,7 +79,8 @@ def test_a_short_sentence_is_found_anywhere_if_it_says_enough(found: Decontamina
 
 def test_one_that_says_less_must_be_a_whole_sentence(found: Decontaminator) -> None:
     assert tasks_in(found, f"{FILLER}{TINY} {FILLER}") == ("CoLA", "QNLI")
-    assert tasks_in(found, f"{FILLER}He asked what is the capital of France? {FILLER}") == ()
+    for inside in ("He asked what is the capital of France?", "It, what is the capital of France, is known."):
+        assert tasks_in(found, f"{FILLER}{inside} {FILLER}") == ()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -139,6 +140,20 @@ def test_lines_of_any_length_come_whole_or_in_parts_that_join(tmp_path: Path, mo
         assert list(TextFile(path).lines(longest=10_000)) == text.removesuffix("\n").split("\n")
         parts = list(TextFile(path).lines(longest=128))
         assert "".join(parts) == text.replace("\n", "") and max(map(len, parts)) <= 256
+    path.write_text("x" * 2_000_000)
+    begun = time.process_time()
+    assert [len(line) for line in TextFile(path).lines()] == [2_000_000]
+    assert time.process_time() - begun < 3  # copied anew with each of its blocks: 31 GB
+
+
+def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path) -> None:
+    import pyarrow
+
+    path, before = tmp_path / "a.txt.bz2", pyarrow.total_allocated_bytes()
+    path.write_bytes(bz2.compress(b"a" * (1 << 25)))
+    with TextFile(path).decompressed() as handle:
+        assert handle.read(1 << 20) == b"a" * (1 << 20)
+        assert pyarrow.total_allocated_bytes() - before < 1 << 23
 
 
 @pytest.mark.parametrize("documents", ["block", "file"])
@@ -150,6 +165,8 @@ def test_long_blocks_and_files_come_in_parts_that_lose_nothing(tmp_path: Path, d
     lengths = [len(text) for text, _ in parts]
     assert max(lengths) <= 1000 and min(lengths[:-1]) > 980  # full of whole lines, and no crumbs between
     assert [part for _, part in parts] == list(range(len(parts)))
+    parts = list(DOCUMENTS[documents](iter(["short", "x" * 1500, "short", "y" * 300]), 1000))
+    assert [(len(text), part) for text, part in parts] == [(1507, 0), (307, 1)]  # no crumb in front of a long line
 
 
 def test_the_parts_of_a_document_are_numbered_anew_for_each(tmp_path: Path) -> None:
@@ -158,6 +175,14 @@ def test_the_parts_of_a_document_are_numbered_anew_for_each(tmp_path: Path) -> N
     documents = read(path, clean=CleanConfig(max_characters=1000))
     assert [document.part for document in documents] == [0, 1, 2, 0, 1, 2, 0]
     assert documents[3].id == f"{path}:1" and documents[-1].id == f"{path}:2"
+
+
+def not_utf8() -> bytes:
+    """Writers do not check: the column says text and holds other bytes."""
+    import pyarrow
+
+    column = pyarrow.array([b"one", b"caf\xe9 au lait"])
+    return as_parquet(pyarrow.Array.from_buffers(pyarrow.string(), 2, column.buffers()))
 
 
 ERRORS = {
@@ -172,9 +197,15 @@ ERRORS = {
     "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
     "csv open quote": (".csv", b'id,text\n1,"o\n2,b\n', r"a\.csv:3: .*row begins in line 2: is a quote left open"),
     "csv names": (".csv", b"text,text\n1,2\n", r"a\.csv: not one column 'text'"),
+    "parquet utf-8": (".parquet", not_utf8(), "not a readable parquet file: 'utf-8'"),
     "parquet": (".parquet", b"PAR1 but not really", "not a readable parquet file"),
     "gzip": (".txt.gz", b"not gzip at all", r"cannot be read as \.gz"),
     "zstd": (".txt.zst", b"not zstd at all", r"cannot be read as \.zst"),
+    "zstd window": (
+        ".txt.zst",
+        b"\x28\xb5\x2f\xfd\x00" + bytes([(30 - 10) << 3]) + b"\x01\0\0",
+        r"cannot be read as \.zst: .*too much memory",
+    ),
     "suffix": (".docx", b"text", "format not known from its name"),
 }
 

@@ -11,7 +11,9 @@ from typing import Any
 import datasets
 import huggingface_hub
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
@@ -224,3 +226,8 @@ def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config
     with pytest.raises(UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON") as caught:
         main(config)
     assert "\n" not in str(caught.value) and not corpus_folder(config).exists()
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"one", b"caf\xe9"]).buffers())
+    (tmp_path / "bytes").mkdir()
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "bytes" / "train.parquet")
+    with pytest.raises(UserError, match=r"=.*bytes: .*utf-8"):
+        main(hub_config(tmp_path / "bytes"))

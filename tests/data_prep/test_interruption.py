@@ -18,6 +18,7 @@ from cramming.data.corpus import Corpus, corpus_folder
 from cramming.files import lock
 from data_prep import prepare, shard_writer
 from data_prep.prepare import UNFINISHED, main
+from data_prep.resume_state import NEAR
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -163,3 +164,27 @@ def test_a_finished_corpus_may_lie_where_nothing_can_be_written(
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(error))
     main(config)
     assert "already prepared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damaged", ["", '{"shards": ', "[" * 100_000, "\udcff"])
+def test_a_damaged_state_is_named(tmp_path: Path, text_file: Path, text_config: Config, damaged: str) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / UNFINISHED).write_bytes(damaged.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=r"unfinished\.json: damaged .*; delete .*c and prepare anew"):
+        main(text_config(text_file, corpus=str(tmp_path / "c")))
+
+
+def test_a_damaged_list_of_near_duplicates_is_made_anew(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, contents: Contents
+) -> None:
+    whole, broken = (
+        text_config(text_file, corpus=str(tmp_path / name), near_duplicates={"enabled": True})
+        for name in ("whole", "broken")
+    )
+    run(whole)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(broken)
+    (tmp_path / "broken" / NEAR).write_bytes((tmp_path / "broken" / NEAR).read_bytes()[:-30])
+    run(broken)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")

@@ -98,7 +98,7 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     assert list(whole.sample_documents(12_000)) == list(whole.documents())
 
 
-def test_mistakes_in_parts_name_the_part(mixed: Config) -> None:
+def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:
     for change, message in (
         ({"weight": 0}, r"parts\[1\].weight=0 must be a number above 0"),
         ({"seed": 3}, r"data.parts\[1\].seed: all parts share it"),
@@ -109,5 +109,9 @@ def test_mistakes_in_parts_name_the_part(mixed: Config) -> None:
         config["data"]["parts"][1] |= change
         with pytest.raises(UserError, match=message):
             parse(config)
+    config = mixed([1, 1])
+    (tmp_path / "1.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"1\.jsonl: empty file; damaged: drop in data\.parts\[1\] skips"):
+        list(parse(config).source.documents())
     with pytest.raises(UserError, match="at least two"):
         parse(mixed([1]))

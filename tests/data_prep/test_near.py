@@ -150,8 +150,19 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     result = found(planted(10, 60))
     result.save(tmp_path / "near.npz")
     again = NearDuplicates.load(tmp_path / "near.npz")
-    assert np.array_equal(again.drop, result.drop) and np.array_equal(again.kept, result.kept)
+    assert again and np.array_equal(again.drop, result.drop) and np.array_equal(again.kept, result.kept)
     assert (again.documents, again.clusters) == (30, 10) and 1 in again
+
+
+def test_a_damaged_list_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "near.npz"
+    found(planted(10, 60)).save(path)
+    whole, flipped = path.read_bytes(), bytearray(path.read_bytes())
+    flipped[200] ^= 1
+    np.savez(tmp_path / "other.npz", drop=np.zeros(1))
+    for data in (b"", b"no archive", whole[:-30], whole[:100], bytes(flipped), (tmp_path / "other.npz").read_bytes()):
+        path.write_bytes(data)
+        assert NearDuplicates.load(path) is None
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"rows": 9}, {"ngram": 0}, {"seed": -1}])

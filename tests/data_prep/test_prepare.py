@@ -163,6 +163,13 @@ def test_what_may_not_be_meant_is_said_at_the_end(
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
 
 
+def test_no_advice_on_plain_text_where_there_is_none(tmp_path: Path, text_config: Config, made_up: MadeUp) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n" + f"1,{made_up(1)[0]}\n".replace(", ", " ") * 3)
+    with pytest.raises(UserError, match="too little text: 1 of 3 documents remain") as error:
+        main(text_config(tmp_path / "a.csv"))
+    assert "data.documents" not in str(error.value)
+
+
 def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
 ) -> None:

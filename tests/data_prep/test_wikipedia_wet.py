@@ -61,6 +61,9 @@ def wikipedia(tmp_path: Path) -> Path:
     return path
 
 
+PROSE = "The river has two sources in the mountains, the higher one of which is a small lake."
+
+
 def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
     quay, boat = texts(wikipedia)
     assert quay.split("\n") == [
@@ -89,6 +92,7 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
         ("said:{{blockquote|text=To be.|author=W}}End.", "said:\nTo be.\nEnd."),
         ("Paris ({{IPA|pa}}; {{respell|x}}) is, Rome ({{IPA|r}}, born) was f(x)", "Paris is, Rome (born) was f(x)"),
         ("Old.\n{{Infobox\n|name=x\n| pop = 3\nNew. {{cn|date=2010\nEnd.", "Old.\nNew.\nEnd."),
+        ("A.\n== Notes ==\n" + PROSE + "\n* One.\n== Sources ==\n* B (1990)", "A.\nNotes\n" + PROSE + "\nOne."),
         ("a{{citation needed|date=May {{CURRENTYEAR}}}} b {{unknown {{lang|fr|c}}|d}}", "a b"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
 
+from cramming import progress
 from cramming.config import UserError
 from cramming.data.task_files import GLUE
 from cramming.model.classifier import SequenceClassifier
@@ -23,7 +24,7 @@ from cramming.model.heads import MaskedLM
 from cramming.precision import Mode
 from eval.finetune import loop as finetuning
 from eval.finetune.config import Hyperparameters, Init
-from eval.finetune.encode import EncodedTask, encode_task, load_encoder
+from eval.finetune.encode import EncodedTask, encode_task, encode_tasks, load_encoder
 from eval.finetune.loop import PackedSplit, Predictions, TaskRun, by_length, finetune
 from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.finetune.workers import run_all
@@ -128,6 +129,22 @@ def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
     torch.testing.assert_close(
         logits(own, split, list(range(30))), logits(stock, split, list(range(30))), atol=1e-5, rtol=0
     )
+
+
+def test_encoding_is_shown_before_the_first_example_is_trained(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    encode_tasks([make_data("rte", 30), make_data("cola", 20)], open_model(bert), 16, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("encode: ") and lines[0].endswith(", rte")
+    assert lines[-1].startswith("encode: 250 examples of 250 examples (100%)") and lines[-1].endswith(", cola")
+
+
+def test_what_a_mac_leaves_in_every_folder_belongs_to_no_model(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path / "model")
+    (tmp_path / "model" / ".DS_Store").write_bytes(b"")
+    assert open_model(tmp_path / "model").files == open_model(bert).files
 
 
 def test_a_pretrained_pooler_is_where_fine_tuning_starts(bert: Path, tmp_path: Path) -> None:

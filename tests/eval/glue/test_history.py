@@ -66,6 +66,20 @@ def test_what_was_scored_before_there_was_a_history_may_be_scored_again(few: dic
     assert not past(few).exists() and finding(few, "R7")[0]
 
 
+def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
+    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where either is done on part of the data, R20 does not compare the two."""
+    said = []
+    for subset in (True, False, False, True):
+        for module in ("store", "scoring"):
+            monkeypatch.setattr(f"eval.finetune.{module}.is_subset", lambda suite, data, subset=subset: subset)
+        main(few)
+        shutil.rmtree(past(few).parent / "pretrained")
+        said.append("cola seed 0, cola seed 1 was fine-tuned before" in " ".join(capsys.readouterr().out.split()))
+    assert said == [False, False, True, False]
+
+
 def test_seeds_that_the_record_drops_stay_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
     main(with_eval(few, seeds=[0, 1, 2, 3]))
     main(with_eval(few, seeds=[0, 1, 2]))
@@ -240,4 +254,11 @@ def test_a_damaged_history_is_named(run: Path, line: str) -> None:
     path.write_bytes(f"{line}\n".encode("utf-8", "surrogateescape"))
     assert "history.jsonl:1: damaged" in history.read_history(path, None)["problem"]
     with pytest.raises(UserError, match=r"history\.jsonl:1: damaged"):
+        history.refuse_altered(run)
+
+
+@pytest.mark.parametrize("recorded", ["text", [1], {"entries": 2}, {"sha256": None}])
+def test_a_record_that_names_no_last_line_is_refused(run: Path, recorded: Any) -> None:
+    (run / "record.json").write_text(json.dumps(load_record(run) | {"history": recorded}))
+    with pytest.raises(UserError, match=r"history\.jsonl: is not as the record knows it"):
         history.refuse_altered(run)

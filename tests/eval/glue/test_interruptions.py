@@ -149,8 +149,10 @@ def perfect_predictions(folder: Path) -> None:
     [
         lambda folder: (folder / "predictions/cola-seed0.npz").unlink(),
         perfect_predictions,
-        lambda folder: (folder / "pieces/cola-seed0.json").write_text("[]"),
-        lambda folder: (folder / "pieces/cola-seed0.json").write_text('{"key": '),
+        *(
+            lambda folder, text=text: (folder / "pieces/cola-seed0.json").write_text(text)
+            for text in ("[]", '{"key": ', '{"key": 3}', "[" * 100_000)
+        ),
     ],
 )
 def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
