@@ -8,7 +8,7 @@ the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 20
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its last block
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
@@ -40,7 +40,7 @@ class ModelConfig:
     qk_norm: bool = False  # RMS norm of each head's queries and keys
 
     mlp: Literal["plain", "glu"] = "plain"
-    activation: Activation = "gelu"
+    activation: Activation = "gelu"  # relu2: ReLU squared (So et al. 2021, Primer, section 4)
     attention_bias: bool = True
     mlp_bias: bool = True
 
@@ -48,12 +48,16 @@ class ModelConfig:
     head_bias: bool = True  # bias of that dense layer
     decoder_bias: bool = True
     tie_embeddings: bool = True
+    logit_softcap: float | None = None  # c: logits are c tanh(logits / c) (Gemma 2, Gemma Team 2024, section 2)
     token_types: int = 2  # rows of the token-type table; 0: none
 
     dropout: float = 0.0  # after the embedding and after every attention and MLP output
     attention_dropout: float = 0.0  # of attention probabilities
     init: Init = "normal"
     init_std: float = 0.02
+    # what attention and MLP add to the residual stream starts at zero (Zhang et al. 2019, Fixup, section 3); mimetic
+    # attention, which is about that very product, keeps its own
+    zero_residual: bool = False
     attention_init: Literal["random", "mimetic"] = "random"  # mimetic: see init.py
 
     def __post_init__(self) -> None:
@@ -75,6 +79,8 @@ class ModelConfig:
         _require(self.token_types >= 0, f"token_types={self.token_types} must not be negative")
         for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local"):
             _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
+        cap = self.logit_softcap
+        _require(cap is None or cap > 0, f"logit_softcap={cap} must be positive, or null for none")
         for name in ("dropout", "attention_dropout"):
             _require(0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)")
 

@@ -50,7 +50,7 @@ AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
 }
 # How random weights are drawn, which no stock configuration says: fine-tuning from random weights must begin as the run
 # began. A folder without this key means the stock family's usual start.
-START, START_FIELDS = "cramming_start", ("init", "attention_init")
+START, START_FIELDS = "cramming_start", ("init", "zero_residual", "attention_init")
 
 # Writing --------------------------------------------------------------------------------------------------------------
 

@@ -45,12 +45,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-        chunk: int | None,
+        chunk: int | None, softcap: float | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        loss, hits = _sums(hidden, weight, bias, targets_M, grads, chunk)
+        loss, hits = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap)
         if grads is not None:
             ctx.save_for_backward(*grads.finish())
             ctx.dtype = hidden_MD.dtype
@@ -63,12 +63,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (d_hidden, d_weight, d_bias):
             if gradient is not None:
                 gradient.mul_(d_loss)
-        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None, None
+        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None, None, None
 
 
 def _sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None",
-    chunk: int | None = None,
+    chunk: int | None = None, softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted.
 
@@ -79,7 +79,7 @@ def _sums(
     rows = max(1, (chunk or chunk_elements(hidden.device)) // weight.shape[0])
     for first in range(0, hidden.shape[0], rows):
         h, target = hidden[first : first + rows], targets_M[first : first + rows]
-        logits = F.linear(h, weight, bias)
+        logits = capped(F.linear(h, weight, bias), softcap)
         probabilities = logits.softmax(-1, dtype=torch.float32)
         counted, index = target >= 0, target.clamp(min=0)[:, None]
         # The largest entries by `amax`: `argmax` takes 6 times as long in fp32 and 10 in bf16 on a CPU (docs/log.md).
@@ -89,7 +89,8 @@ def _sums(
         loss = loss + ((lse - wanted.float()).squeeze(1) * counted).sum()
         hits = hits + ((wanted == top).squeeze(1) & counted).sum()
         if grads is not None:
-            grads.add(first, h, probabilities, index, counted)
+            slope = None if softcap is None else 1 - (logits / softcap).square()  # of the cap
+            grads.add(first, h, probabilities, index, counted, slope)
     return loss, hits
 
 
@@ -107,10 +108,14 @@ class _Gradients:
         self.weight: Tensor | None = None  # the largest of all: begun by the first chunk's product, not by zeros
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
-    def add(self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor) -> None:
+    def add(
+        self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor, slope: Tensor | None
+    ) -> None:
         """Gradients of one chunk's summed loss. Uses `probabilities` up: d logits = probabilities - one-hot targets."""
         d_logits = probabilities.mul_(counted[:, None])
         d_logits.scatter_add_(1, index, -counted[:, None].float())
+        if slope is not None:
+            d_logits.mul_(slope)
         if self.bias is not None:
             self.bias += d_logits.sum(0)
         low = (d_logits * self.raised if self.raised != 1.0 else d_logits).to(h.dtype)
@@ -148,20 +153,26 @@ def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
     return (FP16_SUM / bound).log2().floor().clamp(max=0.0).exp2()
 
 
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """`softcap * tanh(logits / softcap)` in fp32 (Gemma Team 2024, Gemma 2, section 2); None: logits as they are."""
+    return logits if softcap is None else softcap * (logits.float() / softcap).tanh()
+
+
 def linear_cross_entropy(
     hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-    chunk: int | None = None,
+    chunk: int | None = None, softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
 
-    Products run in `dtype`, softmax and sums in fp32. Returns an fp32 scalar and an int64 scalar: targets whose logit
-    is the largest, or one of several that are, as happens in 16 bits. Only `chunk` logits exist at a time (None: what
-    suits the device). The backward pass can run once; under `no_grad` nothing is made for it.
+    `softcap` bounds the logits (see `capped`). Products run in `dtype`, softmax and sums in fp32. Returns an fp32
+    scalar and an int64 scalar: targets whose logit is the largest, or one of several that are, as happens in 16 bits.
+    Only `chunk` logits exist at a time (None: what suits the device). The backward pass can run once; under `no_grad`
+    nothing is made for it.
     """
     if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
         bias = None if bias_V is None else bias_V.to(dtype)
-        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk)
-    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk)
+        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk, softcap)
+    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap)
     return loss, hits
 
 
@@ -201,13 +212,13 @@ class MaskedLM(nn.Module):
             hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
         hidden_MD = self.transform(hidden_MD)
         weight = self._decoder()
-        dtype = compute_dtype(weight)
-        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk)
+        dtype, softcap = compute_dtype(weight), self.config.logit_softcap
+        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk, softcap)
 
     def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
         """Scores over the vocabulary at any tokens, [M, V]."""
         hidden_MD = self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M))
-        return F.linear(hidden_MD, self._decoder(), self.decoder_bias)
+        return capped(F.linear(hidden_MD, self._decoder(), self.decoder_bias), self.config.logit_softcap)
 
     def _decoder(self) -> Tensor:
         return self.encoder.embeddings.tokens.weight if self.decoder_weight is None else self.decoder_weight

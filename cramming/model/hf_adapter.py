@@ -27,7 +27,7 @@ from .classifier import POOLINGS
 from .config import ModelConfig
 from .encoder import Encoder
 from .flex import prepare  # noqa: F401
-from .heads import HeadTransform
+from .heads import HeadTransform, capped
 from .init import initialize  # noqa: F401
 from .layers import make_norm  # noqa: F401
 from .packing import Packing
@@ -163,7 +163,7 @@ class CrammingForMaskedLM(CrammingPreTrainedModel):
         self.decoder = new_embeddings
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
-        logits = _padded(self.decoder(self.transform(hidden_TD)), mask_BL)
+        logits = _padded(capped(self.decoder(self.transform(hidden_TD)), self.choices.logit_softcap), mask_BL)
         loss = None if targets is None else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
         return MaskedLMOutput(loss=loss, logits=logits)
 

@@ -22,8 +22,8 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
     "up.weight": "inner",
     "out.weight": "residual",
     "down.weight": "residual",
-    "dense.weight": "residual",
-    "decoder_weight": "residual",
+    "dense.weight": "head",
+    "decoder_weight": "head",
     "pooler.weight": "inner",
     "classifier.weight": "classifier",
 }
@@ -31,7 +31,8 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
 
 def _depth_scaled(config: ModelConfig, role: str) -> float:
     """ModernBERT's "full megatron": what is added to the residual stream shrinks with depth (its appendix A)."""
-    scale = {"residual": (2 * config.num_layers) ** -0.5, "classifier": config.hidden_size**-0.5 / config.init_std}
+    shrunk = (2 * config.num_layers) ** -0.5
+    scale = {"residual": shrunk, "head": shrunk, "classifier": config.hidden_size**-0.5 / config.init_std}
     return config.init_std * scale.get(role, 1.0)
 
 
@@ -69,6 +70,7 @@ def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = 
 
 def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     constants = {"one": 1.0, "zero": 0.0, "scale": config.hidden_size**-0.5}
+    constants |= {"residual": 0.0} if config.zero_residual else {}
     if role in constants:
         parameter.fill_(constants[role])
         return

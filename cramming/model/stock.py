@@ -12,8 +12,8 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
 HF_ACTIVATIONS = {  # as transformers spells them -> ours; the first spelling of each is the one written
-    "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu",
-    "swish": "silu",
+    "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu",
+    "relu2": "relu2", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 SIZES = {  # stock setting -> ours, in every family; a configuration must have them
     "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
@@ -157,7 +157,9 @@ def _modern_read(node: Node) -> Node:
     return {"tie_embeddings": node.get("tie_word_embeddings", True), **fields}
 
 
-_SHARED = {"norm": "layernorm", "embedding_norm": True, "qk_norm": False, "head_transform": True}
+_SHARED = {
+    "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "head_transform": True, "logit_softcap": None,
+}  # fmt: skip
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 
 FAMILIES: dict[str, Family] = {

@@ -36,6 +36,16 @@ CRAMMED = replace(
     decoder_bias=False, norm_bias=True, init="normal", norm_eps=1e-12, num_layers=3,
 )  # fmt: skip
 
+# Parts that an architecture may have, each by itself; what holds for all of them is tested in test_parts.py, that they
+# are counted in test_config.py, and that exported folders compute them in test_hf_adapter.py.
+PARTS: dict[str, dict[str, Any]] = {
+    "relu2": {"activation": "relu2"},
+    "relu2 glu": {"activation": "relu2", "mlp": "glu"},
+    "softcap": {"logit_softcap": 0.8},
+    "zero residual": {"zero_residual": True},
+}
+IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own classes have, or which train only
+
 
 def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
     """Attention by its definition: a softmax over each sequence by itself, a window to both sides."""

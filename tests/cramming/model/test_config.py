@@ -13,6 +13,8 @@ from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig, count_parameters, flops_per_token
 from cramming.model.heads import MaskedLM
 
+from .conftest import PARTS
+
 FILES = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
 
 
@@ -39,7 +41,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"init": "truncated", "activation": "relu"},
     {"init": "depth_scaled"},
     {"init": "small"},
+    *PARTS.values(),
 ]
+FLOPS = [*VARIANTS[:5], *PARTS.values()]
 
 
 def train_step(config: ModelConfig, rows: int = 2, length: int = 16) -> MaskedLM:
@@ -92,7 +96,7 @@ def test_published_sizes() -> None:
     assert 10e6 < count_parameters(replace(read("small"), vocab_size=16384)).total < 20e6
 
 
-@pytest.mark.parametrize("changes", VARIANTS[:5])
+@pytest.mark.parametrize("changes", FLOPS)
 @pytest.mark.parametrize("length", [8, 32])
 @pytest.mark.parametrize("last_layer", ["all", "targets"])
 def test_flops_are_those_of_the_matrix_products(changes: dict[str, Any], length: int, last_layer: LastLayer) -> None:
@@ -130,6 +134,7 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"norm": "rmsnorm"}, "norm_bias=false"),
         ({"num_layers": 0}, "num_layers=0 must be at least 1"),
         ({"local_window": 1}, "local_window=1"),
+        ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),
         ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
     ],
 )

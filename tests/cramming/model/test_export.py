@@ -20,7 +20,7 @@ from .conftest import BERT, CRAMMED, MODERN
 
 Save = Callable[[MaskedLM, Path], None]
 UNTIED = replace(MODERN, tie_embeddings=False, decoder_bias=False)
-MIMETIC = replace(BERT, init="depth_scaled", attention_init="mimetic")
+MIMETIC = replace(BERT, init="depth_scaled", attention_init="mimetic", zero_residual=True)
 
 
 @pytest.fixture

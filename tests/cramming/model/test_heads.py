@@ -42,6 +42,23 @@ def test_chunked_loss_and_gradients_are_the_plain_ones(rows: int, with_bias: boo
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [5, 1000])
+def test_capped_loss_and_gradients_are_the_plain_ones(rows: int) -> None:
+    """Also without gradients; a target of -100 has none."""
+    leaves = [torch.randn(*shape, requires_grad=True) for shape in ((21, 16), (60, 16), (60,))]
+    targets = torch.randint(-1, 60, (21,))
+    capped = 3 * torch.tanh(F.linear(*leaves) / 3)
+    expected = F.cross_entropy(capped, targets, ignore_index=-1, reduction="sum")
+    hits = int((capped.argmax(-1) == targets).sum())
+    for guard in (torch.no_grad, torch.enable_grad):
+        with guard():
+            loss, found = linear_cross_entropy(*leaves, targets, torch.float32, rows * 60, softcap=3.0)
+        torch.testing.assert_close(loss, expected)
+        assert int(found) == hits
+    for mine, plainly in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(mine, plainly, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_products_stay_near_fp32(dtype: torch.dtype) -> None:
     inputs = [torch.randn(40, 16), torch.randn(60, 16) * 0.3, torch.randn(60)]
@@ -244,6 +261,16 @@ def test_initialisation_covers_every_parameter_and_repeats(scheme: str) -> None:
         torch.manual_seed(3)
         initialize(part, config)
         assert all(torch.equal(a, b) for a, b in zip(first, part.parameters()))
+
+
+@pytest.mark.parametrize("attention_init", ["random", "mimetic"])
+def test_blocks_may_begin_by_adding_nothing(attention_init: str) -> None:
+    """But for mimetic attention: its output and values are one product."""
+    config = replace(CONFIG, zero_residual=True, norm_order="pre", attention_init=attention_init)  # type: ignore[arg-type]
+    model, plain = (MaskedLM(c) for c in (config, replace(config, zero_residual=False)))
+    changed = {n for (n, a), b in zip(model.named_parameters(), plain.parameters()) if not a.any() and b.any()}
+    ends = ("attn.out.weight", "mlp.down.weight") if attention_init == "random" else ("mlp.down.weight",)
+    assert changed == {f"encoder.blocks.{layer}.{end}" for layer in range(2) for end in ends}
 
 
 def test_depth_scaled_shrinks_what_enters_the_residual_stream() -> None:

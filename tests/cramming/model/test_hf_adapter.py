@@ -28,7 +28,7 @@ from cramming.model.hf_adapter import (
 )
 from cramming.model.stock import stock_family
 
-from .conftest import BERT, CRAMMED, own_logits, padded, perturbed
+from .conftest import BERT, CRAMMED, PARTS, own_logits, padded, perturbed
 
 Save = Callable[[MaskedLM, Path], None]
 ROPE = replace(CRAMMED, positions="rope", local_window=6, global_every=2, rope_theta_local=500.0)
@@ -42,6 +42,7 @@ CASES = {
     "RMS norm": replace(CRAMMED, norm="rmsnorm", norm_bias=False, embedding_norm=False, activation="silu"),
     "post-norm": replace(CRAMMED, norm_order="post", final_norm=False, mlp="plain", activation="relu", token_types=2),
     "BERT, untied": replace(BERT, tie_embeddings=False, activation="gelu_tanh"),
+    **{name: replace(CRAMMED, **part) for name, part in PARTS.items()},
 }
 
 
@@ -86,7 +87,7 @@ def test_saved_by_transformers_and_read_again_is_the_same_model(case: str, tmp_p
 
 def test_every_choice_of_an_architecture_has_a_case() -> None:
     """A field of ModelConfig that no case changes would be one that the folder's code may ignore."""
-    trained_only = {"dropout", "attention_dropout", "init", "init_std", "attention_init"}
+    trained_only = {"dropout", "attention_dropout", "init", "init_std", "zero_residual", "attention_init"}
     sizes = {"vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length", "rope_theta_global"}
     for field in fields(ModelConfig):
         if field.name not in trained_only | sizes:

@@ -58,6 +58,7 @@ def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> N
         stock_bert,
         lambda: stock_bert(hidden_act="gelu_new", type_vocab_size=1, layer_norm_eps=1e-6),
         lambda: stock_bert(hidden_act="relu"),
+        lambda: stock_bert(hidden_act="relu2"),
         stock_modern,
         lambda: stock_modern(norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True),
         lambda: stock_modern(decoder_bias=False, tie_word_embeddings=False, global_attn_every_n_layers=2),

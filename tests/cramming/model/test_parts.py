@@ -1,0 +1,136 @@
+"""Every part that an architecture may have is what its paper says, and works with all that is done to a model.
+
+A new part is a row of `PARTS` in conftest.py and its lines in `plain_logits`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cramming.engine import Engine, StepStats
+from cramming.model.attention import Packing
+from cramming.model.config import ModelConfig
+from cramming.model.heads import MaskedLM
+from cramming.model.stock import stock_family
+
+from .conftest import BERT, IN_STOCK, MODERN, PARTS, own_logits, perturbed
+
+# The plainest model that has blocks: no biases, norms without parameters' names to look up, one text.
+PLAIN = replace(
+    MODERN, num_layers=4, vocab_size=60, local_window=None, mlp="plain", positions="none", head_transform=False,
+    decoder_bias=False, first_attn_norm=True, embedding_norm=False,
+)  # fmt: skip
+EVERYTHING = {name: value for part in PARTS.values() for name, value in part.items()}
+ROWS = Packing(torch.tensor([0, 16, 32, 48], dtype=torch.int32), 16, 16)
+DOCUMENTS = Packing(torch.tensor([0, 5, 16, 32, 40, 48], dtype=torch.int32), None, 16, 16)
+PLACES = torch.tensor([0, 3, 15, 16, 17, 30, 33, 40, 47])  # three in each row
+
+
+def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """Of one text, from the weights by name."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], None, config.norm_eps)
+
+    activation = {"gelu": F.gelu, "relu2": lambda x: F.relu(x) ** 2}[config.activation]
+    hidden = w["encoder.embeddings.tokens.weight"][ids]
+    for layer in range(config.num_layers):
+        own = f"encoder.blocks.{layer}."
+        x = norm(hidden, own + "attn_norm")
+        qkv = (x @ w[own + "attn.qkv.weight"].T).view(len(ids), 3, config.num_heads, config.head_size)
+        q, k, v = qkv.unbind(1)
+        scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
+        mixed = torch.einsum("hql,lhk->qhk", scores.softmax(-1), v)
+        hidden = hidden + mixed.flatten(1) @ w[own + "attn.out.weight"].T
+        inner = norm(hidden, own + "mlp_norm") @ w[own + "mlp.up.weight"].T
+        if config.mlp == "glu":
+            value, gate = inner.chunk(2, dim=-1)
+            inner = activation(value) * gate
+        else:
+            inner = activation(inner)
+        hidden = hidden + inner @ w[own + "mlp.down.weight"].T
+    logits = norm(hidden, "encoder.final_norm") @ w["encoder.embeddings.tokens.weight"].T
+    return config.logit_softcap * torch.tanh(logits / config.logit_softcap) if config.logit_softcap else logits
+
+
+def variant(part: str, config: ModelConfig = PLAIN) -> ModelConfig:
+    return replace(config, **(EVERYTHING if part == "everything" else PARTS[part]))
+
+
+def batch(packing: Packing) -> tuple[Tensor, Tensor, Packing, Tensor, Tensor]:
+    ids = torch.randint(0, 60, (48,))
+    positions = torch.cat([torch.arange(n) for n in packing.bounds_S.diff().tolist()])
+    return ids, positions, packing, PLACES, ids[PLACES]
+
+
+@pytest.mark.parametrize("part", [*PARTS, "everything"])
+@torch.no_grad()
+def test_it_computes_what_is_written_here(part: str) -> None:
+    config = variant(part)
+    model, ids = perturbed(MaskedLM(config), 0.2), torch.randint(0, 60, (20,))
+    torch.testing.assert_close(own_logits(model, [ids])[0], plain_logits(config, model.state_dict(), ids))
+
+
+@pytest.mark.parametrize("packing", [ROWS, DOCUMENTS], ids=["rows", "documents"])
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
+@pytest.mark.parametrize("part", [*PARTS, "everything"])
+def test_the_last_layer_at_the_targets_is_the_same_model(part: str, norm_order: Any, packing: Packing) -> None:
+    """Loss and gradients; the loss is also that of the logits."""
+    config, given, results = variant(part, replace(PLAIN, norm_order=norm_order)), batch(packing), []
+    for last_layer in ("all", "targets"):
+        torch.manual_seed(0)
+        model = perturbed(MaskedLM(config, last_layer=last_layer))
+        loss, correct = model(*given)
+        loss.backward()
+        results.append([loss, correct, *(p.grad for p in model.parameters())])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(results[0][0], F.cross_entropy(model.logits(*given[:4]), given[4], reduction="sum"))
+
+
+@pytest.mark.parametrize("part", [*PARTS, "everything"])
+@torch.no_grad()
+def test_packed_documents_equal_separate_ones(part: str) -> None:
+    model, texts = perturbed(MaskedLM(variant(part))), [torch.randint(0, 60, (n,)) for n in (7, 13, 28)]
+    for text, logits in zip(texts, own_logits(model, texts), strict=True):
+        torch.testing.assert_close(logits, own_logits(model, [text])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_compiler_takes_all_of_it_as_one_graph() -> None:
+    model, given = perturbed(MaskedLM(variant("everything"))), batch(ROWS)
+    loss, hits = torch.compile(model, backend="eager", fullgraph=True)(*given)
+    torch.testing.assert_close((loss, hits), model(*given))
+
+
+MEMORY: tuple[dict[str, Any], ...] = (
+    {"checkpoint_every": 2}, {"checkpoint_every": 1, "checkpoint": "selective"}, {"offload_activations": True},
+    {"offload_weights": True, "offload_optimizer": True},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", MEMORY, ids=lambda memory: next(iter(memory)))
+def test_a_trick_for_memory_changes_no_bit_of_it(
+    make_engine: Callable[..., Engine],
+    tiny_source: Any,
+    small_model: ModelConfig,
+    memory: dict[str, Any],
+    train: Callable[..., list[StepStats]],
+    weights: Callable[[Engine], list[Tensor]],
+) -> None:
+    model = variant("everything", small_model)
+    engines = [make_engine(model=model, **changes) for changes in (memory, {})]
+    found, expected = (train(engine, tiny_source, range(3)) for engine in engines)
+    assert [s.loss for s in found] == [s.loss for s in expected]
+    assert all(torch.equal(a, b) for a, b in zip(*map(weights, engines), strict=True))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_stock_export_is_written_for_what_stock_classes_lack(part: str) -> None:
+    for config, name in ((BERT, "bert"), (MODERN, "modernbert")):
+        expected = name if part in IN_STOCK and config.mlp == variant(part, config).mlp else None
+        assert stock_family(variant(part, config)) == expected
