@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """`kernel` is one of `KERNELS` or auto; `last_layer` names the tokens that the last layer is computed for."""
+    """`kernel` is one of `KERNELS` or auto; `last_layer`: the tokens that the late layers are computed for."""
 
     kernel: str
     last_layer: LastLayer

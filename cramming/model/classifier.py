@@ -41,7 +41,7 @@ class SequenceClassifier(nn.Module):
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
     ) -> Tensor:
-        """Logits [S, C], one row per sequence. Where only the first tokens count, the last block computes no others."""
+        """Logits [S, C], one row per sequence. Where only the first tokens count, the late layers compute no others."""
         bounds_S = packing.bounds_S
         if self.pooling is not _cls_pooling or packing.aligned_length is not None:
             pooled_SD = self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), bounds_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
-LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its last block
+LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its late layers
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
 
@@ -38,6 +38,10 @@ class ModelConfig:
     local_window: int | None = None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
     global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
     qk_norm: bool = False  # RMS norm of each head's queries and keys
+    # The last so many layers take keys and values from the states that enter the first of them (the stream that all
+    # tokens have), so each token's way through them depends on no other's: pretraining computes them at targets alone
+    # (`SparseQueries` of NarrowBERT, Li et al. 2023, section 2). With 1 the model is the usual one.
+    late_layers: int = 1
 
     mlp: Literal["plain", "glu"] = "plain"
     activation: Activation = "gelu"  # relu2: ReLU squared (So et al. 2021, Primer, section 4)
@@ -76,6 +80,10 @@ class ModelConfig:
             self.local_window is None or self.local_window >= 2, f"local_window={self.local_window} must be 2 or more"
         )
         _require(not (self.norm == "rmsnorm" and self.norm_bias), "norm=rmsnorm has no bias: set norm_bias=false")
+        _require(
+            1 <= self.late_layers <= self.num_layers,
+            f"late_layers={self.late_layers} must be from 1 to num_layers={self.num_layers}",
+        )
         _require(self.token_types >= 0, f"token_types={self.token_types} must not be negative")
         for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local"):
             _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
@@ -141,7 +149,7 @@ def flops_per_token(
 
     C is the mean number of keys a query sees: L in a global layer; in a local one of half window W, what fits of 2 W +
     1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents packed
-    into a row attend to less than is counted. A last layer computed at the targets only has the share t of all but its
+    into a row attend to less than is counted. A late layer computed at the targets only has the share t of all but its
     keys and values, so t * (2 (2 D^2 + D G + F D) + 4 D C) + 4 D^2 of it is counted. Embedding lookups, norms,
     activations, softmax and the optimizer are not counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is
     recomputation.
@@ -152,7 +160,8 @@ def flops_per_token(
     keys = [_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)]
     body = matrices + 4 * width * sum(keys)
     if last_layer == "targets":
-        at_targets = 2 * (2 * width * width + width * up + inner * width) + 4 * width * keys[-1]
+        late = config.late_layers
+        at_targets = late * 2 * (2 * width * width + width * up + inner * width) + 4 * width * sum(keys[-late:])
         body -= (1 - targets_per_token) * at_targets
     head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
     return 3.0 * (body + targets_per_token * head)

@@ -14,6 +14,8 @@ from .config import ModelConfig
 from .init import initialize
 from .layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
+Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
+
 
 class Embeddings(nn.Module):
     """Token, position and token-type vectors, summed, then norm and dropout."""
@@ -55,9 +57,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
-        """[T, D], or [M, D] of the layout's query subset."""
-        q, k, v = self._project(x_TD, layout)
+    def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None) -> Tensor:
+        """[T, D], or [M, D] of the layout's query subset. With a context `x` holds the queries' states alone."""
+        q, k, v = self._project(x_TD, layout, context_TD)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
@@ -66,15 +68,16 @@ class Attention(nn.Module):
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         return self.out(mixed_THK.flatten(1))
 
-    def _project(self, x_TD: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    def _project(self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of the query subset, keys and values of all tokens."""
-        if layout.queries_M is None:
+        if layout.queries_M is None and context_TD is None:
             return self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
         width = x_TD.shape[1]
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
-        q_MD = F.linear(layout.at_queries(x_TD), weight_q, bias_q)
-        k, v = F.linear(x_TD, weight_kv, bias_kv).view(-1, 2, self.heads, self.head_size).unbind(1)
+        x_MD, keys_TD = (layout.at_queries(x_TD), x_TD) if context_TD is None else (x_TD, context_TD)
+        q_MD = F.linear(x_MD, weight_q, bias_q)
+        k, v = F.linear(keys_TD, weight_kv, bias_kv).view(-1, 2, self.heads, self.head_size).unbind(1)
         return q_MD.view(-1, self.heads, self.head_size), k, v
 
 
@@ -90,13 +93,17 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout) -> Tensor:
-        """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all."""
-        kept = layout.at_queries(hidden_TD)
+    def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None) -> Tensor:
+        """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all.
+
+        With `context_TD` keys and values are made from it, and `hidden` is of the query subset already.
+        """
+        kept = layout.at_queries(hidden_TD) if context_TD is None else hidden_TD
         if self.pre:
-            kept = kept + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout))
+            context_TD = None if context_TD is None else self.attn_norm(context_TD)
+            kept = kept + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout, context_TD))
             return kept + self.dropout(self.mlp(self.mlp_norm(kept)))
-        kept = self.attn_norm(kept + self.dropout(self.attn(hidden_TD, rope, layout)))
+        kept = self.attn_norm(kept + self.dropout(self.attn(hidden_TD, rope, layout, context_TD)))
         return self.mlp_norm(kept + self.dropout(self.mlp(kept)))
 
 
@@ -118,21 +125,34 @@ class Encoder(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
 
-        With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the last block computes no
-        others: of its 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
+        With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the late layers compute no
+        others: of their 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
         """
         hidden = self.embeddings(ids_T, positions_T, token_types_T)
         windows = {self.config.half_window(layer): None for layer in range(len(self.blocks))}  # in the layers' order
         shared = {window: self._shared(window, positions_T, packing) for window in windows}
-        last = len(self.blocks) - 1
+        first_late = len(self.blocks) - self.config.late_layers
         for layer, block in enumerate(self.blocks):
+            if layer == first_late:
+                context_TD, shared = hidden, self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]
-            if layer == last and queries_M is not None:
-                layout = attention.restrict(layout, queries_M, ids_T.shape[0]) or layout
-            hidden = block(hidden, rope, layout)
+            hidden = block(hidden, rope, layout, context_TD if layer > first_late else None)
         if queries_M is not None and layout.queries_M is None:
             hidden = hidden.index_select(0, queries_M)
         return self.final_norm(hidden)
+
+    def _restricted(self, shared: Shared, queries_M: Tensor | None, num_tokens: int) -> Shared:
+        """What the late layers share: of the query subset, where there is one and all of their kernels can do that."""
+        if queries_M is None:
+            return shared
+        layers = range(len(self.blocks))[-self.config.late_layers :]
+        windows = {self.config.half_window(layer): shared[self.config.half_window(layer)] for layer in layers}
+        found = {
+            window: (rope, restricted)
+            for window, (rope, layout) in windows.items()
+            if (restricted := attention.restrict(layout, queries_M, num_tokens)) is not None
+        }
+        return found if len(found) == len(windows) else shared
 
     def _shared(self, window: int | None, positions_T: Tensor, packing: Packing) -> tuple[Rope | None, Layout]:
         """What all blocks with this window share: rotary tables and attention layout."""

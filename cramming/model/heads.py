@@ -179,8 +179,9 @@ def linear_cross_entropy(
 class MaskedLM(nn.Module):
     """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.
 
-    `last_layer` says for which tokens the last block is computed: all of them, or the targets, which is all that the
-    loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a time, None for what suits the device.
+    `last_layer` says for which tokens the late layers (`config.late_layers`, usually one) are computed: all of them, or
+    the targets, which is all that the loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a
+    time, None for what suits the device.
     """
 
     def __init__(

@@ -158,7 +158,8 @@ def _modern_read(node: Node) -> Node:
 
 
 _SHARED = {
-    "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "head_transform": True, "logit_softcap": None,
+    "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "late_layers": 1, "head_transform": True,
+    "logit_softcap": None,
 }  # fmt: skip
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 

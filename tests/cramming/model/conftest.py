@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "relu2 glu": {"activation": "relu2", "mlp": "glu"},
     "softcap": {"logit_softcap": 0.8},
     "zero residual": {"zero_residual": True},
+    "late layers": {"late_layers": 2},
 }
 IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own classes have, or which train only
 

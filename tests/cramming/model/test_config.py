@@ -132,6 +132,7 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"layers": 3}, "model.layers: unknown setting"),
         ({"dropout": 1.0}, "dropout=1.0 must be in"),
         ({"norm": "rmsnorm"}, "norm_bias=false"),
+        ({"late_layers": 4, "num_layers": 3}, "late_layers=4 must be from 1 to num_layers=3"),
         ({"num_layers": 0}, "num_layers=0 must be at least 1"),
         ({"local_window": 1}, "local_window=1"),
         ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),

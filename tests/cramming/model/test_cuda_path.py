@@ -24,7 +24,7 @@ from .conftest import PACKINGS, SUBSET, TOKENS
 SMALL = ("hidden_size=32", "num_heads=2", "intermediate_size=32", "vocab_size=64", "max_length=32")
 MODELS: dict[str, tuple[str, ...]] = {
     "bert-base": ("num_layers=2",),
-    "crammed-bert": ("num_layers=2",),
+    "crammed-bert": ("num_layers=3", "late_layers=2"),
     "modern": ("num_layers=3", "local_window=8", "global_every=2"),
 }
 

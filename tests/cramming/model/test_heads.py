@@ -160,12 +160,15 @@ def test_masked_lm_loss_is_cross_entropy_of_its_logits(tie: bool) -> None:
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize(("last_window", "qk_norm"), [(None, True), (6, False)])
-def test_last_layer_at_the_targets_is_the_same_model(
-    norm_order: str, documents: bool, last_window: int | None, qk_norm: bool
+@pytest.mark.parametrize(
+    ("last_window", "qk_norm", "late_layers", "kernel"),
+    [(None, True, 1, "auto"), (6, False, 1, "auto"), (6, True, 3, "sdpa"), (6, False, 2, "products")],
+)
+def test_late_layers_at_the_targets_are_the_same_model(
+    norm_order: str, documents: bool, last_window: int | None, qk_norm: bool, late_layers: int, kernel: str
 ) -> None:
-    config = replace(CONFIG, positions="rope", norm_order=norm_order, qk_norm=qk_norm)
-    config = replace(config, attention_bias=qk_norm, local_window=last_window, global_every=2)
+    config = replace(CONFIG, num_layers=4, late_layers=late_layers, positions="rope", norm_order=norm_order)
+    config = replace(config, qk_norm=qk_norm, attention_bias=qk_norm, local_window=last_window, global_every=2)
     ids = torch.randint(0, 60, (48,))
     bounds = torch.tensor([0, 5, 16, 32, 40, 48] if documents else [0, 16, 32, 48], dtype=torch.int32)
     packing = Packing(bounds, None if documents else 16, 16, 16)
@@ -174,9 +177,14 @@ def test_last_layer_at_the_targets_is_the_same_model(
     results = []
     for last_layer in ("all", "targets"):
         torch.manual_seed(0)
-        model = MaskedLM(config, last_layer=last_layer)
+        model = MaskedLM(config, kernel, last_layer)
+        mlp_tokens: list[int] = []
+        for block in model.encoder.blocks:
+            block.mlp.register_forward_hook(lambda _, __, out, seen=mlp_tokens: seen.append(len(out)))
         loss, correct = model(ids, positions, packing, places, ids[places])
         loss.backward()
+        late = 9 if last_layer == "targets" else 48
+        assert mlp_tokens == [48] * (4 - late_layers) + [late] * late_layers
         results.append([loss, correct] + [p.grad for p in model.parameters() if p.grad is not None])
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)

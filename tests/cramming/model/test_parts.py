@@ -39,11 +39,15 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
 
     activation = {"gelu": F.gelu, "relu2": lambda x: F.relu(x) ** 2}[config.activation]
     hidden = w["encoder.embeddings.tokens.weight"][ids]
+    states = []
     for layer in range(config.num_layers):
         own = f"encoder.blocks.{layer}."
-        x = norm(hidden, own + "attn_norm")
-        qkv = (x @ w[own + "attn.qkv.weight"].T).view(len(ids), 3, config.num_heads, config.head_size)
-        q, k, v = qkv.unbind(1)
+        states.append(hidden)
+        context = states[min(layer, config.num_layers - config.late_layers)]
+        weights_q, weights_kv = w[own + "attn.qkv.weight"].split([config.hidden_size, 2 * config.hidden_size])
+        q = (norm(hidden, own + "attn_norm") @ weights_q.T).view(len(ids), config.num_heads, -1)
+        kv = norm(context, own + "attn_norm") @ weights_kv.T
+        k, v = kv.view(len(ids), 2, config.num_heads, -1).unbind(1)
         scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
         mixed = torch.einsum("hql,lhk->qhk", scores.softmax(-1), v)
         hidden = hidden + mixed.flatten(1) @ w[own + "attn.out.weight"].T
