@@ -120,7 +120,7 @@ class HuggingFaceTrainer(Workload):
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
                 output_dir=folder, per_device_train_batch_size=rows, max_steps=count + 1, optim="adamw_torch_fused",
-                max_grad_norm=o.clip or 0.0, learning_rate=o.peak_learning_rate(rows), weight_decay=o.weight_decay,
+                max_grad_norm=o.clip or 0.0, learning_rate=self.config.peak_learning_rate, weight_decay=o.weight_decay,
                 adam_beta1=o.betas[0], adam_beta2=o.betas[1], adam_epsilon=o.eps, bf16=self.precision == "bf16",
                 fp16=self.precision == "fp16", use_cpu=self.device.type == "cpu", report_to="none", disable_tqdm=True,
                 save_strategy="no", logging_strategy="no",

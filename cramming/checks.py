@@ -122,7 +122,7 @@ class Config(RootConfig):
     @property
     def peak_learning_rate(self) -> float:
         """At the full batch."""
-        return self.optim.peak_learning_rate(self.train.batch_size)
+        return self.optim.peak_learning_rate(self.train.batch_size, self.model.hidden_size)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,10 @@ def build_all(settings: dict[str, Any]) -> list[Any]:
     config, source = Config.of(settings), SOURCES[settings["data"]["source"]].config_class
     sections = {name: build(cls, settings[name], name) for name, cls in SECTIONS.items()}
     sections["data"] = build(source, settings["data"], "data")
-    for name, built in (*sections.items(), *((n, getattr(config, n)) for n in settings.keys() - sections.keys())):
+    for name, built in (
+        *sections.items(),
+        *((n, getattr(config, n)) for n in settings.keys() - sections.keys() - {"scale"}),
+    ):
         if isinstance(settings[name], dict):  # Hydra refuses a setting that is in none of the files
             assert set(settings[name]) == {field.name for field in dataclasses.fields(built)}, name
     return [config, *sections.values()]

@@ -176,7 +176,7 @@ class Workload:
 
     def learning_rate(self, step: int) -> float:
         """Constant after a warm-up."""
-        return self.optim.peak_learning_rate(self.train.batch_size) * min(1.0, (step + 1) / WARMUP_STEPS)
+        return self.config.peak_learning_rate * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
 class Candidate(Workload):

@@ -26,6 +26,26 @@ class LearningRateScale:
     rule: Literal["linear", "sqrt"]
     base_batch: Count
 
+    def factor(self, batch_size: int) -> float:
+        """By which the learning rate is multiplied for batches of `batch_size` sequences."""
+        ratio = batch_size / self.base_batch
+        return ratio if self.rule == "linear" else ratio**0.5
+
+
+@dataclass(frozen=True)
+class LearningRateWidth:
+    """`optim.lr` is for a model of width `base_width`; others take it times (width / base_width) ** power.
+
+    Power -1 is right for hidden matrices under Adam, 0 for embeddings (Yang et al. 2022, table 8): one is between.
+    """
+
+    base_width: Count
+    power: float
+
+    def factor(self, width: int) -> float:
+        """By which the learning rate is multiplied for a model of this width."""
+        return float((width / self.base_width) ** self.power)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -34,15 +54,14 @@ class OptimConfig:
     name: str
     lr: Positive
     lr_scale: LearningRateScale | None
+    lr_width: LearningRateWidth | None
     weight_decay: NotNegative
     clip: Positive | None
 
-    def peak_learning_rate(self, batch_size: int) -> float:
-        """The peak for a batch of `batch_size` sequences."""
-        if self.lr_scale is None:
-            return self.lr
-        ratio = batch_size / self.lr_scale.base_batch
-        return self.lr * (ratio if self.lr_scale.rule == "linear" else ratio**0.5)
+    def peak_learning_rate(self, batch_size: int, width: int) -> float:
+        """The peak for a batch of `batch_size` sequences and a model of this hidden size."""
+        rate = self.lr * self.lr_scale.factor(batch_size) if self.lr_scale else self.lr
+        return rate * self.lr_width.factor(width) if self.lr_width else rate
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         """The optimizer over these parameter groups."""

@@ -12,7 +12,7 @@ from cramming.config import choose
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig, build_optimizer, parameter_groups
 
 LR, DECAY, EPS, BETAS = 0.1, 0.05, 1e-6, (0.9, 0.98)
-COMMON = {"lr": 1e-2, "lr_scale": None, "weight_decay": 0.01, "clip": None}
+COMMON = {"lr": 1e-2, "lr_scale": None, "lr_width": None, "weight_decay": 0.01, "clip": None}
 OWN: dict[str, dict[str, Any]] = {"adagrad": {"eps": 1e-8}, "sgd": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
 ADAM = {"betas": [0.9, 0.98], "eps": 1e-8}
 
@@ -92,7 +92,15 @@ def test_values_that_make_no_optimizer(name: str, changes: dict[str, Any], says:
 @pytest.mark.parametrize(("rule", "rate"), [("linear", 0.04), ("sqrt", 0.02)])
 def test_the_learning_rate_follows_the_batch(rule: str, rate: float) -> None:
     scaled = config("lamb", lr_scale={"rule": rule, "base_batch": 8})
-    assert scaled.peak_learning_rate(32) == pytest.approx(rate)
+    assert scaled.peak_learning_rate(32, 64) == pytest.approx(rate)
+
+
+def test_the_learning_rate_follows_the_width() -> None:
+    by_width = {"base_width": 768, "power": -0.5}
+    assert config("adamw").peak_learning_rate(32, 192) == config("adamw").lr
+    assert config("adamw", lr_width=by_width).peak_learning_rate(32, 768) == config("adamw").lr
+    both = config("adamw", lr_width=by_width, lr_scale={"rule": "linear", "base_batch": 8})
+    assert both.peak_learning_rate(32, 192) == pytest.approx(2 * 4 * config("adamw").lr)
 
 
 def layerwise(name: str) -> OptimConfig:
