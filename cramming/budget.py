@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import psutil
 
@@ -31,11 +31,16 @@ from cramming.journal import (
 )
 
 COUNTER = "NVML energy counter"  # where the record's energy is from
+TIMERS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """Exactly one limit: wall-clock hours, exaFLOPs of model compute, tokens, or optimizer steps."""
+    """Exactly one limit: hours, exaFLOPs of model compute, tokens, or optimizer steps.
+
+    `clock` says which seconds count: those of the wall, or those that the CPU's cores gave to this process, so that what
+    else runs on the machine costs nothing. The closed division has the wall clock.
+    """
 
     hours: Positive | None
     exaflops: Positive | None
@@ -43,6 +48,7 @@ class BudgetConfig:
     steps: Count | None
     heartbeat_seconds: Annotated[float, Within(lambda s: 0 < s <= MAX_HEARTBEAT_SECONDS, "above 0 and at most 5")]
     minutes: Positive | None = None  # another way to write hours
+    clock: Literal["wall", "cpu"] = "wall"
 
     def __post_init__(self) -> None:
         given = {name: value for name in (*get_args(Unit), "minutes") if (value := getattr(self, name)) is not None}
@@ -61,6 +67,11 @@ class BudgetConfig:
     def limit(self) -> float:
         """The limit in that unit."""
         return float(limits_of(vars(self))[self.unit])
+
+    @property
+    def timer(self) -> Callable[[], float]:
+        """Seconds of `clock`, from an arbitrary start."""
+        return TIMERS[self.clock]
 
 
 @dataclass
@@ -160,7 +171,7 @@ class BudgetClock:
     ):
         """`joules`: what the GPU has used so far, None where nothing tells; `corpus`: its manifest's SHA-256."""
         self.config, self.journal, self._joules, self._joules_before = config, journal, joules, joules()
-        self._began = time.monotonic() - process_age_seconds()
+        self._began = config.timer() - process_age_seconds() if config.clock == "wall" else 0.0
         events = read_journal(journal)
         self.process = len(processes_of(events))
         self.earlier_seconds = spent_seconds(events)
@@ -175,7 +186,7 @@ class BudgetClock:
         if self.has_ended:
             return
         self._file = Journal(journal)
-        self._write("start", unit=config.unit, limit=config.limit, corpus=corpus)
+        self._write("start", unit=config.unit, limit=config.limit, clock=config.clock, corpus=corpus)
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
 
@@ -209,7 +220,7 @@ class BudgetClock:
 
     def elapsed_seconds(self) -> float:
         """Seconds charged so far, earlier processes included."""
-        return self.earlier_seconds + time.monotonic() - self._began
+        return self.earlier_seconds + self.config.timer() - self._began
 
     def spent(self) -> float:
         """What is charged so far, in the budget's unit."""
@@ -260,6 +271,7 @@ class BudgetClock:
         return {
             "unit": self.config.unit,
             "limit": self.config.limit,
+            "clock": self.config.clock,
             "spent": seconds / 3600 if timed else self.spent(),
             "spent_seconds": seconds,
             "overrun_seconds": max(0.0, seconds - 3600 * self.config.limit) if timed else 0.0,
@@ -299,7 +311,7 @@ class BudgetClock:
 
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
-            work, now = asdict(self.work), time.monotonic()  # in this order: no step ended after this entry's time
+            work, now = asdict(self.work), self.config.timer()  # in this order: no step ended after this entry's time
             row = {
                 "event": event,
                 "process": self.process,
@@ -312,4 +324,4 @@ class BudgetClock:
                 **more,
             }
             self._file.write(row)
-            self._synced = now
+            self._synced = time.monotonic()

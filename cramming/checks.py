@@ -198,6 +198,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),
         ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision=bf16, or precision.residual=fp32",
     ),
+    (
+        "budget.clock",
+        lambda c, p: c.budget.clock == "cpu" and p.kind != "cpu",
+        ": does not see what a GPU does; set budget.clock=wall",
+    ),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
     ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),
     (

@@ -27,7 +27,7 @@ _RESTORE = "restore the file, without which the run can neither go on nor be ran
 class Event(TypedDict):
     """One line of `budget.jsonl`, for example {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ...}.
 
-    Seconds are of `time.monotonic`. A `resume` within a process takes back a step that ended after the deadline. Before
+    Seconds are of `time.monotonic`, or of `time.process_time` where a start says `clock: cpu`. A `resume` within a process takes back a step that ended after the deadline. Before
     rules version 5 there were no `previous`, no limit and no checkpoints.
     """
 
@@ -41,8 +41,9 @@ class Event(TypedDict):
     slowest_update_seconds: NotRequired[float]  # the longest update so far, for a resume's prediction
     joules: NotRequired[float]  # of the GPU, in this process
     wall: NotRequired[float]
-    unit: NotRequired[Unit]  # of a start, as are the next two
+    unit: NotRequired[Unit]  # of a start, as are the next three
     limit: NotRequired[float]
+    clock: NotRequired[str]
     corpus: NotRequired[str | None]
     sha256: NotRequired[str]  # of a checkpoint and a resume
     reason: NotRequired[EndReason]

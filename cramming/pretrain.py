@@ -146,6 +146,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
     batches = micro_batch_stream(state)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
     recent = deque[StepStats](maxlen=config.train.log_every)
+    timer = config.budget.timer
     began = last_save = time.monotonic()
     tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
     is_kept = True
@@ -164,12 +165,12 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 reason = "stopped"
                 break
 
-            step_began, graphs, size = time.monotonic(), compiled_graphs(), step_size(state, progress)
+            step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
-            data_wait = time.monotonic() - step_began
+            data_wait = timer() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
             is_whole = engine.forward_backward(step_batches, stop.is_set)
-            update_began = time.monotonic()
+            update_began = timer()
             fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
             fits, stopped = map(bool, mesh.broadcast(fits, stop.is_set()))
             if not fits:  # the update would end after the deadline
@@ -178,7 +179,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 break
             stats = engine.update(learning_rate)
             if not stats.skipped:  # a skipped one says nothing about how long an update takes
-                update_seconds = time.monotonic() - update_began
+                update_seconds = timer() - update_began
             is_kept = clock is None or clock.step_synchronised(update_seconds)
             if not is_kept:
                 continue
@@ -189,7 +190,7 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
             if clock is None:
                 continue
 
-            seconds, compiled = time.monotonic() - step_began, compiled_graphs() != graphs
+            seconds, compiled = timer() - step_began, compiled_graphs() != graphs
             pace.note(size.micro_batches, seconds, update_seconds, compiled)
             recent.append(stats)
             before, reached = reached, clock.progress()
@@ -248,7 +249,7 @@ def warn(state: TrainState, judge: Judge) -> None:
     assert state.clock
     budget, record = state.clock.config, load_record(state.folder)
     seconds = 3600 * budget.limit if budget.unit == "hours" else state.clock.elapsed_seconds()
-    known = {**record["pretrain"], **state.setup(), "budget": {"spent_seconds": seconds}}
+    known = {**record["pretrain"], **state.setup(), "budget": {"spent_seconds": seconds, "clock": budget.clock}}
     for broken in judge({**record, "pretrain": known}):
         say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
 
@@ -271,9 +272,10 @@ def validate_if_it_fits(state: TrainState, progress: float, pace: Pace, step_mic
             " (train.validations, train.validation_tokens)"
         )
         return
-    began, graphs = time.monotonic(), compiled_graphs()
+    timer = state.config.budget.timer
+    began, graphs = timer(), compiled_graphs()
     state.validate(progress)
-    seconds = time.monotonic() - began
+    seconds = timer() - began
     pace.note_validation(batches, seconds, compiled_graphs() != graphs)
     say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 

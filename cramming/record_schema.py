@@ -175,6 +175,7 @@ class Corpus:
 class Budget:
     unit: Text
     limit: Number
+    clock: Text  # wall | cpu; before there was a choice, nothing
     spent: Number
     spent_seconds: Number
     overrun_seconds: Number

@@ -59,7 +59,10 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
 
 
 def _uncharged_seconds(events: Sequence[Event]) -> float:
-    """The machine slept, somebody set its clock, or the seconds: none of these shows which."""
+    """The machine slept, somebody set its clock, or the seconds: none of these shows which. Time of the CPU is another
+    clock, and tells nothing of it."""
+    if any(event.get("clock") == "cpu" for event in events):
+        return 0.0
     found: dict[int, list[float]] = {}
     for event in events:
         if isinstance(wall := event.get("wall"), float):

@@ -48,6 +48,21 @@ def test_a_budget_has_one_limit_above_zero_and_a_heartbeat_of_at_most_five_secon
         build(BudgetConfig, plain | settings, "budget")
 
 
+def test_the_cpu_clock_charges_work_and_no_waiting(tmp_path: Path) -> None:
+    """It counts since the process began, whatever this one has done before."""
+    clock = BudgetClock(config(hours=1, clock="cpu"), tmp_path / "budget.jsonl")
+    began = clock.elapsed_seconds()
+    assert 0 < began <= time.process_time()
+    time.sleep(0.3)
+    waited = clock.elapsed_seconds() - began
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        sum(range(1000))
+    clock.close("finished")
+    assert waited < 0.2 <= clock.elapsed_seconds() - began
+    assert clock.summary()["clock"] == "cpu" and read_journal(tmp_path / "budget.jsonl")[0]["clock"] == "cpu"
+
+
 class TestHeartbeat:
     def test_heartbeats_come_in_time_while_the_process_is_busy(self, tmp_path: Path, young: None) -> None:
         journal = tmp_path / "budget.jsonl"

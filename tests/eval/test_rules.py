@@ -289,7 +289,10 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["environment"].pop("device"),
         lambda r: r.update(resumed=[{**r["environment"], "device": {"kind": "cpu", "name": "another"}}]),
     ],
-    "R11": [lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0)],
+    "R11": [
+        lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0),
+        lambda r: r["pretrain"]["budget"].update(clock="cpu"),
+    ],
     "R12": [lambda r: r["pretrain"].update(objective="causal")],
     "R13": [
         lambda r: r["pretrain"].update(init="bert-base-uncased"),
