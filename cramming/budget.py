@@ -38,8 +38,8 @@ TIMERS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "cpu": time.pr
 class BudgetConfig:
     """Exactly one limit: hours, exaFLOPs of model compute, tokens, or optimizer steps.
 
-    `clock` says which seconds count: those of the wall, or those that the CPU's cores gave to this process, so that what
-    else runs on the machine costs nothing. The closed division has the wall clock.
+    `clock` says which seconds count: those of the wall, or those for which this process's threads had a core, so that
+    whatever else runs on the machine costs nothing. The closed division has the wall clock.
     """
 
     hours: Positive | None

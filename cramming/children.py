@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
 
 
-def run_or_exit(arguments: Sequence[str]) -> None:
-    """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0."""
-    code = run_process([sys.executable, "-m", "cramming", *arguments])
+def run_or_exit(arguments: Sequence[str], stdout: int | None = None) -> None:
+    """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0. Its output
+    may go elsewhere."""
+    code = run_process([sys.executable, "-m", "cramming", *arguments], stdout)
     if code != 0:
         sys.exit(code if code > 0 else 128 - code)
 
 
-def run_process(command: list[str]) -> int:
+def run_process(command: list[str], stdout: int | None = None) -> int:
     """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way.
 
     Where it was so near its end that it still ends well, the signal is ours: nobody asked for what would come next.
@@ -36,7 +37,7 @@ def run_process(command: list[str]) -> int:
     previous = signal.signal(signal.SIGTERM, pass_on)
     try:
         ended_with_us = _end_with_parent(os.getpid()) if sys.platform == "linux" else None
-        children.append(subprocess.Popen(command, preexec_fn=ended_with_us, env=_environment_as_given()))
+        children.append(subprocess.Popen(command, preexec_fn=ended_with_us, env=environment_as_given(), stdout=stdout))
         if asked:
             children[0].terminate()
         while (code := children[0].poll()) is None:
@@ -53,7 +54,7 @@ def run_process(command: list[str]) -> int:
     return code
 
 
-def _environment_as_given() -> dict[str, str]:
+def environment_as_given() -> dict[str, str]:
     """Without what torch, where this process has imported it, has set: a child would take that for the user's."""
     ours = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
     return {**ours, **GIVEN_CACHES}

@@ -42,6 +42,11 @@ VERBS = {
         "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules.table:foreseen"
     ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
+    "duel": Verb(
+        "eval.duel.main:main",
+        "which of two recipes is better under one budget, by pairs of runs; duel ladder",
+        "duel.what",
+    ),
     "bench": Verb("cramming.bench.main:main", "measure every trick's speed and memory, and judge what it learns"),
     "study": Verb(
         "eval.extras.study:main",

@@ -27,8 +27,9 @@ _RESTORE = "restore the file, without which the run can neither go on nor be ran
 class Event(TypedDict):
     """One line of `budget.jsonl`, for example {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ...}.
 
-    Seconds are of `time.monotonic`, or of `time.process_time` where a start says `clock: cpu`. A `resume` within a process takes back a step that ended after the deadline. Before
-    rules version 5 there were no `previous`, no limit and no checkpoints.
+    Seconds are of `time.monotonic`, or of `time.process_time` where a start says `clock: cpu`. A `resume` within a
+    process takes back a step that ended after the deadline. Before rules version 5 there were no `previous`, no limit
+    and no checkpoints.
     """
 
     event: Literal["start", "heartbeat", "checkpoint", "resume", "end"]

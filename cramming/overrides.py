@@ -4,15 +4,18 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn, cast, get_args
 
-from cramming.config import UserError, config_folder
+from cramming.config import UserError, config_folder, require
 
+JSON = "--json"  # with `duel`: what it prints is for a program
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
+SIDE = re.compile(r"\+{0,2}(?:duel\.)?(base|candidate)")
 
 
 class Words(NamedTuple):
@@ -33,7 +36,7 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     """Tell flags from settings; UserError for a flag that neither we nor Hydra know."""
     parser = _Parser(prog=f"cramming {verb}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for names in ((CHECK,), ("--resolve",), ("--shell-completion", "-sc")):
+    for names in ((CHECK,), (JSON,), ("--resolve",), ("--shell-completion", "-sc")):
         parser.add_argument(*names, action="store_true")
     for names in (("--package", "-p"), ("--config-dir", "-cd")):
         parser.add_argument(*names)
@@ -43,17 +46,21 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
-    flags = [word for word in words if word not in (CHECK, *found.overrides)]
-    return Words(with_quotes(with_implied(found.overrides)), flags, found.check, found.multirun)
+    require(not found.json or verb == "duel", f"{JSON}: is for the verb duel")
+    overrides = [*found.overrides, *["duel.json=true"] * found.json]
+    flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
+    return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
 
 
 def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The root configuration with these overrides, as every verb's `main` gets it; Hydra's own errors for mistakes."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    running = GlobalHydra.instance().is_initialized()  # within a verb; it has the same folder
+    with nullcontext() if running else initialize_config_dir(str(config_folder()), version_base="1.3"):
         settings = OmegaConf.to_container(hydra_compose("config", with_implied(overrides)), resolve=True)
     return cast(dict[str, Any], settings)
 
@@ -77,6 +84,10 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
 
 def _written_out(override: str) -> str:
     name, _, value = override.partition("=")
+    if side := SIDE.fullmatch(name):  # its value is a line of overrides, which Hydra's grammar wants in quotes
+        quote = '"' if "'" in value else "'"
+        is_read = value == "null" or value[:1] in ("'", '"')
+        return f"duel.{side[1]}={value if is_read else quote + value + quote}"
     if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
         return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
     for form, meant in SHORT:

@@ -15,13 +15,19 @@ WIDE = 100  # columns of a terminal that has room for all of a bar's
 _console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
 
+def use_stderr() -> None:
+    """Have all that is said go to stderr from now on: stdout is for a program."""
+    global _console
+    _console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
 def say(message: str) -> None:
     """Print one plain line (above a running bar, if there is one)."""
     if _console.is_terminal:
         _console.print(message, markup=False)
         return
     try:
-        print(message, flush=True)
+        print(message, flush=True, file=_console.file)
     except OSError as error:  # without its name it would be taken for an error of what is being made
         error.filename = "standard output"
         raise

@@ -30,6 +30,7 @@ STYLE = {
 }  # fmt: skip
 POINTS = 300  # per line; more cannot be seen at this size
 BAR_COLOURS = {"pretrained": COLOURS[0], "untrained": COLOURS[4], "published": "#9aa3ad"}
+VERDICT_COLOURS = {"win": COLOURS[2], "loss": COLOURS[1], "equivalent": COLOURS[0], "undecided": "#9aa3ad"}
 LEGEND_COLUMNS = 4
 _COUNTS = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"), (1.0, ""))
 
@@ -48,6 +49,16 @@ class Bar(NamedTuple):
     value: float
     spread: float | None
     kind: str
+
+
+class Interval(NamedTuple):
+    """One line of the plot of differences; `verdict` one of win, loss, equivalent, undecided."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    verdict: str
 
 
 def training(curves: Sequence[Curve]) -> "Figure | None":
@@ -92,6 +103,26 @@ def scores(bars: Sequence[Bar], title: str) -> "Figure | None":
         axes.set_yticks(range(len(ordered)), labels)
         axes.set_xlim(min(0.0, ordered[0].value), 105)
         axes.set_ylim(-0.6, len(ordered) - 0.4)
+        axes.grid(axis="y", visible=False)
+    return figure
+
+
+def intervals(rows: Sequence[Interval], title: str) -> "Figure | None":
+    """Differences with their intervals, one line each, the first on top, beside a line at zero; None without any."""
+    if not rows:
+        return None
+    labels = [_label(row.label) for row in rows]
+    margin = 0.3 + 0.075 * max(map(len, labels))
+    with _styled():
+        figure = _figure(9.0, 0.7 + 0.26 * len(rows), left=margin, right=0.2, top=0.1, bottom=0.52)
+        axes = figure.add_subplot(1, 1, 1, xlabel=title)
+        axes.axvline(0.0, color=INK, linewidth=0.8)
+        for place, row in enumerate(reversed(rows)):
+            colour = VERDICT_COLOURS[row.verdict]
+            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+            axes.plot(row.mean, place, "o", color=colour, markersize=5)
+        axes.set_yticks(range(len(rows)), labels[::-1])
+        axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.grid(axis="y", visible=False)
     return figure
 

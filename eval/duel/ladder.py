@@ -1,0 +1,178 @@
+"""What the ledger says: one duel in a sentence, all duels as a table, a picture and JSON."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cramming.files import write_atomically
+from cramming.progress import say, show_table
+from eval.duel.ledger import Duel, Ledger
+from eval.duel.sequential_test import FIRST_LOOK, Look
+from eval.report.plots import Interval, intervals, svg
+
+HEADERS = ("candidate", "against", "budget", "pairs", "difference", "interval", "p", "reaches base at", "verdict")
+SAID = {
+    "win": "wins, its {measure} is lower by {gain:.4f}",
+    "loss": "loses, its {measure} is higher by {cost:.4f}",
+    "equivalent": "makes no difference above {delta:g}, its {measure} differs by {mean:+.4f}",
+    "undecided": "neither wins nor loses yet, its {measure} differs by {mean:+.4f}",
+}
+MEASURES = {"loss": ("pinned validation loss", "nats"), "bits_per_byte": ("bits per byte", "bits")}
+
+
+def numbers(state: Look) -> str:
+    """The test's state in words."""
+    if state.pairs < FIRST_LOOK:
+        return f"mean difference {state.mean:+.4f}; the test begins with {FIRST_LOOK} pairs"
+    more = "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
+    return f"mean difference {state.mean:+.4f} [{state.low:+.4f}, {state.high:+.4f}], p {p_text(state.p)}{more}"
+
+
+def p_text(p: float) -> str:
+    """The p-value; those below a thousandth are not told apart (sequential_test.py)."""
+    return "<=0.001" if p <= 0.001 else f"{p:.2g}"
+
+
+def interval_text(verdict: Mapping[str, Any]) -> str:
+    """The last look's interval; dashes where two pairs gave none."""
+    low, high = ("–" if (end := verdict[name]) is None else f"{end:+.4f}" for name in ("low", "high"))
+    return f"[{low}, {high}]"
+
+
+def summary(duel: Duel) -> dict[str, Any]:
+    """A duel for programs; numbers are those of its last look, `verdict` is null while it is fought."""
+    terms, verdict = duel.terms, duel.verdict or {}
+    scores = duel.differences("score")
+    return {
+        "id": duel.id,
+        "base": terms["base"],
+        "candidate": terms["candidate"],
+        "verdict": verdict.get("verdict"),
+        "why": verdict.get("why"),
+        "measure": terms["measure"],
+        **{key: verdict.get(key) for key in ("mean", "low", "high", "p")},
+        "pairs_fought": len(duel.pairs),
+        "pairs_planned": terms["pairs"],
+        "error": terms["error"],
+        "delta": terms["delta"],
+        "budgets": terms["budgets"],
+        "clock": terms["clock"],
+        "device": terms["device"],
+        "code": terms["code"],
+        "reaches_base_at": reaches_base_at(duel),
+        "score_difference": statistics.fmean(scores) if scores else None,
+        "score_differences": scores,
+    }
+
+
+def reaches_base_at(duel: Duel) -> float | None:
+    """The share of the candidate's budget after which its validations were as low as the base's at its end.
+
+    The median over pairs; by straight lines between validations. None where it did not get there in most pairs. Before
+    its last part a run's rate has not decayed, so this says less than a duel with a smaller budget for the candidate.
+    """
+    if duel.terms["measure"] != "loss" or not duel.pairs:
+        return None
+    found = [_share(pair["candidate"]["curve"], pair["base"]["loss"]) for pair in duel.pairs]
+    middle = statistics.median(found)
+    return middle if middle <= 1 else None
+
+
+def _share(curve: Sequence[Sequence[float]], target: float) -> float:
+    before = (0.0, float("inf"))
+    for progress, loss in curve:
+        if loss is not None and loss <= target:
+            start, first = before
+            return progress if first == float("inf") else start + (progress - start) * (first - target) / (first - loss)
+        before = (progress, float("inf") if loss is None else loss)
+    return 2.0
+
+
+def sentence(duel: Duel) -> str:
+    """The verdict in words, with what it rests on."""
+    terms, verdict = duel.terms, duel.verdict
+    assert verdict is not None
+    measure, unit = MEASURES[terms["measure"]]
+    name = f"{label(duel)} against {base_label(duel)}"
+    if verdict["why"]:
+        return f"{name}: loses: {verdict['why']}"
+    mean = verdict["mean"]
+    said = SAID[verdict["verdict"]].format(measure=measure, gain=-mean, cost=mean, mean=mean, delta=terms["delta"])
+    clock = "CPU time, a core for each" if terms["clock"] == "cpu" else "wall clock"
+    parts = [
+        f"{name}: the candidate {said} {unit} {interval_text(verdict)}, p {p_text(verdict['p'])}",
+        f"{len(duel.pairs)} pairs of {budget_text(duel)} ({clock}) on {terms['device']}",
+    ]
+    if (share := reaches_base_at(duel)) is not None:
+        parts.append(f"it is where the base ends after {share:.0%} of its budget")
+    if scores := duel.differences("score"):
+        spread = f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)" if len(scores) > 1 else ""
+        parts.append(f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing")
+    return "; ".join(parts)
+
+
+def label(duel: Duel) -> str:
+    """What only the candidate has of what was typed."""
+    return _only(duel.terms["candidate"], duel.terms["base"]) or "without what the base sets"
+
+
+def base_label(duel: Duel) -> str:
+    """What the base has that the candidate lacks, or its settings as they were typed."""
+    return _only(duel.terms["base"], duel.terms["candidate"]) or "the same without it"
+
+
+def _only(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return " ".join(word for word in side["overrides"] if word not in other["overrides"])
+
+
+def budget_text(duel: Duel) -> str:
+    """Both budgets where they differ."""
+    found = [" ".join(_limit(unit, value) for unit, value in budget.items()) for budget in duel.terms["budgets"]]
+    return found[0] if found[0] == found[1] else f"{found[0]} against the candidate's {found[1]}"
+
+
+def _limit(unit: str, value: float) -> str:
+    return f"{60 * value:.3g} min" if unit == "hours" else f"{value:g} {unit}"
+
+
+def show(ledger: Ledger, as_json: bool) -> None:
+    """Every duel of the ledger, lost ones too, and what they could have been wrong about; with a picture beside it."""
+    duels = list(ledger.duels().values())
+    spent = sum(duel.terms["error"] for duel in duels)
+    if as_json:
+        print(json.dumps({"duels": [summary(duel) for duel in duels], "error_spent": spent}))
+        return
+    if not duels:
+        say(f"{ledger.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5")
+        return
+    show_table(f"{ledger.path}: {len(duels)} duels", HEADERS, [row(duel) for duel in duels])
+    wins = sum((duel.verdict or {}).get("verdict") == "win" for duel in duels)
+    say(
+        f"error budget spent: {spent:.2f} false verdicts expected at most over all {len(duels)} duels; {wins} were won:"
+        f" a single win is believed at its own error only if it was the only candidate"
+    )
+    drawn = [duel for duel in duels if (duel.verdict or {}).get("mean") is not None and duel.terms["measure"] == "loss"]
+    if figure := intervals([_interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
+        write_atomically(ledger.path.with_name("ladder.svg"), svg(figure, "ladder"))
+        say(f"picture: {ledger.path.with_name('ladder.svg')}")
+
+
+def row(duel: Duel) -> list[str]:
+    """A line of the ladder; dashes for a duel that is not over."""
+    verdict, share = duel.verdict, reaches_base_at(duel)
+    found = ["–", "–", "–"]
+    if verdict and not verdict["why"]:
+        found = [f"{verdict['mean']:+.4f}", interval_text(verdict), p_text(verdict["p"])]
+    over = (
+        "still fought" if verdict is None else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
+    )
+    reached = "–" if share is None else f"{share:.0%}"
+    return [label(duel), base_label(duel), budget_text(duel), str(len(duel.pairs)), *found, reached, over]
+
+
+def _interval(duel: Duel) -> Interval:
+    verdict = duel.verdict
+    assert verdict is not None
+    name = f"{label(duel)} ({budget_text(duel)})"
+    return Interval(name, verdict["mean"], verdict["low"], verdict["high"], verdict["verdict"])

@@ -1,0 +1,278 @@
+"""`cramming duel base='...' candidate='...'`: is the candidate's recipe better than the base's, under one budget?
+
+Pairs of runs with one seed, data order and validation each; after each pair a sequential test (sequential_test.py) says
+whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers.
+Everything that was fought stands in the ledger (ledger.py), and `cramming duel ladder` shows it.
+"""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from cramming.children import run_or_exit
+from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
+from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.environment import git_state
+from cramming.files import lock
+from cramming.journal import limits_of
+from cramming.overrides import compose, one_line
+from cramming.progress import say, use_stderr
+from cramming.record import finite
+from eval.duel import ladder, sides
+from eval.duel.ledger import Duel, Ledger
+from eval.duel.sequential_test import FIRST_LOOK, Look, look
+from eval.duel.sides import Side
+
+# Sections that decide what a run learns: by their hash a configuration is known.
+SECTIONS = (
+    "data", "tokenizer", "model", "objective", "optim", "schedule", "start", "train", "budget", "attention",
+    "precision", "memory", "runtime", "parallel", "device",
+)  # fmt: skip
+OWN = ("duel.", "name=", "seed=", "runs=", "resume=", "base=", "candidate=")  # of the duel, not of its sides
+UNITS = {"loss": "nats", "bits_per_byte": "bits per byte"}
+
+
+@dataclass(frozen=True)
+class DuelConfig:
+    """Section `duel`. `base` and `candidate` are overrides of one side each, as on a command line."""
+
+    what: Literal["fight", "ladder"]
+    base: str | None
+    candidate: str | None
+    pairs: Annotated[int, Within(lambda n: FIRST_LOOK <= n <= 200, f"from {FIRST_LOOK} to 200")]
+    error: Annotated[float, Within(lambda p: 0.001 <= p <= 0.5, "from 0.001 to 0.5")]
+    delta: NotNegative
+    glue: bool
+    keep: bool
+    folder: Path
+    json: bool
+
+
+class Opponents(NamedTuple):
+    """Both sides' overrides and composed settings, base first."""
+
+    overrides: tuple[list[str], list[str]]
+    settings: tuple[dict[str, Any], dict[str, Any]]
+
+
+class Terms(NamedTuple):
+    """What is settled before the first pair: the duel's id, what decides, and the cores (none: one side at a time)."""
+
+    id: str
+    measure: Literal["loss", "bits_per_byte"]
+    cores: Sequence[int]
+
+
+def main(settings: dict[str, Any]) -> None:
+    """The verb `duel`."""
+    config = build(DuelConfig, settings["duel"], "duel")
+    if config.json:
+        use_stderr()
+    ledger = Ledger(config.folder)
+    if config.what == "ladder":
+        ladder.show(ledger, config.json)
+        return
+    opponents = read_opponents(config, settings)
+    cores, device = where(opponents)
+    opponents = on_the_clock(opponents, cores)
+    for side in opponents.settings:
+        check(side, config.glue)
+    prepare(opponents, config.json)
+    measure = measure_of(*opponents.settings)
+    seed = int(settings["seed"])
+    judged = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "measure": measure, "seed": seed}
+    hashes = [settings_hash({name: side[name] for name in SECTIONS}) for side in opponents.settings]
+    scored = [side["eval"] for side in opponents.settings] if config.glue else None
+    terms = Terms(settings_hash(hashes, judged, scored, device), measure, cores)
+    with lock(config.folder, "fighting a duel"):
+        if terms.id not in ledger.duels():
+            begin(ledger, terms.id, opponents, hashes, judged, device)
+        fight(ledger, terms, opponents, config, seed)
+
+
+def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents:
+    """Both sides' settings: what stands on the command line, and over that what is the side's own."""
+    from hydra.core.hydra_config import HydraConfig
+
+    shared = [word for word in HydraConfig.get().overrides.task if not word.lstrip("+").startswith(OWN)]
+    found = []
+    for name, text in (("base", config.base), ("candidate", config.candidate)):
+        require(text is not None, f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'")
+        found.append(_composed(name, shared, str(text)))
+    require(
+        found[0][1] != found[1][1],
+        f"duel.candidate={config.candidate}: the base has the same settings; write behind candidate= what differs",
+    )
+    return Opponents((found[0][0], found[1][0]), (found[0][1], found[1][1]))
+
+
+def _composed(name: str, shared: Sequence[str], text: str) -> tuple[list[str], dict[str, Any]]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        own = shlex.split(text)
+        typed = {word.lstrip("+").partition("=")[0] for word in own}
+        overrides = [word for word in shared if word.lstrip("+").partition("=")[0] not in typed] + own
+        forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
+        require(not forbidden, f"duel.{name}: {' '.join(forbidden)} is for the whole duel; write it outside")
+        return overrides, compose(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"duel.{name}: {one_line(error)}") from None
+    except ValueError as error:  # quotes that do not close
+        raise UserError(f"duel.{name}={text}: {error}") from None
+
+
+def where(opponents: Opponents) -> tuple[list[int], str]:
+    """The cores of base and candidate, none where they train one after the other, and the device's name."""
+    from cramming.device import describe, select
+
+    devices = [describe(select(side["device"])) for side in opponents.settings]
+    require(devices[0] == devices[1], "duel: the sides have different devices; set device= for both")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return cores[:2] if devices[0].kind == "cpu" and len(cores) > 1 else [], devices[0].name
+
+
+def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
+    """The same with the CPU's clock where both train at once; UserError unless the budgets may be compared."""
+    overrides, found = opponents
+    if cores:
+        overrides = ([*overrides[0], "budget.clock=cpu"], [*overrides[1], "budget.clock=cpu"])
+        found = (
+            {**found[0], "budget": {**found[0]["budget"], "clock": "cpu"}},
+            {**found[1], "budget": {**found[1]["budget"], "clock": "cpu"}},
+        )
+    base, candidate = (limits_of(side["budget"]) for side in found)
+    require(
+        base.keys() == candidate.keys() and all(candidate[unit] <= base[unit] for unit in base),
+        f"duel: the budgets are {base} and {candidate}; give the candidate as much as the base or less, in one unit",
+    )
+    return Opponents(overrides, found)
+
+
+def check(side: dict[str, Any], glue: bool) -> None:
+    """UserError for what a side's verbs would refuse."""
+    from cramming import pretrain
+    from eval import glue as scoring
+
+    pretrain.check(side)
+    if glue:
+        scoring.check(side)
+
+
+def prepare(opponents: Opponents, quietly: bool) -> None:
+    """Both corpora, unless they are there; with `quietly`, what is said about it goes to stderr."""
+    for overrides, side in zip(*opponents):
+        if not (corpus_folder(side) / MANIFEST).exists():
+            run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno() if quietly else None)
+
+
+def measure_of(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Literal["loss", "bits_per_byte"]:
+    """What decides: the pinned loss with one tokenizer, else bits per byte; UserError unless the text is the same."""
+    first, second = (Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate))
+    same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
+    texts = [_text_of(manifest, same_tokenizer) for manifest in (first, second)]
+    same_size = base["train"]["validation_tokens"] == candidate["train"]["validation_tokens"]
+    require(
+        texts[0] == texts[1] and same_size,
+        "duel: the sides are validated on different text; set train.validation_corpus (with one tokenizer) and"
+        " train.validation_tokens for both",
+    )
+    return "loss" if same_tokenizer else "bits_per_byte"
+
+
+def _validation_folder(side: Mapping[str, Any]) -> Path:
+    other = side["train"]["validation_corpus"]
+    return Path(other).expanduser() if other else corpus_folder(side)
+
+
+def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
+    """The held-out tokens; or, where they cannot be the same, from which text and how documents were chosen."""
+    if same_tokenizer:
+        return [shard.sha256 for shard in manifest.splits["validation"]]
+    files = [{key: value for key, value in source.items() if key != "mtime_ns"} for source in manifest.sources]
+    return files, manifest.settings.get("data"), [shard.documents for shard in manifest.splits["validation"]]
+
+
+def begin(
+    ledger: Ledger, name: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
+) -> None:
+    """The ledger's lines of a new duel."""
+    for sha, side in zip(hashes, opponents.settings):
+        if sha not in ledger.configurations():
+            ledger.write("configuration", hash=sha, settings={section: side[section] for section in SECTIONS})
+    described = [{"hash": sha, "overrides": own} for sha, own in zip(hashes, opponents.overrides)]
+    limits = [limits_of(side["budget"]) for side in opponents.settings]
+    code = git_state()
+    ledger.write(
+        "duel", id=name, base=described[0], candidate=described[1], **judged, device=device,
+        clock=opponents.settings[0]["budget"]["clock"], budgets=limits,
+        code={key: code[key] for key in ("commit", "dirty", "diff_sha256")},
+    )  # fmt: skip
+
+
+def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
+    """Pair after pair until the test has its verdict; one that is there already is shown."""
+    duel = ledger.duels()[terms.id]
+    for count in range(1, len(duel.pairs) + 1):
+        say_pair(duel, count)
+    while duel.verdict is None:
+        fight_pair(ledger, terms, opponents, config, seed + len(duel.pairs))
+        duel = ledger.duels()[terms.id]
+        state = say_pair(duel, len(duel.pairs))
+        verdict = "loss" if failed(duel) else state.verdict
+        if verdict != "undecided" or len(duel.pairs) == config.pairs:
+            why = "the candidate diverged" if failed(duel) else None
+            ledger.write("verdict", id=terms.id, **finite(asdict(replace(state, verdict=verdict))), why=why)
+            duel = ledger.duels()[terms.id]
+    say(ladder.sentence(duel))
+    if config.json:
+        print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
+
+
+def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
+    """Train, and perhaps score, both sides with this seed; then their line of the ledger."""
+    folder = config.folder / terms.id
+    base, candidate = (
+        Side(folder / f"{name}-{seed}", [*overrides, f"seed={seed}"])
+        for name, overrides in zip(("base", "candidate"), opponents.overrides)
+    )
+    turned = seed % 2 == 1  # the other core, or the other order
+    order = [candidate, base] if turned else [base, candidate]
+    sides.train(order, terms.cores, f"duel {terms.id}, seed {seed}")
+    if config.glue:
+        scoring = ["eval.init=[pretrained]", "eval.baselines=false"]
+        order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
+        sides.score(order, terms.cores, f"duel {terms.id}, seed {seed}: fine-tuning")
+    results = {"base": base.result(), "candidate": candidate.result()}
+    require(
+        results["base"][terms.measure] is not None,
+        f"duel: the base's run {base.folder} is {results['base']['status']} and has no {terms.measure} to compare with;"
+        " choose a base that trains",
+    )
+    ledger.write("pair", id=terms.id, seed=seed, turned=turned, **results)
+    if not config.keep:
+        base.drop_weights()
+        candidate.drop_weights()
+
+
+def failed(duel: Duel) -> bool:
+    """Whether a run of the candidate has no loss: it diverged, or had no time for a step."""
+    return any(pair["candidate"][duel.terms["measure"]] is None for pair in duel.pairs)
+
+
+def say_pair(duel: Duel, count: int) -> Look:
+    """The test's state after `count` pairs, also as a line."""
+    terms, measure = duel.terms, duel.terms["measure"]
+    state = look(
+        replace(duel, pairs=duel.pairs[:count]).differences(measure), terms["pairs"], terms["error"], terms["delta"]
+    )
+    pair = duel.pairs[count - 1]
+    losses = ", ".join(f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure])
+    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {UNITS[measure]}; {ladder.numbers(state)}")
+    return state

@@ -1,0 +1,152 @@
+"""The test that decides a duel: repeated confidence intervals for the mean of paired differences.
+
+After each pair an interval `mean ± c_k * sd / sqrt(k)` is drawn. With probability 1 - error all intervals of a duel
+hold the true mean at once, so a duel may stop at any of them, for a win, a loss or an equivalence (Jennison and
+Turnbull 1989). The share of the error that a look may spend is set beforehand (Lan and DeMets 1983; the power family of
+Kim and DeMets 1987). For normal differences the t-statistics of all looks have one joint distribution, whatever the
+spread: c_k are its quantiles, found by simulation with a fixed seed.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Verdict = Literal["win", "loss", "equivalent", "undecided"]
+FIRST_LOOK = 3  # pairs: two say next to nothing about the spread
+SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
+PATHS = 200_000  # simulated duels
+SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
+POWER = 0.9  # of predictions
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What `pairs` differences say: candidate minus base, so that a negative mean is a win where lower is better.
+
+    `low` and `high` bound the repeated confidence interval; `p` is the smallest error at which the duel would have been
+    decided by now; `pairs_needed` says after how many pairs in all it ends with a probability of 0.9 if the effect is
+    the one seen so far (an approximation above the planned number; None where no effect is seen).
+    """
+
+    pairs: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    p: float
+    verdict: Verdict
+    pairs_needed: int | None
+
+
+def look(differences: Sequence[float], pairs: int, error: float, delta: float) -> Look:
+    """The state of a duel of at most `pairs` pairs after these differences.
+
+    `error`: probability of any wrong verdict; `delta`: the equivalence margin, in the differences' unit.
+    """
+    count = len(differences)
+    mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
+    low, high = interval(differences, pairs, error)
+    effect = abs(mean) / sd if sd else math.inf
+    needed = pairs_needed(effect, pairs, error) if count >= FIRST_LOOK else None
+    return Look(count, mean, sd, low, high, p_value(differences, pairs), verdict(low, high, delta), needed)
+
+
+def interval(differences: Sequence[float], pairs: int, error: float) -> tuple[float, float]:
+    """The repeated confidence interval of the mean after these differences; infinite before the first look."""
+    count, sd = len(differences), _sd(differences)
+    if count < FIRST_LOOK:
+        return -math.inf, math.inf
+    half = boundaries(pairs, error)[count - 1] * sd / math.sqrt(count) if sd else 0.0
+    mean = statistics.fmean(differences)
+    return mean - half, mean + half
+
+
+def verdict(low: float, high: float, delta: float) -> Verdict:
+    """What an interval says where lower is better."""
+    if high < 0:
+        return "win"
+    if low > 0:
+        return "loss"
+    return "equivalent" if -delta <= low and high <= delta else "undecided"
+
+
+def _sd(differences: Sequence[float]) -> float:
+    return statistics.stdev(differences) if len(differences) > 1 else math.inf
+
+
+def p_value(differences: Sequence[float], pairs: int) -> float:
+    """The smallest error at which a look up to now would have excluded 0; `SMALLEST_P` stands for all below."""
+    found = np.array(_t_statistics(differences)[FIRST_LOOK - 1 :])
+
+    def excludes_zero(error: float) -> bool:
+        limits = np.array(boundaries(pairs, error)[FIRST_LOOK - 1 : len(differences)])
+        return bool((np.abs(found) > limits).any())
+
+    low, high = SMALLEST_P, 1.0
+    if not len(found) or not excludes_zero(0.999):
+        return 1.0
+    if excludes_zero(low):
+        return low
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if excludes_zero(middle) else (middle, high)
+    return high
+
+
+def pairs_needed(effect: float, pairs: int, error: float) -> int | None:
+    """After how many pairs a true mean of `effect` standard deviations is found with a probability of `POWER`.
+
+    Exact (by simulation) up to the planned number of `pairs`; above it what a single t-test would take.
+    """
+    if not effect:
+        return None
+    limits = boundaries(pairs, error)
+    if math.isinf(effect):
+        return FIRST_LOOK
+    means, sds = _null_paths(pairs)
+    t = (means + effect) * np.sqrt(np.arange(1, pairs + 1)) / sds
+    found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
+    enough = np.flatnonzero(found_by >= POWER)
+    return int(enough[0]) + 1 if len(enough) else max(pairs + 1, math.ceil(((limits[-1] + 1.2816) / effect) ** 2))
+
+
+@functools.lru_cache(maxsize=256)
+def boundaries(pairs: int, error: float) -> tuple[float, ...]:
+    """c_1 ... c_pairs: the |t| that each look must exceed; infinite before the first look."""
+    means, sds = _null_paths(pairs)
+    found, alive, spent = [math.inf] * (FIRST_LOOK - 1), np.ones(len(means), bool), 0
+    for k in range(FIRST_LOOK, pairs + 1):
+        t = np.abs(means[alive, k - 1]) * math.sqrt(k) / sds[alive, k - 1]
+        may_cross = round(error * (k / pairs) ** SPENDING_POWER * len(means)) - spent
+        limit = float(np.partition(t, -may_cross - 1)[-may_cross - 1]) if 0 < may_cross < len(t) else math.inf
+        alive[np.flatnonzero(alive)[t > limit]] = False
+        spent += int((t > limit).sum())
+        found.append(limit)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4)
+def _null_paths(pairs: int) -> tuple[Array, Array]:
+    """Running means and standard deviations of simulated duels between equals, [PATHS, pairs]."""
+    values = np.random.default_rng(0).standard_normal((PATHS, pairs))
+    counts = np.arange(1, pairs + 1)
+    means = values.cumsum(axis=1) / counts
+    squares = np.maximum((values**2).cumsum(axis=1) - counts * means**2, 1e-30)
+    return means, np.sqrt(squares / np.maximum(counts - 1, 1))
+
+
+def _t_statistics(differences: Sequence[float]) -> list[float]:
+    """Of each beginning of the differences; 0 for the first, which has no spread."""
+    found = []
+    for k in range(1, len(differences) + 1):
+        mean, sd = statistics.fmean(differences[:k]), _sd(differences[:k])
+        found.append(mean * math.sqrt(k) / sd if sd else math.copysign(math.inf, mean) if mean else 0.0)
+    return found

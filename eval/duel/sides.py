@@ -1,0 +1,167 @@
+"""The two sides of a pair: runs of this suite, each in a process of its own.
+
+On a CPU both train at once, a core and a thread each, so that whatever else the machine does harms both alike; the next
+pair has the cores the other way round. On a GPU they train one after the other, the next pair in the other order. A
+side outlives the duel that is killed: the next call finds it at work, or finished.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramming.children import environment_as_given
+from cramming.config import UserError
+from cramming.files import LOCK, lock, remove
+from cramming.progress import Progress
+from cramming.record import is_run, load_metrics, load_record
+from cramming.record_schema import read_record
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+OVER = ("finished", "diverged", "exhausted")  # states of a run that trains no more
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run of a pair; `overrides` are all settings but its folder's."""
+
+    folder: Path
+    overrides: Sequence[str]
+
+    def has_trained(self) -> bool:
+        """Whether its pretraining is over, well or not."""
+        return is_run(self.folder) and read_record(load_record(self.folder)).training.status in OVER
+
+    def has_scores(self) -> bool:
+        """Whether it is scored, or has no model to score."""
+        record = read_record(load_record(self.folder))
+        return record.training.status != "finished" or record.trained is not None
+
+    def is_at_work(self) -> bool:
+        """Whether a process, of whichever call, has this run's lock."""
+        if not (self.folder / LOCK).exists():
+            return False
+        try:
+            with lock(self.folder, "working on this run"):
+                return False
+        except UserError:
+            return True
+
+    def progress(self) -> float:
+        """Share of the budget spent, by the last line of its log."""
+        return max((row.get("progress", 0.0) for row in load_metrics(self.folder)[-2:]), default=0.0)
+
+    def result(self) -> dict[str, Any]:
+        """What the ledger keeps of it: losses in nats per target, `seconds` on the clock, validations by progress."""
+        record = read_record(load_record(self.folder))
+        training, scored = record.training, record.trained
+        rows = load_metrics(self.folder)
+        scores = [task.score for task in scored.tasks.values() if task.score is not None] if scored else []
+        return {
+            "status": training.status,
+            "loss": training.validation.loss,
+            "all_mask_loss": training.validation.all_mask_loss,
+            "bits_per_byte": training.validation.bits_per_byte,
+            "steps": training.steps,
+            "tokens": training.tokens,
+            "seconds": training.budget.spent_seconds,
+            "curve": [[row["progress"], row["validation_loss"]] for row in rows if "validation_loss" in row],
+            "score": sum(scores) / len(scores) if scores else None,
+            "scores": {name: task.score for name, task in scored.tasks.items()} if scored else None,
+        }
+
+    def drop_weights(self) -> None:
+        """Remove what takes room and is no result: weights, and the predictions of their fine-tunings."""
+        for name in ("checkpoints", "final", "glue"):
+            remove(self.folder / name)
+
+
+def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
+    """Pretrain the sides that are not over: at once with a core for each, or one after the other without `cores`.
+
+    One that is left over from a pair of two at once does not train alone, with the machine to itself: the other one
+    trains once more beside it, for nothing.
+    """
+    left = [side for side in sides if not side.has_trained()]
+    if not cores:
+        for side in left:
+            _run("pretrain", [side], [None], title)
+        return
+    if len(left) == 1 and not left[0].is_at_work():
+        again = [side if side in left else Side(_beside(side.folder), side.overrides) for side in sides]
+        _run("pretrain", again, cores, title)
+        for extra in again:
+            if extra not in left:
+                shutil.rmtree(extra.folder)
+    elif left:
+        _run("pretrain", left, [cores[sides.index(side)] for side in left], title)
+
+
+def score(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
+    """Fine-tune and score the sides that are not scored."""
+    left = [side for side in sides if not side.has_scores()]
+    for group in [left] if cores else [[side] for side in left]:
+        _run("glue", group, [cores[sides.index(side)] if cores else None for side in group], title)
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-again")
+
+
+def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: str) -> None:
+    """Have a verb done by all sides at once; UserError where one does not end as it should."""
+    started = [_start(verb, side, core) for side, core in zip(sides, cores) if not side.is_at_work()]
+    try:
+        with Progress(title, total=100.0, unit="%") as bar:
+            while any(process.poll() is None for process in started) or any(side.is_at_work() for side in sides):
+                time.sleep(POLL_SECONDS)
+                if verb == "pretrain":
+                    bar.update(100 * min(side.progress() for side in sides))
+    except BaseException:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+        raise
+    for side in sides:
+        if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
+            raise UserError(
+                f"duel: `cramming {verb}` of {side.folder.name} did not end well: {_last_line(_log(side))}; see"
+                f" {_log(side)}; the same command goes on with the duel"
+            )
+
+
+def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
+    """The verb in a session of its own, which neither Ctrl-C nor our death reaches, on one core if one is given."""
+    if verb == "pretrain":
+        remove(side.folder)  # a run that was killed, which a resume would charge for starting twice
+    side.folder.parent.mkdir(parents=True, exist_ok=True)
+    place = [f"name={side.folder.name}", f"runs={side.folder.parent}"]
+    threads = {} if core is None else ONE_THREAD
+    with _log(side).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cramming", verb, *side.overrides, *place],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**environment_as_given(), **threads},
+            start_new_session=True,
+        )
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(process.pid, {core})  # at once: its imports take seconds before it has threads
+    return process
+
+
+def _log(side: Side) -> Path:
+    return side.folder.with_name(f"{side.folder.name}.log")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("cramming: ") if lines else "without a word"
