@@ -1,6 +1,5 @@
 """What a person sees while long work goes on: a bar with rate and ETA on a terminal, plain lines in a log file."""
 
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,13 +11,13 @@ from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
 WIDE = 100  # columns of a terminal that has room for all of a bar's
-_console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+_console = Console(highlight=False, soft_wrap=True)
 
 
 def use_stderr() -> None:
     """Have all that is said go to stderr from now on: stdout is for a program."""
     global _console
-    _console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    _console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:

@@ -15,6 +15,7 @@ from cramming.checks import tiny_defaults
 from cramming.config import build
 from cramming.overrides import compose, with_quotes
 from cramming.plan.search import PlanConfig, planned_config
+from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig
 
@@ -22,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
-SECTIONS: dict[str, type] = {"bench": BenchConfig, "export": ExportConfig, "study": StudyConfig}
-FLAGS = ("--check", "--multirun", "-m")
+SECTIONS: dict[str, type] = {"bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "study": StudyConfig}
+FLAGS = ("--check", "--json", "--multirun", "-m")
 
 
 def commands(path: Path) -> list[str]:

@@ -1,0 +1,187 @@
+"""A duel ends when its test says so, is fought once, goes on after a kill, and its ledger keeps what was lost too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError, build
+from eval.duel import ladder, main, sides
+from eval.duel.ledger import Ledger
+from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, on_the_clock
+from eval.duel.sides import Side
+
+Compose = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def config(compose: Compose, tmp_path: Path) -> DuelConfig:
+    return build(DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "duels"), "pairs": 5}, "duel")
+
+
+class Fought:
+    """Sides that train at once, to losses that are given by folder name; what was trained, in its order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: Callable[[str], float | None]) -> None:
+        self.trained: list[list[str]] = []
+        monkeypatch.setattr(
+            sides, "train", lambda pair, cores, title: self.trained.append([s.folder.name for s in pair])
+        )
+        monkeypatch.setattr(Side, "result", lambda side: self.result(losses(side.folder.name)))
+
+    @staticmethod
+    def result(loss: float | None) -> dict[str, Any]:
+        curve = [] if loss is None else [[0.5, loss + 1.0], [1.0, loss]]
+        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve, "score": None}
+
+
+@pytest.fixture
+def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, Terms, Opponents]]:
+    def begun() -> tuple[Ledger, Terms, Opponents]:
+        ledger, terms = Ledger(config.folder), Terms("d0", "loss", [0, 1])
+        opponents = Opponents((["optim=adamw"], ["optim=sgd"]), (compose("optim=adamw"), compose("optim=sgd")))
+        judged = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "measure": "loss", "seed": 0}
+        if "d0" not in ledger.duels():
+            main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
+        return ledger, terms, opponents
+
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("loss", "pairs", "verdict"),
+    [
+        (lambda name: {"base": 5.0, "candidate": 4.5}[name[:-2]] + 0.01 * int(name[-1]) * (name[0] == "c"), 3, "win"),
+        (lambda name: 5.0 + (name[0] == "c") * (0.5 + 0.01 * int(name[-1])), 3, "loss"),
+        (lambda name: 5.0 + (name[0] == "c") * 0.001 * int(name[-1]), 3, "equivalent"),
+        (lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]), 5, "undecided"),
+        (lambda name: None if name == "candidate-1" else 5.0, 2, "loss"),
+    ],
+)
+def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int, verdict: str
+) -> None:
+    fought = Fought(monkeypatch, loss)
+    ledger, terms, opponents = begin()
+    fight(ledger, terms, opponents, config, seed=0)
+    duel = ledger.duels()["d0"]
+    assert duel.verdict is not None and duel.verdict["verdict"] == verdict
+    assert len(duel.pairs) == pairs == len(fought.trained)
+    assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]]  # the cores change hands
+    fight(ledger, terms, opponents, config, seed=0)
+    assert len(fought.trained) == pairs, "fought once, shown ever after"
+
+
+def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_shows_it(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
+    ledger, terms, opponents = begin()
+    fight(ledger, terms, opponents, config, seed=0)
+    assert ledger.configurations()["h1"]["optim"]["name"] == "sgd"
+    capsys.readouterr()
+    ladder.show(ledger, as_json=False)
+    shown = capsys.readouterr().out
+    assert "optim=sgd  optim=adamw" in shown and "win" in shown and "0.05 false verdicts" in shown
+    assert "<svg" in (config.folder / "ladder.svg").read_text()
+    ladder.show(ledger, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
+    assert found["duels"][0]["reaches_base_at"] == pytest.approx(0.755, abs=0.01)  # 0.5 + half of 0.51 below, of 1.0
+    lines = ledger.path.read_text().splitlines(keepends=True)
+    ledger.path.write_text("".join(lines).replace('"win"', '"loss"'))
+    ledger.write("verdict", id="d0", verdict="win")
+    with pytest.raises(UserError, match="was changed, added or removed"):
+        ledger.path.write_text("".join([*lines[:2], *lines[3:]]))
+        ledger.duels()
+
+
+def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_corpus: Any, tmp_path: Path) -> None:
+    first, second = make_corpus(tmp_path / "a"), make_corpus(tmp_path / "b", seed=1)
+    base, other = compose(f"data.corpus={first}"), compose(f"data.corpus={second}")
+    assert measure_of(base, base) == "loss"
+    with pytest.raises(UserError, match="validated on different text"):
+        measure_of(base, other)
+    assert measure_of(base, compose(f"data.corpus={second}", f"train.validation_corpus={first}")) == "loss"
+    spelled = compose(f"data.corpus={make_corpus(tmp_path / 'c', spelling='<pad>')}")
+    assert measure_of(base, spelled) == "bits_per_byte"
+    less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
+    clocks = on_the_clock(Opponents(([], []), (more, less)), [0, 1])
+    assert [side["budget"]["clock"] for side in clocks.settings] == ["cpu", "cpu"]
+    for candidate in (more, compose("budget.steps=5")):
+        with pytest.raises(UserError, match="as much as the base or less"):
+            on_the_clock(Opponents(([], []), (less, candidate)), [])
+
+
+@pytest.fixture
+def duel(tiny_overrides: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `cramming duel`; what is left of its runs at the end is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cramming", "duel", *words]
+        started.append(
+            subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
+    duel: Callable[..., subprocess.Popen[str]], tiny_overrides: list[str], tmp_path: Path
+) -> None:
+    words = ["base=", "candidate=optim.lr=1e-3 model.qk_norm=true", "duel.pairs=3", *tiny_overrides, "budget.steps=80"]
+    first = duel(*words)
+    wait_for(lambda: len(list(tmp_path.glob("duels/*/*-0/metrics.jsonl"))) == 2, first)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    killed = time.time()
+    out, err = duel(*words, "--json").communicate(timeout=120)
+    found = json.loads(out)
+    assert found["pairs_fought"] == 3 and found["clock"] == "cpu", err
+    for name in ("base", "candidate"):
+        journal = next(tmp_path.glob(f"duels/*/{name}-0/budget.jsonl")).read_text().splitlines()
+        assert json.loads(journal[0])["wall"] < killed < json.loads(journal[-1])["wall"]
+    assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
+    again, _ = duel(*words, "--json").communicate(timeout=60)
+    assert json.loads(again) == found
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["base="], "duel.candidate: missing"),
+        (["base=", "candidate="], "the base has the same settings"),
+        (["base=", "candidate=optim.lr=1e-3 seed=4"], "seed=4 is for the whole duel"),
+        (["base=", "candidate=no.such=1"], "duel.candidate: "),
+        (["base=optim.lr='1", "candidate="], "No closing quotation"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    from cramming import cli
+
+    monkeypatch.setattr(sys, "argv", ["cramming", "duel", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and says in error
