@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from cramming.children import run_or_exit
+from cramming.cli import check
 from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.environment import git_state
@@ -81,7 +82,8 @@ def main(settings: dict[str, Any]) -> None:
     cores, device = where(opponents)
     opponents = on_the_clock(opponents, cores)
     for side in opponents.settings:
-        check(side, config.glue)
+        for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
+            check(verb, side)
     prepare(opponents, config.json)
     measure = measure_of(*opponents.settings)
     seed = int(settings["seed"])
@@ -153,16 +155,6 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
         f"duel: the budgets are {base} and {candidate}; give the candidate as much as the base or less, in one unit",
     )
     return Opponents(overrides, found)
-
-
-def check(side: dict[str, Any], glue: bool) -> None:
-    """UserError for what a side's verbs would refuse."""
-    from cramming import pretrain
-    from eval import glue as scoring
-
-    pretrain.check(side)
-    if glue:
-        scoring.check(side)
 
 
 def prepare(opponents: Opponents, quietly: bool) -> None:
