@@ -182,7 +182,14 @@ def test_eval_does_not_import_data_prep(module: str) -> None:
 
 def test_only_the_table_of_verbs_names_entry_modules() -> None:
     entries = {"cramming.pretrain", "cramming.plan.main", "cramming.bench.main", "cramming.data.inspect"}
-    entries |= {"data_prep.prepare", "eval.glue", "eval.report.main", "eval.export", "eval.extras.study", "eval.duel.main"}
+    entries |= {
+        "data_prep.prepare",
+        "eval.glue",
+        "eval.report.main",
+        "eval.export",
+        "eval.extras.study",
+        "eval.duel.main",
+    }
     for module in MODULES:
         assert not entries & own(module), f"{module} imports an entry module"
         if module != "cramming.cli":
