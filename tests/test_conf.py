@@ -17,6 +17,7 @@ from cramming.plan.main import PlanConfig
 from cramming.schedule import sequences_per_step
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
+from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
 from eval.extras.study import StudyConfig
 from eval.finetune.config import EvalConfig
@@ -30,6 +31,7 @@ SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "export": ExportConfig,
     "inspect": InspectConfig,
     "study": StudyConfig,
+    "duel": DuelConfig,
     "plan": PlanConfig,
 }
 FILES = sorted(path.relative_to(config_folder()) for path in config_folder().rglob("*.yaml"))
