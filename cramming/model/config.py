@@ -42,6 +42,16 @@ class ModelConfig:
     # tokens have), so each token's way through them depends on no other's: pretraining computes them at targets alone
     # (`SparseQueries` of NarrowBERT, Li et al. 2023, section 2). With 1 the model is the usual one.
     late_layers: int = 1
+    # Layer n - 1 - i of n also receives what layer i gave, times a trained scalar (Jordan et al. 2024, modded-nanogpt,
+    # record 11, after U-Net, Ronneberger et al. 2015)
+    unet_skips: bool = False
+    # The values of the first so many layers and of the last so many are mixed, by trained scalars, with vectors of the
+    # tokens; a table serves one of the first and one of the last (modded-nanogpt, records 14 and 15)
+    value_embeddings: int = 0
+    value_residual: bool = False  # so are those of later layers with the first layer's (Zhou et al. 2024, section 3)
+    attention_gate: bool = (
+        False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, section 2.2)
+    )
 
     mlp: Literal["plain", "glu"] = "plain"
     activation: Activation = "gelu"  # relu2: ReLU squared (So et al. 2021, Primer, section 4)
@@ -84,6 +94,10 @@ class ModelConfig:
             1 <= self.late_layers <= self.num_layers,
             f"late_layers={self.late_layers} must be from 1 to num_layers={self.num_layers}",
         )
+        _require(
+            0 <= 2 * self.value_embeddings <= self.num_layers,
+            f"value_embeddings={self.value_embeddings} must be from 0 to half of num_layers={self.num_layers}",
+        )
         _require(self.token_types >= 0, f"token_types={self.token_types} must not be negative")
         for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local"):
             _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
@@ -103,6 +117,22 @@ class ModelConfig:
             return None
         return self.local_window // 2
 
+    @property
+    def num_skips(self) -> int:
+        """Pairs of layers that a U-net skip connects."""
+        return self.num_layers // 2 if self.unet_skips else 0
+
+    def value_table(self, layer: int) -> int | None:
+        """Which of the value embeddings layer `layer` mixes into its values, or None."""
+        first_of_last = self.num_layers - self.value_embeddings
+        if self.value_embeddings <= layer < first_of_last:
+            return None
+        return layer if layer < self.value_embeddings else layer - first_of_last
+
+    def value_sources(self, layer: int) -> int:
+        """How many other vectors layer `layer` mixes into its values."""
+        return (self.value_table(layer) is not None) + (self.value_residual and layer > 0)
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -113,7 +143,7 @@ class ParameterCount(NamedTuple):
     """How many trained numbers a model has."""
 
     total: int
-    without_embeddings: int  # without token, position and token-type tables (a tied decoder is one of them)
+    without_embeddings: int  # without token, value, position and token-type tables (a tied decoder is one of them)
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
@@ -124,16 +154,24 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     up = inner * (2 if config.mlp == "glu" else 1)
     attention = 4 * width * width + (4 * width if config.attention_bias else 0)
     attention += 2 * config.head_size if config.qk_norm else 0
+    gate = config.num_heads * (width + (1 if config.attention_bias else 0))
+    attention += gate if config.attention_gate else 0
     mlp = width * up + inner * width + (up + width if config.mlp_bias else 0)
     body = config.num_layers * (attention + mlp + 2 * norm)
     body -= norm if not config.first_attn_norm else 0
     body += norm * (config.embedding_norm + config.final_norm)
     if config.head_transform:
         body += width * width + (width if config.head_bias else 0) + norm
+    sources = [config.value_sources(layer) for layer in range(config.num_layers)]
+    body += config.num_skips + sum(1 + count for count in sources if count)  # scalars
     body += vocab if config.decoder_bias else 0
     body += 0 if config.tie_embeddings else vocab * width
     body += 1 if config.positions == "scaled_sinusoidal" else 0
-    tables = vocab + config.token_types + (config.max_length if config.positions == "learned" else 0)
+    tables = (
+        vocab * (1 + config.value_embeddings)
+        + config.token_types
+        + (config.max_length if config.positions == "learned" else 0)
+    )
     return ParameterCount(body + tables * width, body)
 
 
@@ -145,23 +183,25 @@ def flops_per_token(
     With D hidden size, F intermediate size (G = 2F for a GLU, else F), V vocabulary, L sequence length, t targets per
     token, a multiply-add counted as 2 and a backward pass as twice the forward:
 
-        3 * [ sum over layers of 2 (4 D^2 + D G + F D) + 4 D C_layer ]  +  3 * t * 2 (D^2 if head transform + D V)
+        3 * [ sum over layers of 2 (4 D^2 + D G + F D + D H) + 4 D C_layer ]  +  3 * t * 2 (D^2 if head transform + D V)
 
-    C is the mean number of keys a query sees: L in a global layer; in a local one of half window W, what fits of 2 W +
-    1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents packed
-    into a row attend to less than is counted. A late layer computed at the targets only has the share t of all but its
-    keys and values, so t * (2 (2 D^2 + D G + F D) + 4 D C) + 4 D^2 of it is counted. Embedding lookups, norms,
-    activations, softmax and the optimizer are not counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is
-    recomputation.
+    D H is there with gates of H heads. C is the mean number of keys a query sees: L in a global layer; in a local one
+    of half window W, what fits of 2 W + 1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are
+    taken as whole rows: documents packed into a row attend to less than is counted. A late layer computed at the
+    targets only has the share t of all but its keys and values, so t * (2 (2 D^2 + D G + F D + D H) + 4 D C) + 4 D^2 of
+    it is counted. Embedding lookups, norms, activations, softmax, scalars and the optimizer are not counted (PaLM,
+    Chowdhery et al. 2022, appendix B), and neither is recomputation.
     """
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)
-    matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width)
+    gates = width * config.num_heads if config.attention_gate else 0
+    matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width + gates)
     keys = [_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)]
     body = matrices + 4 * width * sum(keys)
     if last_layer == "targets":
         late = config.late_layers
-        at_targets = late * 2 * (2 * width * width + width * up + inner * width) + 4 * width * sum(keys[-late:])
+        rows = 2 * width * width + width * up + inner * width + gates
+        at_targets = late * 2 * rows + 4 * width * sum(keys[-late:])
         body -= (1 - targets_per_token) * at_targets
     head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
     return 3.0 * (body + targets_per_token * head)

@@ -15,6 +15,7 @@ from .init import initialize
 from .layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
+Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
 
 
 class Embeddings(nn.Module):
@@ -48,7 +49,7 @@ class Embeddings(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention with one matrix for queries, keys and values."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.heads, self.head_size = config.num_heads, config.head_size
         self.dropout = config.attention_dropout
@@ -56,17 +57,34 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+        width, heads, sources = config.hidden_size, config.num_heads, config.value_sources(layer)
+        self.gate = nn.Linear(width, heads, bias=config.attention_bias) if config.attention_gate else None
+        self.value_scales = nn.Parameter(torch.empty(1 + sources)) if sources else None
+        self.hands_on_values = config.value_residual and layer == 0
 
-    def forward(self, x_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None) -> Tensor:
-        """[T, D], or [M, D] of the layout's query subset. With a context `x` holds the queries' states alone."""
+    def forward(
+        self, x_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None, values: Values
+    ) -> tuple[Tensor, Values]:
+        """[T, D], or [M, D] of the layout's query subset, and the values [T, H, K] if later blocks want them.
+
+        With a context `x` holds the queries' states alone. `values` are mixed into the block's own.
+        """
         q, k, v = self._project(x_TD, layout, context_TD)
+        if self.value_scales is not None:
+            own, *scales = self.value_scales
+            v = own * v
+            for scale, other in zip(scales, values, strict=True):
+                v = v + scale * other.view_as(v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
             cos, sin = rope
             q, k = apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin))), apply_rope(k, rope)
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
-        return self.out(mixed_THK.flatten(1))
+        if self.gate is not None:
+            gates_TH = self.gate(x_TD if context_TD is not None else layout.at_queries(x_TD)).sigmoid()
+            mixed_THK = mixed_THK * gates_TH[:, :, None]
+        return self.out(mixed_THK.flatten(1)), (v,) if self.hands_on_values else ()
 
     def _project(self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of the query subset, keys and values of all tokens."""
@@ -88,23 +106,38 @@ class Block(nn.Module):
         super().__init__()
         self.pre = config.norm_order == "pre"
         self.attn_norm = make_norm(config, layer > 0 or config.first_attn_norm)
-        self.attn = Attention(config)
+        self.attn = Attention(config, layer)
         self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None,
+        values: Values = (),
+    ) -> Tensor | Values:  # fmt: skip
         """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all.
 
-        With `context_TD` keys and values are made from it, and `hidden` is of the query subset already.
+        With `context_TD` keys and values are made from it, and `hidden` is of the query subset already. `values` are
+        mixed into the block's own; a first block whose values others want also returns them, [T, H, K].
         """
+        kept, handed_on = self._attended(hidden_TD, rope, layout, context_TD, values)
+        if self.pre:
+            out = kept + self.dropout(self.mlp(self.mlp_norm(kept)))
+        else:
+            out = self.mlp_norm(kept + self.dropout(self.mlp(kept)))
+        return (out, *handed_on) if handed_on else out
+
+    def _attended(
+        self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None, values: Values
+    ) -> tuple[Tensor, Values]:
+        """The stream after attention, and the values that it hands on."""
         kept = layout.at_queries(hidden_TD) if context_TD is None else hidden_TD
         if self.pre:
             context_TD = None if context_TD is None else self.attn_norm(context_TD)
-            kept = kept + self.dropout(self.attn(self.attn_norm(hidden_TD), rope, layout, context_TD))
-            return kept + self.dropout(self.mlp(self.mlp_norm(kept)))
-        kept = self.attn_norm(kept + self.dropout(self.attn(hidden_TD, rope, layout, context_TD)))
-        return self.mlp_norm(kept + self.dropout(self.mlp(kept)))
+            found, handed_on = self.attn(self.attn_norm(hidden_TD), rope, layout, context_TD, values)
+            return kept + self.dropout(found), handed_on
+        found, handed_on = self.attn(hidden_TD, rope, layout, context_TD, values)
+        return self.attn_norm(kept + self.dropout(found)), handed_on
 
 
 class Encoder(nn.Module):
@@ -117,6 +150,9 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
+        vocab, widths = self.embeddings.tokens.num_embeddings, config.value_embeddings * config.hidden_size
+        self.value_tokens = nn.Embedding(vocab, widths) if widths else None  # all tables side by side
+        self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
         initialize(self, config)
 
     def forward(
@@ -132,14 +168,34 @@ class Encoder(nn.Module):
         windows = {self.config.half_window(layer): None for layer in range(len(self.blocks))}  # in the layers' order
         shared = {window: self._shared(window, positions_T, packing) for window in windows}
         first_late = len(self.blocks) - self.config.late_layers
+        embedded = self._value_embeddings(ids_T)
+        first_values: Values = ()
+        skips: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
+            mirrored = len(self.blocks) - 1 - layer
+            if self.skip_scales is not None and mirrored < len(self.skip_scales):
+                hidden = hidden + self.skip_scales[mirrored] * skips.pop()
             if layer == first_late:
-                context_TD, shared = hidden, self._restricted(shared, queries_M, ids_T.shape[0])
+                shared = self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]
-            hidden = block(hidden, rope, layout, context_TD if layer > first_late else None)
+            if layer == first_late:
+                context_TD, skips = hidden, [layout.at_queries(skip) for skip in skips]
+            table = self.config.value_table(layer)
+            values = first_values if table is None else (embedded[table], *first_values)
+            out = block(hidden, rope, layout, context_TD if layer > first_late else None, values)
+            hidden, first_values = (out[0], out[1:]) if isinstance(out, tuple) else (out, first_values)
+            if layer < self.config.num_skips:
+                skips.append(hidden)
         if queries_M is not None and layout.queries_M is None:
             hidden = hidden.index_select(0, queries_M)
         return self.final_norm(hidden)
+
+    def _value_embeddings(self, ids_T: Tensor) -> Values:
+        """[T, D] of each table."""
+        if self.value_tokens is None:
+            return ()
+        found_TX = self.value_tokens(ids_T).to(compute_dtype(self.value_tokens.weight))
+        return found_TX.chunk(self.config.value_embeddings, dim=-1)
 
     def _restricted(self, shared: Shared, queries_M: Tensor | None, num_tokens: int) -> Shared:
         """What the late layers share: of the query subset, where there is one and all of their kernels can do that."""

@@ -15,11 +15,14 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
     "norm.weight": "one",
     "bias": "zero",
     "positions.scale": "scale",
-    "tokens.weight": "embedding",
+    "skip_scales": "one",
+    "value_scales": "half",
+    "tokens.weight": "embedding",  # value_tokens too
     "positions.weight": "embedding",
     "token_types.weight": "embedding",
     "qkv.weight": "inner",
     "up.weight": "inner",
+    "gate.weight": "inner",
     "out.weight": "residual",
     "down.weight": "residual",
     "dense.weight": "head",
@@ -69,7 +72,7 @@ def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = 
 
 
 def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
-    constants = {"one": 1.0, "zero": 0.0, "scale": config.hidden_size**-0.5}
+    constants = {"one": 1.0, "half": 0.5, "zero": 0.0, "scale": config.hidden_size**-0.5}
     constants |= {"residual": 0.0} if config.zero_residual else {}
     if role in constants:
         parameter.fill_(constants[role])

@@ -160,6 +160,7 @@ def _modern_read(node: Node) -> Node:
 _SHARED = {
     "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "late_layers": 1, "head_transform": True,
     "logit_softcap": None,
+    "unet_skips": False, "value_embeddings": 0, "value_residual": False, "attention_gate": False,
 }  # fmt: skip
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 

@@ -43,6 +43,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "relu2 glu": {"activation": "relu2", "mlp": "glu"},
     "softcap": {"logit_softcap": 0.8},
     "zero residual": {"zero_residual": True},
+    "U-net skips": {"unet_skips": True},
+    "value embeddings": {"value_embeddings": 1},
+    "value residual": {"value_residual": True},
+    "attention gate": {"attention_gate": True},
     "late layers": {"late_layers": 2},
 }
 IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own classes have, or which train only

@@ -84,7 +84,8 @@ def test_yaml_model_has_the_parameters_that_are_counted(name: str) -> None:
 def test_choices_combine(changes: dict[str, Any]) -> None:
     config = replace(SMALL, **changes)
     model = train_step(config)
-    tables = sum(p.numel() for n, p in model.named_parameters() if n.startswith("encoder.embeddings.") and p.ndim == 2)
+    holders = ("encoder.embeddings.", "encoder.value_tokens.")
+    tables = sum(p.numel() for n, p in model.named_parameters() if n.startswith(holders) and p.ndim == 2)
     total = sum(p.numel() for p in model.parameters())
     assert count_parameters(config) == (total, total - tables)
 
@@ -135,6 +136,7 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"late_layers": 4, "num_layers": 3}, "late_layers=4 must be from 1 to num_layers=3"),
         ({"num_layers": 0}, "num_layers=0 must be at least 1"),
         ({"local_window": 1}, "local_window=1"),
+        ({"value_embeddings": 2, "num_layers": 3}, "value_embeddings=2 must be from 0 to half of num_layers=3"),
         ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),
         ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
     ],

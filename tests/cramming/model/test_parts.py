@@ -39,17 +39,29 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
 
     activation = {"gelu": F.gelu, "relu2": lambda x: F.relu(x) ** 2}[config.activation]
     hidden = w["encoder.embeddings.tokens.weight"][ids]
-    states = []
+    states: list[Tensor] = []
+    outputs: list[Tensor] = []
+    used_values: list[Tensor] = []
+    last = config.num_layers - 1
     for layer in range(config.num_layers):
         own = f"encoder.blocks.{layer}."
+        if config.unet_skips and last - layer < layer:
+            hidden = hidden + w["encoder.skip_scales"][last - layer] * outputs[last - layer]
         states.append(hidden)
         context = states[min(layer, config.num_layers - config.late_layers)]
         weights_q, weights_kv = w[own + "attn.qkv.weight"].split([config.hidden_size, 2 * config.hidden_size])
         q = (norm(hidden, own + "attn_norm") @ weights_q.T).view(len(ids), config.num_heads, -1)
         kv = norm(context, own + "attn_norm") @ weights_kv.T
         k, v = kv.view(len(ids), 2, config.num_heads, -1).unbind(1)
+        others = [w["encoder.value_tokens.weight"][ids]] if config.value_embeddings and layer in (0, last) else []
+        others += used_values[:1] if config.value_residual else []
+        if others:
+            v = sum(c * x.view_as(v) for c, x in zip(w[own + "attn.value_scales"], [v, *others], strict=True))
+        used_values.append(v)
         scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
         mixed = torch.einsum("hql,lhk->qhk", scores.softmax(-1), v)
+        if config.attention_gate:
+            mixed = mixed * torch.sigmoid(norm(hidden, own + "attn_norm") @ w[own + "attn.gate.weight"].T)[:, :, None]
         hidden = hidden + mixed.flatten(1) @ w[own + "attn.out.weight"].T
         inner = norm(hidden, own + "mlp_norm") @ w[own + "mlp.up.weight"].T
         if config.mlp == "glu":
@@ -58,6 +70,7 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
         else:
             inner = activation(inner)
         hidden = hidden + inner @ w[own + "mlp.down.weight"].T
+        outputs.append(hidden)
     logits = norm(hidden, "encoder.final_norm") @ w["encoder.embeddings.tokens.weight"].T
     return config.logit_softcap * torch.tanh(logits / config.logit_softcap) if config.logit_softcap else logits
 
@@ -106,7 +119,7 @@ def test_packed_documents_equal_separate_ones(part: str) -> None:
 
 
 def test_a_compiler_takes_all_of_it_as_one_graph() -> None:
-    model, given = perturbed(MaskedLM(variant("everything"))), batch(ROWS)
+    model, given = perturbed(MaskedLM(variant("everything", replace(PLAIN, num_layers=2)))), batch(ROWS)
     loss, hits = torch.compile(model, backend="eager", fullgraph=True)(*given)
     torch.testing.assert_close((loss, hits), model(*given))
 
