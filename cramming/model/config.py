@@ -49,9 +49,7 @@ class ModelConfig:
     # tokens; a table serves one of the first and one of the last (modded-nanogpt, records 14 and 15)
     value_embeddings: int = 0
     value_residual: bool = False  # so are those of later layers with the first layer's (Zhou et al. 2024, section 3)
-    attention_gate: bool = (
-        False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, section 2.2)
-    )
+    attention_gate: bool = False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, 2.2)
 
     mlp: Literal["plain", "glu"] = "plain"
     activation: Activation = "gelu"  # relu2: ReLU squared (So et al. 2021, Primer, section 4)
