@@ -43,7 +43,7 @@ MEMORY = {
     "offload-optimizer": "memory.offload_optimizer=true",
     "offload-all": "memory=offload-all",
 }
-OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad")
+OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad", "muon", "normuon", "adamw-cwd")
 aten = torch.ops.aten
 
 

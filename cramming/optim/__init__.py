@@ -1,1 +1,1 @@
-"""Optimizers: parameter groups and a table of builders (build.py), LAMB and LARS (layerwise.py)."""
+"""Optimizers: parameter groups and a table of builders (build.py), and one file for each of the project's own."""

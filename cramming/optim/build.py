@@ -1,16 +1,16 @@
-"""The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB and LARS.
+"""The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB, LARS, Muon and NorMuon.
 
 To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from cramming.config import Count, Fraction, NotNegative, Positive
+from cramming.config import Count, Fraction, NotNegative, Positive, Within
 
 Groups = list[dict[str, Any]]
 
@@ -63,6 +63,10 @@ class OptimConfig:
         rate = self.lr * self.lr_scale.factor(batch_size) if self.lr_scale else self.lr
         return rate * self.lr_width.factor(width) if self.lr_width else rate
 
+    def groups(self, model: nn.Module) -> Groups:
+        """The model's parameters as this optimizer treats them."""
+        return parameter_groups(model, self.weight_decay)
+
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         """The optimizer over these parameter groups."""
         return BUILDERS[self.name][1](groups, self)
@@ -90,6 +94,44 @@ class MomentumConfig(OptimConfig):
     momentum: Fraction
 
 
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(AdamConfig):
+    """Of Muon; `betas`, `eps` and the learning rate `rest_lr * lr` are those of AdamW for all but the matrices."""
+
+    momentum: Fraction
+    iterations: Annotated[int, Within(lambda n: 1 <= n <= 5, "from 1 to 5")]
+    rest_lr: Positive
+    cautious_weight_decay: bool
+
+    def groups(self, model: nn.Module) -> Groups:
+        """Matrices of blocks and head apart from the rest."""
+        from cramming.optim.muon import with_matrices
+
+        return with_matrices(super().groups(model), model, self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NorMuonConfig(MuonConfig):
+    """Of NorMuon: `row_beta` is the decay of the second moment of each neuron's update."""
+
+    row_beta: Fraction
+
+
+def _cautious(groups: Groups, c: Any) -> torch.optim.Optimizer:
+    from cramming.optim.cautious import CautiousAdamW
+
+    return CautiousAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
+
+
+def _muon(groups: Groups, c: Any) -> torch.optim.Optimizer:
+    from cramming.optim.muon import Muon
+
+    return Muon(
+        groups, lr=c.lr, betas=c.betas, eps=c.eps, momentum=c.momentum, iterations=c.iterations, rest_lr=c.rest_lr,
+        cautious=c.cautious_weight_decay, row_beta=getattr(c, "row_beta", None),
+    )  # fmt: skip
+
+
 def _low_bit(groups: Groups, c: Any) -> torch.optim.Optimizer:
     """AdamW whose moments are kept in blocks of 8 or 4 bits (Dettmers et al. 2022; Li et al. 2023), by torchao."""
     import torchao.optim
@@ -114,6 +156,7 @@ def _lars(groups: Groups, c: Any) -> torch.optim.Optimizer:
 BUILDERS: dict[str, tuple[type[OptimConfig], Callable[[Groups, Any], torch.optim.Optimizer]]] = {
     # Loshchilov & Hutter 2019; one fused kernel: on the CPU 4 to 6 times faster than the default loop
     "adamw": (AdamConfig, lambda g, c: torch.optim.AdamW(g, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)),
+    "adamw-cwd": (AdamConfig, _cautious),
     # Dozat 2016, with decoupled weight decay
     "nadamw": (
         AdamConfig,
@@ -126,6 +169,8 @@ BUILDERS: dict[str, tuple[type[OptimConfig], Callable[[Groups, Any], torch.optim
     ),
     "lamb": (AdamConfig, _lamb),
     "lars": (MomentumConfig, _lars),
+    "muon": (MuonConfig, _muon),
+    "normuon": (NorMuonConfig, _muon),
     "adamw8bit": (AdamConfig, _low_bit),
     "adamw4bit": (AdamConfig, _low_bit),
 }
@@ -146,7 +191,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimizer over the model's parameter groups."""
-    return config.build(parameter_groups(model, config.weight_decay))
+    return config.build(config.groups(model))
 
 
 def build_host_optimizer(
@@ -155,8 +200,7 @@ def build_host_optimizer(
     """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
     from cramming.parallel.offload import CopyStream, HostOptimizer
 
-    groups = parameter_groups(model, config.weight_decay)
-    return HostOptimizer(groups, config.build, CopyStream(device), at_home)
+    return HostOptimizer(config.groups(model), config.build, CopyStream(device), at_home)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -15,6 +15,8 @@ LR, DECAY, EPS, BETAS = 0.1, 0.05, 1e-6, (0.9, 0.98)
 COMMON = {"lr": 1e-2, "lr_scale": None, "lr_width": None, "weight_decay": 0.01, "clip": None}
 OWN: dict[str, dict[str, Any]] = {"adagrad": {"eps": 1e-8}, "sgd": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
 ADAM = {"betas": [0.9, 0.98], "eps": 1e-8}
+MUON = {**ADAM, "momentum": 0.95, "iterations": 5, "rest_lr": 1.0, "cautious_weight_decay": False}
+OWN |= {"muon": MUON, "normuon": {**MUON, "row_beta": 0.95}}
 
 
 def config(name: str, **changes: Any) -> OptimConfig:
@@ -80,8 +82,10 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient(name: str) -> None:
         ("sgd", {"momentum": 1.0}, "momentum=1.0"),
         ("lamb", {"lr_scale": {"rule": "sqrt", "base_batch": 0}}, "base_batch=0"),
         ("lamb", {"lr_scale": {"rule": "cube", "base_batch": 9}}, "rule='cube': choose one of linear, sqrt"),
+        ("muon", {"iterations": 6}, "iterations=6 must be from 1 to 5"),
+        ("muon", {"row_beta": 0.9}, "optim.row_beta: unknown setting"),
         ("sgd", {"eps": 1e-8}, "optim.eps: unknown setting"),
-        ("lion", {}, "optim.name='lion': choose one of adamw, nadamw"),
+        ("lion", {}, "optim.name='lion': choose one of adamw, adamw-cwd, nadamw"),
     ],
 )
 def test_values_that_make_no_optimizer(name: str, changes: dict[str, Any], says: str) -> None:

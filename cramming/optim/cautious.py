@@ -1,0 +1,43 @@
+"""Cautious weight decay (Chen et al. 2025, arXiv 2510.12402): a weight decays only where the update shrinks it as well.
+
+Plain decoupled decay pulls every weight to zero, against the gradient where that wants a larger weight; so it moves the
+minimum. Here a weight w with update u (w becomes w - lr u) decays only where u w >= 0.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CautiousAdamW(torch.optim.AdamW):
+    """Fused AdamW with cautious decay. The sign of Adam's update is that of its first moment after this gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Decay where the coming update agrees, then update without decay."""
+        assert closure is None, "the engine computes the gradients"
+        groups = self.param_groups
+        for group in groups:
+            if group["weight_decay"]:
+                self._decay(group)
+        self.param_groups = [{**group, "weight_decay": 0.0} for group in groups]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def _decay(self, group: dict[str, Any]) -> None:
+        scale = getattr(self, "grad_scale", None)
+        for p in group["params"]:
+            if p.grad is not None:
+                gradient = p.grad if scale is None else p.grad / scale
+                moment = self.state[p].get("exp_avg")
+                direction = gradient if moment is None else moment.lerp(gradient, 1 - group["betas"][0])
+                p.addcmul_(p, agreement(p, direction), value=-group["lr"] * group["weight_decay"])
+
+
+def agreement(weight: Tensor, update: Tensor) -> Tensor:
+    """1 where the update moves the weight towards zero, or not at all, else 0."""
+    return (weight * update).ge_(0)
