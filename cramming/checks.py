@@ -23,7 +23,7 @@ from cramming.data.masking import ObjectiveConfig
 from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
-from cramming.model.config import ModelConfig, count_parameters
+from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
@@ -116,8 +116,14 @@ class Config(RootConfig):
 
     @property
     def targets_per_row(self) -> int:
-        """Tokens of a sequence that are predicted."""
+        """Tokens of a sequence that are predicted, in the first phase of the objective."""
         return self.objective.targets_per_row(self.train.sequence_length)
+
+    def flops_per_token(self, progress: float = 0.0) -> float:
+        """Model compute of one training token at this share of the budget."""
+        length, last_layer = self.train.sequence_length, self.attention.last_layer
+        targets = self.objective.at(progress).targets_per_row(length)
+        return flops_per_token(self.model, length, targets / length, last_layer)
 
     @property
     def peak_learning_rate(self) -> float:

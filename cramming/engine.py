@@ -32,7 +32,7 @@ class StepStats:
     """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm.
 
     `skipped`: the gradient was not finite and no weight moved. `recompilations`: graphs compiled after the first update
-    of this process; shapes are static, so there should be none.
+    of this process; shapes change with a phase of the objective only, so there should be no others.
     """
 
     loss: float

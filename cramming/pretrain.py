@@ -21,6 +21,7 @@ from cramming.budget import Pace
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, build
 from cramming.data.batches import Batch, made_ahead
+from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
 from cramming.engine import StepStats
 from cramming.files import clear, explained
@@ -143,7 +144,8 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
 def train(state: TrainState, stop: StopRequest) -> EndReason:
     """The experiment. Returns why it ended."""
     work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
-    batches = micro_batch_stream(state)
+    objective = config.objective.at(0.0)
+    batches = micro_batch_stream(state, objective)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
     recent = deque[StepStats](maxlen=config.train.log_every)
     timer = config.budget.timer
@@ -166,6 +168,9 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 break
 
             step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
+            if size.objective != objective:  # what was made ahead has other targets
+                batches.close()
+                objective, batches = size.objective, micro_batch_stream(state, size.objective)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = timer() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
@@ -221,6 +226,7 @@ class StepSize(NamedTuple):
     micro_batches: int
     tokens: int
     flops: float
+    objective: ObjectiveConfig  # its phase
 
 
 def step_size(state: TrainState, progress: float) -> StepSize:
@@ -229,7 +235,8 @@ def step_size(state: TrainState, progress: float) -> StepSize:
     sequences = sequences_per_step(config.batch_ramp, progress, config.batch_size)
     tokens = sequences * config.sequence_length
     micro_batches = sequences // (config.rows * state.mesh.world_size)
-    return StepSize(sequences, micro_batches, tokens, tokens * state.flops_per_token)
+    flops = tokens * state.config.flops_per_token(progress)
+    return StepSize(sequences, micro_batches, tokens, flops, state.config.objective.at(progress))
 
 
 def before_step(state: TrainState, pace: Pace, stop: StopRequest, is_kept: bool) -> tuple[float, bool, bool, bool]:
@@ -280,11 +287,13 @@ def validate_if_it_fits(state: TrainState, progress: float, pace: Pace, step_mic
     say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
-def micro_batch_stream(state: TrainState) -> Generator[Batch]:
-    """This rank's micro-batches from the saved position on: rank r of w takes every w-th run of samples."""
+def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:
+    """This rank's micro-batches from the position reached on, in one phase of the objective: rank r of w takes every
+    w-th run of samples."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
+    source = state.data.source.of(objective)
 
     def make(k: int) -> Batch:
-        return state.data.source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
+        return source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
 
     return made_ahead(make, state.engine.device, state.config.runtime.prefetch)

@@ -6,7 +6,6 @@ how a run ends in cramming/finish.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
-from cramming.model.config import ModelConfig, count_parameters, flops_per_token
+from cramming.model.config import ModelConfig, count_parameters
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
@@ -128,12 +127,6 @@ class TrainState:
     metrics: MetricsLog | None
     validation: list[Batch]
 
-    @cached_property
-    def flops_per_token(self) -> float:
-        """Model compute of one training token."""
-        length, last_layer = self.config.train.sequence_length, self.config.attention.last_layer
-        return flops_per_token(self.config.model, length, self.config.targets_per_row / length, last_layer)
-
     def save_checkpoint(self) -> None:
         """Write the present state, once its row of the log is on the disk and what it was trained on is looked at."""
         assert self.clock and self.metrics
@@ -181,14 +174,19 @@ class TrainState:
         count, processes = count_parameters(config.model), self.mesh.world_size
         say(
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-            f" vocabulary {config.model.vocab_size}; {self.flops_per_token / 1e6:.1f} MFLOP per token"
+            f" vocabulary {config.model.vocab_size}; {config.flops_per_token() / 1e6:.1f} MFLOP per token"
+        )
+        phases = [(phase.at, config.objective.at(phase.at)) for phase in config.objective.phases or ()]
+        later = "".join(
+            f", {p.targets_per_row(train.sequence_length)} from {at:.0%} of the budget on" for at, p in phases
         )
         say(
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
             f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
-            f" {config.targets_per_row} targets per sequence; {engine.precision.mode} on {engine.device}, attention"
-            f" kernel {' and '.join(self.attention_kernels)}; peak learning rate {config.peak_learning_rate:.3g}"
+            f" {config.targets_per_row} targets per sequence{later}; {engine.precision.mode} on {engine.device},"
+            f" attention kernel {' and '.join(self.attention_kernels)}; peak learning rate"
+            f" {config.peak_learning_rate:.3g}"
         )
         other = f", validated on the text of {train.validation_corpus}" if train.validation_corpus else ""
         say(
@@ -319,7 +317,8 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.world_size
-    rows = micro_batch_of_run(folder, engine, data.source.batch, config, largest)
+    source = data.source.of(config.objective.with_most_targets())
+    rows = micro_batch_of_run(folder, engine, source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config

@@ -33,7 +33,6 @@ from cramming.data.corpus import TokenStream
 from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.device import compile_seconds, prepare_heap
 from cramming.engine import build_engine
-from cramming.model.config import flops_per_token
 from cramming.parallel.mesh import Mesh
 from cramming.plan.micro_batch import find_micro_batch
 
@@ -137,12 +136,11 @@ class Workload:
         self.device = device
         config = Config.of(spec["settings"])
         model, train = replace(config.model, vocab_size=spec["vocab_size"]), replace(config.train, batch_ramp=None)
-        self.config = config = replace(config, model=model, train=train)
+        self.config = config = replace(config, model=model, train=train, objective=config.objective.at(0.0))
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
-        length, last_layer = self.train.sequence_length, config.attention.last_layer
-        self.flops_per_token = flops_per_token(config.model, length, config.targets_per_row / length, last_layer)
+        self.flops_per_token = config.flops_per_token()
         self.source = topic_batches(
-            self.objective, spec["vocab_size"], length, self.train.packing, self.train.batch_size
+            self.objective, spec["vocab_size"], self.train.sequence_length, self.train.packing, self.train.batch_size
         )
 
     def step(self, batches: Sequence[Batch], step: int) -> float:

@@ -14,6 +14,7 @@ That size is by what the corpus's documents come to in so many rows, not by the 
 kernels have memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in fp32).
 """
 
+import copy
 import math
 import queue
 import threading
@@ -109,6 +110,13 @@ class BatchSource:
         # One window less than fits, so that every offset leaves as many.
         self.num_windows = stream.num_tokens // sequence_length - 1
         self._most_sequences: dict[int, int] = {}  # by rows
+
+    def of(self, objective: ObjectiveConfig) -> "BatchSource":
+        """The same samples with the targets of another phase."""
+        other = copy.copy(self)
+        other.masker = copy.copy(self.masker)
+        other.masker.config = objective
+        return other
 
     def most_sequences(self, rows: int) -> int:
         """Sequences that a batch of so many rows has room for: one size for all of them, so that shapes never change.

@@ -5,7 +5,7 @@ or process it appears in, and a later epoch, with other sample indices, has othe
 section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per row, M = N * C; they never change.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -18,28 +18,56 @@ IGNORE = -100  # the target id of a place without a target, as in torch's cross 
 _SELECT, _REPLACE, _TOKEN = 1, 2, 3
 
 
+Rate = Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From progress `at` on (a share of the budget) `rate` of the tokens are targets."""
+
+    at: Share
+    rate: Rate
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """How targets are chosen and hidden.
 
     `rate` of the tokens of each row are targets; of these `mask_share` are shown as [MASK], `random_share` as a random
     token and the rest unchanged. BERT: 0.15 and 0.8/0.1 (Devlin et al. 2019, section 3.1). The paper: 0.25 and 0.8/0.1.
+
+    `phases`, in their order, change the rate during the run: a falling one learns much early and trains late on what
+    fine-tuning sees, almost whole text (Ankner et al. 2023, "Dynamic masking rate schedules"; mmBERT, Marone et al.
+    2025: 30, 15, 5 %). They are steps, not a line, because the number of targets is in every shape.
     """
 
     name: Literal["mlm"]
-    rate: Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")]
+    rate: Rate
     mask_share: Share
     random_share: Share
+    phases: tuple[Phase, ...] | None = None
 
     def __post_init__(self) -> None:
+        begins = [phase.at for phase in self.phases or ()]
+        if begins != sorted(begins):
+            raise ValueError(f"phases begin at {', '.join(map(str, begins))} of the budget; put them in this order")
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of one whole"
             )
 
     def targets_per_row(self, length: int) -> int:
-        """Targets in a row of `length` tokens, at least one."""
+        """Targets in a row of `length` tokens, at least one; of the first phase where there are several."""
         return max(1, round(self.rate * length))
+
+    def at(self, progress: float) -> "ObjectiveConfig":
+        """The phase in force at this share of the budget."""
+        begun = [phase.rate for phase in self.phases or () if phase.at <= progress]
+        return replace(self, rate=begun[-1] if begun else self.rate, phases=None)
+
+    def with_most_targets(self) -> "ObjectiveConfig":
+        """The phase that needs the most memory."""
+        return replace(self, rate=max([self.rate, *(phase.rate for phase in self.phases or ())]), phases=None)
 
 
 class Masked(NamedTuple):

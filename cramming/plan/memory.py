@@ -190,7 +190,7 @@ class Simulation:
 
     def _batch(self, rows: int) -> Batch:
         config, length = self.config, self.config.train.sequence_length
-        tokens, targets = rows * length, rows * config.targets_per_row
+        tokens, targets = rows * length, rows * config.objective.with_most_targets().targets_per_row(length)
         whole_rows = config.train.packing == "rows"
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}

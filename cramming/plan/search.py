@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from cramming import device as devices
 from cramming.checks import Config, Place, check
 from cramming.config import Positive, UserError
 from cramming.model.attention_kernels import FLASH_CAPABILITY
-from cramming.model.config import flops_per_token
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
@@ -184,8 +184,7 @@ def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     if config.budget.unit == "hours":
         return tokens_per_second * 3600 * limit
     if config.budget.unit == "exaflops":
-        targets_per_token, last_layer = config.targets_per_row / length, config.attention.last_layer
-        return limit * 1e18 / flops_per_token(config.model, length, targets_per_token, last_layer)
+        return limit * 1e18 * fmean(1 / config.flops_per_token(percent / 100) for percent in range(100))
     if config.budget.unit == "tokens":
         return limit
     steps = min(int(limit), 10_000)  # all of them, or evenly chosen ones

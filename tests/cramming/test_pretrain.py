@@ -15,6 +15,8 @@ import torch
 
 from cramming import pretrain, progress
 from cramming.config import UserError
+from cramming.data.batches import Batch
+from cramming.engine import Engine
 from cramming.journal import checkpoints_of, read_journal
 from cramming.record import load_metrics, load_record
 
@@ -59,6 +61,26 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert rates[0] == 0.0  # progress 0 of a schedule with warm-up
     assert max(rates) == pytest.approx(found["config"]["optim"]["lr"])
     assert sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1  # half way, and the end
+
+
+def test_each_phase_of_the_objective_has_its_own_number_of_targets(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    """It goes on where the one before ended: one with as many targets changes nothing. Validation stays what it is."""
+    seen, original = [], Engine.forward_backward
+
+    def noted(self: Engine, batches: list[Batch], *rest: Any) -> bool:
+        seen.append([len(batch.target_ids_M) for batch in batches])
+        return original(self, batches, *rest)
+
+    monkeypatch.setattr(Engine, "forward_backward", noted)
+    run = start("name=a", "objective.phases=[{at: 0.5, rate: 0.15}, {at: 0.75, rate: 0.05}]")
+    assert seen == [[4 * 8] * 2] * 6 + [[4 * 5] * 2] * 3 + [[4 * 2] * 2] * 3
+    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert found["validation"]["targets"] == without["validation"]["targets"]
+    assert without["exaflops"] > found["exaflops"] > without["exaflops"] / 2
+    as_many = start("name=b", "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3")
+    assert result(as_many) == {**result(unbroken), "exaflops": result(as_many)["exaflops"]}
 
 
 def test_final_loads_in_stock_transformers(unbroken: Path) -> None:

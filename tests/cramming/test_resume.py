@@ -69,16 +69,18 @@ def break_run(start: Start) -> Break:
 
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
+PHASES = "objective.phases=[{at: 0.4, rate: 0.15}, {at: 0.7, rate: 0.05}]"
 
 
 @pytest.mark.parametrize(
-    "settings", [[], [*RAMP, "model.dropout=0.2", "train.packing=documents"], ["optim=lamb"], ["memory=offload-all"]]
+    "settings",
+    [[], [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"], ["optim=lamb"], ["memory=offload-all"]],
 )
 def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     start: Start, unbroken: Path, break_run: Break, settings: list[str], losses: Losses, result: Result
 ) -> None:
-    """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp and dropout, our
-    own optimizer, and everything offloaded."""
+    """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp, phases of the
+    objective and dropout, our own optimizer, and everything offloaded."""
     whole = start("name=whole", *settings) if settings else unbroken
     for resume in ("false", "true"):
         ended = break_run(5, "stop", "name=a", f"resume={resume}", *settings)

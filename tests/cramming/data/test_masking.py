@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError, build
-from cramming.data.masking import IGNORE, Masker, ObjectiveConfig, hash64
+from cramming.data.masking import IGNORE, Masker, ObjectiveConfig, Phase, hash64
 
 VOCAB, SPECIAL, MASK = 1000, (0, 1, 2, 3, 4), 4
 
@@ -33,6 +33,21 @@ def test_every_row_has_the_same_number_of_targets_each_at_another_place(length: 
     assert all(len(set(row)) == count for row in places)
     assert np.array_equal(places // length, np.repeat(np.arange(9)[:, None], count, 1))
     assert (masked.target_ids_M != IGNORE).all()
+
+
+def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
+    phases = (Phase(0.5, 0.15), Phase(0.9, 0.05))
+    objective = masker(phases=phases).config
+    assert [objective.at(progress).rate for progress in (0.0, 0.49, 0.5, 0.89, 0.9, 1.0)] == [
+        0.25,
+        0.25,
+        *[0.15] * 2,
+        *[0.05] * 2,
+    ]
+    assert objective.with_most_targets() == objective.at(0.0) == masker().config
+    places = [masker(rate=objective.at(p).rate)(text(9, 100), np.arange(9)).target_positions_M for p in (0.0, 0.5, 0.9)]
+    assert [len(found) for found in places] == [9 * 25, 9 * 15, 9 * 5]
+    assert set(places[0]) > set(places[1]) > set(places[2])
 
 
 def test_targets_are_the_originals_and_nothing_else_changes() -> None:
