@@ -120,7 +120,7 @@ class NorMuonConfig(MuonConfig):
 def _cautious(groups: Groups, c: Any) -> torch.optim.Optimizer:
     from cramming.optim.cautious import CautiousAdamW
 
-    return CautiousAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
+    return CautiousAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps)
 
 
 def _muon(groups: Groups, c: Any) -> torch.optim.Optimizer:

@@ -14,6 +14,10 @@ from torch import Tensor
 class CautiousAdamW(torch.optim.AdamW):
     """Fused AdamW with cautious decay. The sign of Adam's update is that of its first moment after this gradient."""
 
+    def __init__(self, parameters: Any, **settings: Any) -> None:
+        super().__init__(parameters, fused=True, **settings)
+        self._step_supports_amp_scaling = False  # the scaler skips a step itself, or the decay would be done
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Decay where the coming update agrees, then update without decay."""

@@ -2,8 +2,8 @@
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest orthogonal
 matrix, so that every direction moves alike. NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1) then gives every
-neuron the same step size by a second moment per row. An update has a root mean square of 0.2, as AdamW's have, so one
-learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+neuron the same step size by a second moment per row. An update has a root mean square of 0.2, as AdamW's have late
+in a run, so that one learning rate can serve both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
 
 A parameter may hold several matrices: queries, keys and values; the halves of a gated layer. Each is orthogonalized
 alone, and those of one shape together, in batched products. Shapes: N matrices, R rows, C columns.
@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,8 +105,8 @@ class Muon(torch.optim.Optimizer):
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, momentum: float,
         iterations: int, rest_lr: float, cautious: bool, row_beta: float | None = None,
     ) -> None:  # fmt: skip
-        adamw = CautiousAdamW if cautious else torch.optim.AdamW
-        self._rest = adamw([g for g in groups if "parts" not in g], lr=lr, betas=betas, eps=eps, fused=True)
+        adamw = CautiousAdamW if cautious else partial(torch.optim.AdamW, fused=True)
+        self._rest = adamw([g for g in groups if "parts" not in g], lr=lr, betas=betas, eps=eps)
         self.momentum, self.iterations, self.rest_lr = momentum, iterations, rest_lr
         self.cautious, self.row_beta = cautious, row_beta
         super().__init__(groups, self._rest.defaults)

@@ -159,7 +159,7 @@ def test_the_plan_counts_one_momentum_for_matrices(
 def test_cautious_adamw_decays_only_where_the_update_shrinks() -> None:
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(6, 5))
-    optimizer = CautiousAdamW([p], lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY, fused=True)
+    optimizer = CautiousAdamW([p], lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
     w, m, v = p.detach().clone(), torch.zeros(6, 5), torch.zeros(6, 5)
     for t in range(1, 5):
         p.grad = torch.randn(6, 5)
@@ -169,3 +169,14 @@ def test_cautious_adamw_decays_only_where_the_update_shrinks() -> None:
         optimizer.step()
         torch.testing.assert_close(p.detach(), w)
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
+
+
+@pytest.mark.parametrize("make", [muon, lambda groups: CautiousAdamW(groups[0]["params"], lr=LR)])
+def test_a_step_that_overflowed_in_fp16_changes_nothing(make: Callable[..., torch.optim.Optimizer]) -> None:
+    p = nn.Parameter(torch.randn(4, 4))
+    optimizer = make([{"name": "matrices", "params": [p], "parts": [1], "weight_decay": DECAY}])
+    before, scaler = p.detach().clone(), torch.amp.GradScaler("cpu")
+    scaler.scale(p.sum()).backward()
+    p.grad = torch.full_like(p, torch.inf)
+    scaler.step(optimizer)
+    assert torch.equal(p, before)
