@@ -1,0 +1,143 @@
+"""How often does a duel of a recipe against itself end with a winner, and is a planted gain found when it is predicted?
+
+    python benchmarks/duel_honesty.py --duels 200 --seconds 0.6 --out benchmarks/results/duel_honesty_cpu_<date>
+
+Real duels (eval/duel/main.py): real runs of a tiny model on the embedded corpus, both sides at once, a core each, with
+so many seconds of CPU time. Only the processes are forks of one that has imported torch, 0.1 s in place of 3 s. With
+one seed for both sides, what differs is how many steps the clock allowed. Beside it the same with normal numbers, which
+the test's boundaries were made for; and the real differences again, put together to other duels with a gain of two
+standard deviations added.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cramming import pretrain
+from cramming.children import run_or_exit
+from cramming.config import build
+from cramming.overrides import compose
+from eval.duel import main as duel_main
+from eval.duel import sides
+from eval.duel.ledger import Ledger
+from eval.duel.main import DuelConfig, Opponents, Terms
+from eval.duel.sequential_test import FIRST_LOOK, interval, pairs_needed, verdict
+from eval.duel.sides import Side
+
+SETTINGS = [
+    "data.size=200000", "tokenizer.vocab_size=1024", "device=cpu", "precision=fp32", "model=tiny",
+    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48", "train.sequence_length=32",
+    "train.validations=0", "train.validation_tokens=2048", "budget.clock=cpu",
+]  # fmt: skip
+PAIRS, ERROR, PLANTED = 4, 0.05, 2.0
+
+
+def fork_train(settings: dict[str, Any]) -> Any:
+    """A replacement of `sides.train` whose processes are forks of this one."""
+
+    def train(order: Sequence[Side], cores: Sequence[int], title: str) -> None:
+        children = []
+        for side, core in zip(order, cores):
+            seed = int(side.folder.name.rpartition("-")[2])
+            place = {"name": side.folder.name, "runs": str(side.folder.parent), "seed": seed}
+            if (child := os.fork()) == 0:
+                os.sched_setaffinity(0, {core})
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                try:
+                    pretrain.main({**settings, **place})
+                    os._exit(0)
+                except BaseException as error:
+                    os.write(2, f"{type(error).__name__}: {error}\n".encode())
+                    os._exit(1)
+            children.append(child)
+        codes = [os.waitpid(child, 0)[1] for child in children]
+        assert not any(codes), f"{title}: a side failed"
+
+    return train
+
+
+def winners(rows: np.ndarray, pairs: int) -> tuple[int, list[int]]:
+    """Of duels over these differences [duels, pairs], how many end with a winner; and after how many pairs those do."""
+    ends = []
+    for row in rows:
+        looks = range(FIRST_LOOK, pairs + 1)
+        won = [k for k in looks if verdict(*interval(row[:k].tolist(), pairs, ERROR), delta=0.0) in ("win", "loss")]
+        ends += won[:1]
+    return len(ends), ends
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--duels", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=0.6)
+    parser.add_argument("--out", type=Path, required=True, help="gets .md and .json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    from cramming.bench.tables import versions
+    from cramming.environment import cpu_name
+
+    rows, found = [], 0
+    with tempfile.TemporaryDirectory() as temporary:
+        overrides = [*SETTINGS, f"budget.hours={args.seconds / 3600}", f"corpora={temporary}/corpora"]
+        run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno())
+        settings = compose(overrides)
+        sides.train = fork_train(settings)
+        chosen = {**settings["duel"], "folder": f"{temporary}/duels", "pairs": PAIRS, "error": ERROR, "delta": 0.0}
+        config, ledger = build(DuelConfig, chosen, "duel"), Ledger(Path(temporary) / "duels")
+        judged = {"pairs": PAIRS, "error": ERROR, "delta": 0.0, "measure": "loss"}
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        opponents = Opponents((overrides, overrides), (settings, settings))
+        for number in range(args.duels):
+            name = f"self-{number}"
+            duel_main.begin(ledger, name, opponents, ["same", "same"], {**judged, "seed": 1000 * number}, cpu_name())
+            duel_main.fight(ledger, Terms(name, "loss", cores), opponents, config, 1000 * number)
+            duel = ledger.duels()[name]
+            assert duel.verdict is not None
+            found += duel.verdict["verdict"] in ("win", "loss")
+            rows.append(duel.differences("loss"))
+            print(f"{number + 1} duels, {found} with a winner", flush=True)
+    text, raw = report(rows, found, args.seconds)
+    about = f"{cpu_name()}, torch {versions()['torch']}"
+    command = f"python benchmarks/duel_honesty.py --duels {args.duels} --seconds {args.seconds}"
+    args.out.with_suffix(".md").write_text(f"# Duels of a recipe against itself\n\n`{command}`: {about}\n\n{text}\n")
+    args.out.with_suffix(".json").write_text(json.dumps({**raw, "differences": rows}) + "\n")
+    print(text)
+
+
+def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, dict[str, Any]]:
+    """The text, and its numbers."""
+    real = np.array([value for row in rows for value in row])
+    sd = float(np.concatenate([np.array(row) - np.mean(row) for row in rows]).std())
+    normal, _ = winners(np.random.default_rng(1).normal(0.0, sd, (20_000, PAIRS)), PAIRS)
+    planned = 8
+    predicted = pairs_needed(PLANTED, planned, ERROR)
+    assert predicted is not None
+    shuffled = np.random.default_rng(2).permutation(real)[: len(real) // planned * planned].reshape(-1, planned)
+    _, ends = winners(shuffled - PLANTED * real.std(), planned)
+    in_time = sum(end <= predicted for end in ends) / len(shuffled)
+    raw = {
+        "duels": len(rows), "pairs": PAIRS, "seconds": seconds, "error": ERROR, "with_a_winner": found / len(rows),
+        "normal_with_a_winner": normal / 20_000, "sd_nats": sd, "mean_nats": float(real.mean()),
+        "planted": {"sd": PLANTED, "predicted_pairs": predicted, "duels": len(shuffled), "found_in_time": in_time},
+    }  # fmt: skip
+    lines = [
+        f"- {len(rows)} duels of up to {PAIRS} pairs, {seconds} s of CPU time a side, error {ERROR}: {found} ended with"
+        f" a winner ({found / len(rows):.1%}); of 20,000 with normal numbers {normal / 20_000:.1%}.",
+        f"- Differences of {len(real)} pairs: mean {real.mean():+.5f} nats, standard deviation within duels {sd:.5f}.",
+        f"- A gain of {PLANTED:g} standard deviations, planted into {len(shuffled)} duels of up to {planned} of these"
+        f" pairs each: predicted to take {predicted} pairs, found by then in {in_time:.1%}.",
+    ]
+    return "\n".join(lines), raw
+
+
+if __name__ == "__main__":
+    main()
