@@ -34,8 +34,8 @@ from eval.duel.sides import Side
 
 SETTINGS = [
     "data.size=200000", "tokenizer.vocab_size=1024", "device=cpu", "precision=fp32", "model=tiny",
-    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48", "train.sequence_length=32",
-    "train.validations=0", "train.validation_tokens=2048", "budget.clock=cpu",
+    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
+    "train.sequence_length=32", "train.validations=0", "train.validation_tokens=2048", "budget.clock=cpu",
 ]  # fmt: skip
 PAIRS, ERROR, PLANTED = 4, 0.05, 2.0
 
