@@ -200,12 +200,16 @@ def begin(
             ledger.write("configuration", hash=sha, settings={section: side[section] for section in SECTIONS})
     described = [{"hash": sha, "overrides": own} for sha, own in zip(hashes, opponents.overrides)]
     limits = [limits_of(side["budget"]) for side in opponents.settings]
-    code = git_state()
     ledger.write(
         "duel", id=name, base=described[0], candidate=described[1], **judged, device=device,
-        clock=opponents.settings[0]["budget"]["clock"], budgets=limits,
-        code={key: code[key] for key in ("commit", "dirty", "diff_sha256")},
+        clock=opponents.settings[0]["budget"]["clock"], budgets=limits, code=code(),
     )  # fmt: skip
+
+
+def code() -> dict[str, Any]:
+    """The commit that the sides run, and the hash of what differs from it."""
+    state = git_state()
+    return {key: state[key] for key in ("commit", "dirty", "diff_sha256")}
 
 
 def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
@@ -247,7 +251,7 @@ def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelC
         f"duel: the base's run {base.folder} is {results['base']['status']} and has no {terms.measure} to compare with;"
         " choose a base that trains",
     )
-    ledger.write("pair", id=terms.id, seed=seed, turned=turned, **results)
+    ledger.write("pair", id=terms.id, seed=seed, turned=turned, code=code(), **results)
     if not config.keep:
         base.drop_weights()
         candidate.drop_weights()
