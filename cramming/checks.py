@@ -28,7 +28,7 @@ from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
-from cramming.schedule import SCHEDULES, BatchRamp, Schedule, ramp_step
+from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
 # which on they are said to be unfit is a judgement, not a measurement.
@@ -47,6 +47,7 @@ class TrainConfig:
     packing: Literal["rows", "documents"]
     batch_size: Count
     batch_ramp: BatchRamp | None
+    average: AverageConfig | None
     micro_batch: Count | Literal["auto"]
     log_every: Count
     validations: Natural

@@ -9,6 +9,7 @@ each.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from cramming.optim.build import build_host_optimizer, build_optimizer, set_lear
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
+
+if TYPE_CHECKING:
+    from cramming.optim.average import WeightAverage
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -51,12 +55,13 @@ class Engine:
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float | None, mesh: Mesh,
-        device: torch.device, cuda_graphs: bool = False,
+        device: torch.device, cuda_graphs: bool = False, average: "WeightAverage | None" = None,
     ):  # fmt: skip
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
+        self.average = average
         self._norm: Tensor | None = None  # of the gradients that wait for `update`
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
@@ -209,4 +214,9 @@ def equip(model: MaskedLM, config: Config, mesh: Mesh, device: torch.device) -> 
         else build_optimizer(model, config.optim)
     )
     model = apply(model, memory, config.runtime)
-    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, config.runtime.cuda_graphs)
+    cuda_graphs, average = config.runtime.cuda_graphs, None
+    if config.train.average:
+        from cramming.optim.average import WeightAverage
+
+        average = WeightAverage(config.train.average, model.parameters())
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, cuda_graphs, average)

@@ -18,7 +18,10 @@ from cramming.train_state import ResumeWithLessError, TrainState
 def finish(state: TrainState, reason: EndReason) -> None:
     """Export the model and complete the record."""
     assert state.clock and state.metrics
-    work = state.work
+    work, average = state.work, state.engine.average
+    if average and average.count and reason == "finished":
+        average.take()
+        say(f"{state.folder}: the final weights are the mean of {average.count} along the way (train.average)")
     validation = validate_fully(state) if reason == "finished" and work.steps else None
     status: Status = "interrupted" if reason != "finished" else "exhausted"
     if validation:

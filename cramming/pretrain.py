@@ -183,6 +183,8 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 reason = "stopped" if stopped else reason
                 break
             stats = engine.update(learning_rate)
+            if engine.average:
+                engine.average.add_if_due(progress)
             if not stats.skipped:  # a skipped one says nothing about how long an update takes
                 update_seconds = timer() - update_began
             is_kept = clock is None or clock.step_synchronised(update_seconds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from cramming.config import Share
+from cramming.config import Fraction, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +149,11 @@ def sequences_per_step(ramp: BatchRamp | None, progress: float, batch_size: int)
     step = ramp_step(ramp, batch_size)
     share = ramp.start + (1 - ramp.start) * progress / ramp.until
     return step * round(share * batch_size / step)
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    """The final weights are the mean of those at progress `start`, `start + every`, ... (cramming/optim/average.py)."""
+
+    start: Fraction
+    every: Positive

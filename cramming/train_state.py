@@ -132,7 +132,8 @@ class TrainState:
         assert self.clock and self.metrics
         self.metrics.sync()
         self.data.note_changed_files(self.folder)
-        checkpoint.save(self.folder / "checkpoints", *_tensors(self.engine), self.work, self.clock.enter_checkpoint)
+        tensors, enter = _tensors(self.engine), self.clock.enter_checkpoint
+        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.average)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
@@ -145,7 +146,7 @@ class TrainState:
                 f" kept: back to step {saved.steps if saved else 0}"
             )
         steps = int(self.mesh.from_main(saved.steps if saved else 0))
-        self.work = checkpoint.load(checkpoint.path_of(folder, steps), *_tensors(self.engine)) if steps else Work()
+        self.work = _load(folder, steps, self.engine) if steps else Work()
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
@@ -293,7 +294,7 @@ def start_engine(
     try:
         engine = build_engine(config, mesh, device)
         if steps:
-            return engine, checkpoint.load(checkpoint.path_of(folder / "checkpoints", steps), *_tensors(engine))
+            return engine, _load(folder / "checkpoints", steps, engine)
         if isinstance(config.start, CooccurrenceStart):
             from cramming.start import start_engine_from_text
 
@@ -322,6 +323,10 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config
+
+
+def _load(checkpoints: Path, steps: int, engine: Engine) -> Work:
+    return checkpoint.load(checkpoint.path_of(checkpoints, steps), *_tensors(engine), engine.average)
 
 
 def _tensors(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:

@@ -69,12 +69,18 @@ def break_run(start: Start) -> Break:
 
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
+AVERAGE = "train.average={start: 0.3, every: 0.1}"
 PHASES = "objective.phases=[{at: 0.4, rate: 0.15}, {at: 0.7, rate: 0.05}]"
 
 
 @pytest.mark.parametrize(
     "settings",
-    [[], [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"], ["optim=lamb"], ["memory=offload-all"]],
+    [
+        [],
+        [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        ["optim=lamb", AVERAGE],
+        ["memory=offload-all"],
+    ],
 )
 def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     start: Start, unbroken: Path, break_run: Break, settings: list[str], losses: Losses, result: Result

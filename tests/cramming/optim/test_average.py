@@ -1,0 +1,44 @@
+"""The final weights of a run with `train.average` are the mean of its last ones, and nothing else of it changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cramming.engine import Engine
+from cramming.model.export import load_masked_lm
+from cramming.optim.average import WeightAverage
+from cramming.schedule import AverageConfig
+
+
+def test_the_mean_is_of_the_points_that_were_passed() -> None:
+    weight = torch.zeros(3)
+    average = WeightAverage(AverageConfig(0.5, 0.2), [weight])
+    average.take()
+    assert weight.sum() == 0
+    for step in range(10):
+        weight.fill_(step)
+        average.add_if_due(step / 10)
+    average.take()
+    assert average.count == 3 and torch.allclose(weight, torch.tensor((5 + 7 + 9) / 3))
+
+
+def test_final_weights_are_the_mean_of_the_last_and_training_is_the_same(
+    start: Callable[..., Path], unbroken: Path, monkeypatch: pytest.MonkeyPatch, losses: Callable[[Path], Any]
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+    original = Engine.update
+
+    def noted(self: Engine, learning_rate: float) -> Any:
+        stats = original(self, learning_rate)
+        seen.append({name: p.detach().clone() for name, p in self.model.state_dict().items()})
+        return stats
+
+    monkeypatch.setattr(Engine, "update", noted)
+    run = start("name=a", "train.average={start: 0.5, every: 0.01}")
+    assert losses(run) == losses(unbroken)
+    for name, found in load_masked_lm(run / "final").state_dict().items():
+        torch.testing.assert_close(found, torch.stack([state[name] for state in seen[6:]]).mean(0))
