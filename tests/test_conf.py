@@ -102,7 +102,7 @@ def test_every_experiment_trains_at_a_small_scale(
     compose: Callable[..., dict[str, Any]], tiny_corpus: Path, tmp_path: Path, option: str
 ) -> None:
     """Two steps with the parts, the batch ramp and the schedule that it has; the tiny corpus has no order files."""
-    rows = ["train.sequence_length=32", "train.batch_size=16", "train.micro_batch=1", "train.order=shuffled"]
+    rows = ["train.sequence_length=32", "train.batch_size=10", "train.micro_batch=1", "train.order=shuffled"]
     here = [f"runs={tmp_path}", f"data.corpus={tiny_corpus}", "device=cpu", "precision=fp32", 'runtime.compile="off"']
     few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2", "name=a"]
     pretrain.main(compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few))
