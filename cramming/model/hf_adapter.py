@@ -89,6 +89,14 @@ class CrammingPreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.encoder.embeddings.tokens = value
 
+    def resize_token_embeddings(self, *arguments: Any, **settings: Any) -> nn.Embedding:
+        """The tables of value embeddings, which transformers does not know, keep as many rows as the input's."""
+        embeddings = super().resize_token_embeddings(*arguments, **settings)
+        if self.encoder.value_tokens is not None:
+            resized = self._get_resized_embeddings(self.encoder.value_tokens, embeddings.num_embeddings)
+            self.encoder.value_tokens = resized
+        return embeddings
+
     def forward(
         self,
         input_ids: Tensor,
