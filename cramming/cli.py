@@ -50,7 +50,7 @@ VERBS = {
     "bench": Verb("cramming.bench.main:main", "measure every trick's speed and memory, and judge what it learns"),
     "study": Verb(
         "eval.extras.study:main",
-        "runs of equal budget over vocabulary sizes or data presets: vocab | data",
+        "runs of equal budget: vocab | data | architectures | schedules | batch | masking",
         "study.what",
     ),
     "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),

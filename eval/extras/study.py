@@ -1,17 +1,18 @@
-"""`cramming study vocab|data`: which vocabulary, or which preparation of the text, gives the best model in one budget.
+"""`cramming study vocab|data|architectures|schedules|batch|masking`: which variant gives the best model in one budget.
 
-This is the cramming paper's figure 3 (vocabulary sizes) and its table of data sets (Geiping and Goldstein 2022, section
-4.4), at any budget. Each variant and seed is a run of its own, `<name>-<variant>-<seed>`, made by the verbs prepare,
-pretrain and glue in processes of their own. The same command again continues an interrupted study. Validation losses
-compare runs over one tokenizer and one text only (`train.validation_corpus`); otherwise scores compare variants.
+The cramming paper's figures of architectures, schedules, batch sizes, masking and vocabularies, and its table of data
+sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each variant and seed is a run of its own,
+`<name>-<variant>-<seed>`, made by the verbs prepare, pretrain and glue in processes of their own. The same command
+again continues an interrupted study. `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
+runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants.
 """
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cramming.children import run_process
 from cramming.config import UserError, build, expand_home, folder_name, require
@@ -19,6 +20,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK
 from cramming.progress import say
+from eval.report import plots
 from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
 from eval.tasks.suites import AVERAGES
@@ -28,27 +30,53 @@ HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validati
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """Section `study`. `data` maps a variant's name to the settings that it is run with."""
+    """Section `study`. `variants` has a table for each study: name of a variant -> overrides that it is run with."""
 
-    what: Literal["vocab", "data"] = "vocab"
+    what: str = "vocab"
+    variants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     vocab_sizes: list[int] = field(default_factory=list)
-    data: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
-    glue: bool = True
+    glue: bool | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        nothing = f"nothing to run: seeds={self.seeds}, variants={sorted(self.variants)}"
-        require(self.seeds and self.variants, nothing)
-        for name in self.variants:
-            folder_name(name, self.what, "runs")
+        known = sorted({*self.variants, "vocab"})
+        require(self.what in known, f"what={self.what!r}: choose one of {', '.join(known)}")
 
     @property
-    def variants(self) -> dict[str, list[str]]:
-        """Each variant's name and settings."""
-        if self.what == "data":
-            return self.data
-        return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in self.vocab_sizes}
+    def fine_tunes(self) -> bool:
+        """Whether runs are fine-tuned as well: unless it is set, where their losses are not on one text."""
+        return self.what in ("vocab", "data") if self.glue is None else self.glue
+
+    def overrides_of(self, settings: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Each variant's name and overrides, for runs that have these settings otherwise; UserError for none."""
+        found = {name: [multiplied(one, settings) for one in changes] for name, changes in self._table.items()}
+        require(self.seeds and found, f"study: nothing to run: seeds={self.seeds}, variants={sorted(found)}")
+        for name in found:
+            folder_name(name, f"study.variants.{self.what}", "runs")
+        return found
+
+    @property
+    def _table(self) -> dict[str, list[str]]:
+        if self.what == "vocab":
+            return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in self.vocab_sizes}
+        return self.variants[self.what]
+
+
+def multiplied(override: str, settings: Mapping[str, Any]) -> str:
+    """`train.batch_size*=0.5` with half of the batch that is set, rounded where that is a whole number.
+
+    So a table of variants is right for any size. Other overrides stay; UserError where nothing can be multiplied.
+    """
+    name, is_multiple, times = override.partition("*=")
+    if not is_multiple:
+        return override
+    value: Any = settings
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    require(isinstance(value, int | float), f"study: {override}: {name}={value} is no number to multiply")
+    product = value * float(times)
+    return f"{name}={round(product) if isinstance(value, int) else product}"
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -57,17 +85,18 @@ def main(settings: dict[str, Any]) -> None:
     runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
-    folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in config.variants}
-    for variant, changes in config.variants.items():
-        for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.glue)}):
+    variants = config.overrides_of(settings)
+    folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants}
+    for variant, changes in variants.items():
+        for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}):
             _verb(verb, [*shared, *changes, CHECK])
-    made: dict[str, list[Path]] = {variant: [] for variant in config.variants}
+    made: dict[str, list[Path]] = {variant: [] for variant in variants}
     for done, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
-        for variant, changes in config.variants.items():
-            _run(folders[variant][done], [*shared, *changes], seed, config.glue)
+        for variant, changes in variants.items():
+            _run(folders[variant][done], [*shared, *changes], seed, config.fine_tunes)
             made[variant].append(folders[variant][done])
             write(out, config.what, {v: list(map(load_run, found)) for v, found in made.items() if found})
-    say(f"{out / 'study.md'}: {len(config.variants)} variants with {len(config.seeds)} seeds")
+    say(f"{out / 'study.md'}: {len(variants)} variants with {len(config.seeds)} seeds")
 
 
 def _given_overrides() -> Sequence[str]:
@@ -133,20 +162,28 @@ def _cell(values: Sequence[float], digits: int) -> str:
 
 
 def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
-    """`study.md` of the runs by variant."""
+    """`study.md`, a table of the runs by variant, and `study.svg`, their losses and learning rates."""
     rows, entries = zip(*(row_of(variant, found) for variant, found in runs.items()))
-    texts = {_validated_on(run) for found in runs.values() for run in found}
+    every = [run for found in runs.values() for run in found]
+    texts = {_validated_on(run) for run in every}
     compare = len(texts) == 1 and None not in texts
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
     scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"
     losses = "are all on one text" if compare else "of different rows are not comparable"
-    notes = f"Scores are means in percent of: {scored}. Validation losses {losses}."
-    write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", notes, ""]))
+    notes = [f"Scores are means in percent of: {scored}. Validation losses {losses}."]
+    if drawing := plots.training([plots.Curve(run.label, run.metrics) for run in every]):
+        write_atomically(out / "study.svg", plots.svg(drawing, "study"))
+        notes += [
+            "",
+            "![losses](study.svg)",
+            "",
+            "Lines are training losses, each of its own objective; circles are validation.",
+        ]
+    write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", *notes, ""]))
 
 
 def _validated_on(run: Run) -> tuple[str | None, ...] | None:
-    """What validation losses must have in common to compare; None where the run was validated on its own text."""
+    """What validation losses must have in common to compare; None where it is not known."""
     corpus = run.record.corpus
-    if corpus.validation.folder is None:
-        return None
-    return corpus.validation.manifest_sha256, corpus.tokenizer.sha256, str(run.record.training.validation.targets)
+    text = corpus.validation.manifest_sha256 if corpus.validation.folder else corpus.manifest_sha256
+    return (text, corpus.tokenizer.sha256, str(run.record.training.validation.targets)) if text else None

@@ -4,15 +4,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cramming.checks import Config, Place, check
 from cramming.config import UserError, build
+from cramming.model.config import ModelConfig, count_parameters
 from cramming.record_schema import read_record
 from eval.extras import study
-from eval.extras.study import StudyConfig, main, write
+from eval.extras.study import StudyConfig, main, multiplied, write
 from eval.rules.load import Run
 
 Calls = list[tuple[str, list[str]]]
@@ -96,7 +99,7 @@ def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": "diverged"}}))
-    main(settings(tmp_path, what="data", data={"a": ["data/filters=gopher"], "b": []}, seeds=[0]))
+    main(settings(tmp_path, what="data", variants={"data": {"a": ["data/filters=gopher"], "b": []}}, seeds=[0]))
     assert not calls
     assert "| a | 1 | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 
@@ -120,9 +123,13 @@ def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: 
 def test_losses_on_one_text_compare(tmp_path: Path) -> None:
     text = {"folder": "text", "manifest_sha256": "1"}
     others = [scored("c", {"folder": "other", "manifest_sha256": "2"}), scored("d")]
-    for other, compare in ((scored("b", text), True), *((one, False) for one in others)):
+    own = scored("e")  # on the held-out text of its own corpus
+    own = replace(own, record=replace(own.record, corpus=replace(own.record.corpus, manifest_sha256="9")))
+    for other, compare in ((scored("b", text), True), *((one, False) for one in (*others, own))):
         write(tmp_path, "data", {"v": [scored("a", text)], "w": [other]})
         assert ("Validation losses are all on one text." in (tmp_path / "study.md").read_text()) == compare
+    write(tmp_path, "masking", {"v": [own], "w": [own]})
+    assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
 
 def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +166,64 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
     assert f"| vocab300 | 1 | 300 | – | – | {loss:.3f} | {tokens:,} |" in table
 
 
+def test_a_figure_of_the_losses_stands_beside_the_table(tmp_path: Path) -> None:
+    rows = [{"progress": step / 4, "tokens": 10 * step, "loss": 5.0 - step, "lr": 0.1} for step in range(4)]
+    runs = {name: [replace(scored(name), label=f"x-{name}-0", metrics=rows)] for name in ("a", "b")}
+    write(tmp_path, "masking", runs)
+    drawn = (tmp_path / "study.svg").read_text()
+    assert drawn.startswith("<svg") and "x-a-0" in drawn and "x-b-0" in drawn
+    assert "![losses](study.svg)" in (tmp_path / "study.md").read_text()
+
+
+STUDIES = ("architectures", "batch", "data", "masking", "schedules")
+
+
+@pytest.mark.parametrize("what", STUDIES)
+def test_every_variant_is_a_run_at_any_size(compose: Callable[..., dict[str, Any]], what: str) -> None:
+    """Names are of one study only: the runs of all studies with one name lie in one folder."""
+    given = ["experiment=crammed-bert-day", "scale=30M"]
+    settings = compose(*given)
+    variants = build(StudyConfig, {**settings["study"], "what": what}, "study").overrides_of(settings)
+    others = [name for study, table in settings["study"]["variants"].items() if study != what for name in table]
+    assert len(variants) > 1 and not variants.keys() & set(others)
+    seen = []
+    for changes in variants.values():
+        found = Config.of(composed := compose(*given, *changes))
+        check(found, Place("cuda", "a GPU", "bf16", (9, 0)))
+        seen.append(composed)
+    assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
+
+
+def test_shapes_have_the_parameters_of_the_model(compose: Callable[..., dict[str, Any]]) -> None:
+    for given in ("scale=10M", "scale=30M", "scale=110M", "scale=350M"):
+        settings = compose("model=crammed-bert", given)
+        config = build(StudyConfig, {**settings["study"], "what": "architectures"}, "study")
+        variants, counts = config.overrides_of(settings), {}
+        for name in ("as-chosen", "deep-narrow", "shallow-wide", "plain-mlp"):
+            model = compose("model=crammed-bert", given, *variants[name])["model"] | {"vocab_size": 32768}
+            counts[name] = count_parameters(build(ModelConfig, model, "")).without_embeddings
+        assert {name: count for name, count in counts.items() if abs(count / counts["as-chosen"] - 1) > 0.07} == {}
+
+
+def test_a_multiple_of_what_is_set() -> None:
+    settings = {"train": {"batch_size": 10, "batch_ramp": None}, "optim": {"lr": 1e-3}}
+    assert multiplied("train.batch_size*=0.25", settings) == "train.batch_size=2"
+    assert float(multiplied("optim.lr*=0.5", settings).removeprefix("optim.lr=")) == 5e-4
+    assert multiplied("schedule=linear", settings) == "schedule=linear"
+    for name in ("train.batch_ramp", "train.rows", "lr"):
+        with pytest.raises(UserError, match=f"{name}=None is no number to multiply"):
+            multiplied(f"{name}*=2", settings)
+
+
 def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
-    config = build(StudyConfig, compose()["study"], "study")
-    assert config.variants["vocab1024"] == ["tokenizer.vocab_size=1024"]
-    assert {"unfiltered", "filtered"} < config.data.keys()
-    with pytest.raises(UserError, match=r"study\.what='all': choose one of vocab, data"):
-        build(StudyConfig, {"what": "all"}, "study")
+    settings = compose()
+    config = build(StudyConfig, settings["study"], "study")
+    assert config.overrides_of(settings)["vocab1024"] == ["tokenizer.vocab_size=1024"]
+    scored = {
+        what for what in ("vocab", *STUDIES) if build(StudyConfig, settings["study"] | {"what": what}, "").fine_tunes
+    }
+    assert set(config.variants) == set(STUDIES) and scored == {"vocab", "data"}
+    with pytest.raises(UserError, match=r"study: what='all': choose one of architectures, batch, .*vocab"):
+        build(StudyConfig, settings["study"] | {"what": "all"}, "study")
     with pytest.raises(UserError, match="study: nothing to run"):
-        build(StudyConfig, {"vocab_sizes": []}, "study")
+        build(StudyConfig, {"vocab_sizes": []}, "study").overrides_of(settings)
