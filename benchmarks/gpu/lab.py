@@ -20,7 +20,8 @@ class Scale:
 
     `seconds` is what a row's estimated time, which is that on an H200, is multiplied by. `capped`: sequences a step in
     11 GiB. `gate`: settings of the gate's loss curves. `budget` is that of the run that is killed, after
-    `kill_after` seconds; `examples`, `epochs` are of fine-tuning.
+    `kill_after` seconds; `examples`, `epochs` are of fine-tuning. `contest`: size and budget of
+    stage 4's two recipes, `scoring` how they are fine-tuned.
     """
 
     shape: tuple[str, ...]
@@ -40,6 +41,8 @@ class Scale:
     kill_after: float
     epochs: int
     examples: int | None
+    contest: tuple[str, ...]
+    scoring: tuple[str, ...]
     seconds: float
 
 
@@ -52,13 +55,18 @@ SCALES = {
         shape=(), large=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
         compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
         budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
-        examples=None, seconds=1.0,
+        examples=None, seconds=1.0, contest=("scale=110M", "budget.minutes=8", "train.batch_size=2048",
+                                                     "train.batch_ramp={start: 0.25, until: 0.6}"),
+        scoring=("eval.tasks=[rte,mrpc,cola]", "eval.seeds=[0,1,2]"),
     ),
     "tiny": Scale(
         shape=SMALL, large=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
         compiled="off", steps=2, rounds=1, trick_batch=4, gate=TINY_GATE, epochs=1, kill_after=0,
         budget=("budget.steps=60", "checkpoint.every_steps=10"),
         examples=64, seconds=0.1,
+        contest=("scale=10M", *SMALL, "model.max_length=128", "budget.steps=20", "train.batch_size=16",
+                 "train.micro_batch=8", "train.batch_ramp=null"),
+        scoring=("eval.tasks=[rte]", "eval.seeds=[0]", "eval.hyperparameters.epochs=1"),
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The measurements for which there is half an hour of a GPU, in three commands of at most nine minutes.
+"""The measurements for which there is half an hour of a GPU, in three commands of at most nine minutes, and one more.
 
     python benchmarks/gpu/run.py --stage 1 --bundle build/bundle --out measured      # then --stage 2 and --stage 3
     python benchmarks/gpu/run.py --stage 1 --bundle build/bundle --out measured --scale tiny --device cpu
@@ -7,6 +7,8 @@
              three models at two lengths against what `cramming plan` says of them, kernel by kernel
     stage 2  against others: Hugging Face's compiled loops; 11 GiB of memory; each lever for speed with and without
     stage 3  a run of three minutes that is killed and resumed; fine-tuning against `Trainer`; every trick with its gate
+    stage 4  experiment=best against the crammed BERT's recipe at 110M parameters, eight minutes each, and their scores;
+             with --minutes 9.8, three times: it needs another half hour
 
 This process only watches: a second one (stage.py) measures, all rows of a stage in turn. Each row is one line of
 `stage<N>.jsonl` as soon as it ended; one that fails is its traceback, one that takes too long, or takes the process
@@ -146,7 +148,7 @@ def measure(args: argparse.Namespace, file: Path, deadline: float) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3), required=True)
+    parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--bundle", type=Path, help="the folder that bundle.py made; else all packages are installed")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", help="packages, compiled code, runs")

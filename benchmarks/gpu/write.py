@@ -120,6 +120,19 @@ def fine_tuning(found: dict[str, Result]) -> list[str]:
     return [*table(headers, lines), "", f"Ratio of examples per second in all: {row['ratio']:.2f}."]
 
 
+def contest(found: dict[str, Result]) -> list[str]:
+    lines = []
+    for side, row in picked(found, "minutes: "):
+        record, scores = row["record"], found.get(f"scores: {side}", {}).get("scores", {})
+        validation = record["validation"] or {}
+        told = ", ".join(f"{name} {'–' if score is None else f'{score:.1f}'}" for name, score in scores.items())
+        size, seen = f"{record['parameters'] / 1e6:.0f}M", f"{record['tokens'] / 1e6:,.0f}M"
+        rate, loss = f"{record['tokens_per_second'] or 0:,.0f}", f"{validation.get('loss') or 0:.3f}"
+        lines.append([side, size, seen, record["steps"], rate, loss, told])
+    headers = ["recipe", "parameters", "tokens", "steps", "tokens/s", "pinned validation loss", "scores"]
+    return table(headers, lines)
+
+
 def tricks(found: dict[str, Result]) -> list[str]:
     rows = [row["trick"] for _, row in picked(found, "trick: ")]
     floors = {f["rounding"]: NoiseFloor(**f) for _, row in picked(found, "trick: ") for f in row["floors"]}
@@ -130,7 +143,7 @@ def tricks(found: dict[str, Result]) -> list[str]:
 PARTS: dict[str, Callable[[dict[str, Result]], list[str]]] = {
     "Is it right": correctness, "Ceilings": ceilings, "Our steps": speeds, "Against Hugging Face": others,
     "In the memory of a small card": small_cards, "Levers, with and without each": levers, "A run": run_of_minutes,
-    "Fine-tuning against Trainer": fine_tuning, "Every trick": tricks,
+    "Fine-tuning against Trainer": fine_tuning, "Two recipes, one seed each": contest, "Every trick": tricks,
 }  # fmt: skip
 
 
@@ -144,7 +157,7 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     rows = {name: row for file in files_of(folder) for name, row in rows_of(file).items()}
     about = [json.loads(line) for line in lines_of(folder) if line.startswith('{"about"')][-1]
     found = {name: row["result"] for name, row in rows.items() if "result" in row}
-    text = ["`python benchmarks/gpu/run.py --stage 1|2|3`", "", *measured_with(folder)]
+    text = ["`python benchmarks/gpu/run.py --stage 1|2|3|4`", "", *measured_with(folder)]
     text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (about["scale"] != "full")
     for title, part in PARTS.items():
         if lines := part(found):
@@ -167,7 +180,7 @@ def call_of(where: dict[str, Any]) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return [file for stage in (1, 2, 3) if (file := folder / f"stage{stage}.jsonl").exists()]
+    return [file for stage in (1, 2, 3, 4) if (file := folder / f"stage{stage}.jsonl").exists()]
 
 
 def lines_of(folder: Path) -> list[str]:

@@ -51,6 +51,10 @@ class ModelConfig:
     value_residual: bool = False  # so are those of later layers with the first layer's (Zhou et al. 2024, section 3)
     attention_gate: bool = False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, 2.2)
 
+    # Before each layer a token also receives its neighbours, up to so many to each side, times trained weights per
+    # channel (ConvBERT, Jiang et al. 2020; canon layers, Allen-Zhu 2025)
+    convolution: int = 0
+
     mlp: Literal["plain", "glu"] = "plain"
     activation: Activation = "gelu"  # relu2: ReLU squared (So et al. 2021, Primer, section 4)
     attention_bias: bool = True
@@ -120,6 +124,11 @@ class ModelConfig:
         """Pairs of layers that a U-net skip connects."""
         return self.num_layers // 2 if self.unet_skips else 0
 
+    @property
+    def num_convolutions(self) -> int:
+        """One before each layer that is computed for all tokens."""
+        return self.num_layers - self.late_layers + 1 if self.convolution else 0
+
     def value_table(self, layer: int) -> int | None:
         """Which of the value embeddings layer `layer` mixes into its values, or None."""
         first_of_last = self.num_layers - self.value_embeddings
@@ -162,6 +171,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
         body += width * width + (width if config.head_bias else 0) + norm
     sources = [config.value_sources(layer) for layer in range(config.num_layers)]
     body += config.num_skips + sum(1 + count for count in sources if count)  # scalars
+    body += config.num_convolutions * 2 * config.convolution * width
     body += vocab if config.decoder_bias else 0
     body += 0 if config.tie_embeddings else vocab * width
     body += 1 if config.positions == "scaled_sinusoidal" else 0
@@ -187,8 +197,8 @@ def flops_per_token(
     of half window W, what fits of 2 W + 1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are
     taken as whole rows: documents packed into a row attend to less than is counted. A late layer computed at the
     targets only has the share t of all but its keys and values, so t * (2 (2 D^2 + D G + F D + D H) + 4 D C) + 4 D^2 of
-    it is counted. Embedding lookups, norms, activations, softmax, scalars and the optimizer are not counted (PaLM,
-    Chowdhery et al. 2022, appendix B), and neither is recomputation.
+    it is counted. Embedding lookups, norms, activations, softmax, scalars, convolutions and the optimizer are not
+    counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is recomputation.
     """
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)

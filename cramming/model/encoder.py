@@ -12,7 +12,7 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import MLP, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
+from .layers import MLP, Convolution, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
@@ -152,6 +152,8 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(config, config.final_norm)
         vocab, widths = self.embeddings.tokens.num_embeddings, config.value_embeddings * config.hidden_size
         self.value_tokens = nn.Embedding(vocab, widths) if widths else None  # all tables side by side
+        radius, width = config.convolution, config.hidden_size
+        self.convolutions = nn.ModuleList(Convolution(radius, width) for _ in range(config.num_convolutions))
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
         initialize(self, config)
 
@@ -175,6 +177,8 @@ class Encoder(nn.Module):
             mirrored = len(self.blocks) - 1 - layer
             if self.skip_scales is not None and mirrored < len(self.skip_scales):
                 hidden = hidden + self.skip_scales[mirrored] * skips.pop()
+            if layer < len(self.convolutions):
+                hidden = self.convolutions[layer](hidden, positions_T)
             if layer == first_late:
                 shared = self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]

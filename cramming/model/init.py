@@ -15,6 +15,7 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
     "norm.weight": "one",
     "bias": "zero",
     "positions.scale": "scale",
+    "taps": "tap",
     "skip_scales": "one",
     "value_scales": "half",
     "tokens.weight": "embedding",  # value_tokens too
@@ -74,6 +75,9 @@ def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = 
 def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     constants = {"one": 1.0, "half": 0.5, "zero": 0.0, "scale": config.hidden_size**-0.5}
     constants |= {"residual": 0.0} if config.zero_residual else {}
+    if role == "tap":  # random signs tell one side from the other; the neighbours have half the token's variance
+        nn.init.normal_(parameter, std=(2 * parameter.shape[0]) ** -0.5)
+        return
     if role in constants:
         parameter.fill_(constants[role])
         return

@@ -53,6 +53,27 @@ class MLP(nn.Module):
         return self.down(self.activation(inner))
 
 
+class Convolution(nn.Module):
+    """Adds to each token its neighbours, `radius` to each side in its sequence, times trained weights per channel.
+
+    A depthwise convolution on the residual stream: what stands beside a token is there before attention has learned to
+    look for it (ConvBERT, Jiang et al. 2020; Primer, So et al. 2021, section 4; canon layers, Allen-Zhu 2025).
+    """
+
+    def __init__(self, radius: int, width: int) -> None:
+        super().__init__()
+        self.radius = radius
+        self.taps = nn.Parameter(torch.empty(2 * radius, width))
+
+    def forward(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+        out = x_TD
+        offsets = [*range(-self.radius, 0), *range(1, self.radius + 1)]
+        for offset, tap_D in zip(offsets, self.taps, strict=True):
+            is_neighbour_T = positions_T.roll(-offset) == positions_T + offset
+            out = out + x_TD.roll(-offset, 0) * (is_neighbour_T[:, None] * tap_D.to(x_TD.dtype))
+        return out
+
+
 class LearnedPositions(nn.Embedding):
     """A trained vector per position (Devlin et al. 2019)."""
 

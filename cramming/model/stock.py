@@ -161,6 +161,7 @@ _SHARED = {
     "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "late_layers": 1, "head_transform": True,
     "logit_softcap": None,
     "unet_skips": False, "value_embeddings": 0, "value_residual": False, "attention_gate": False,
+    "convolution": 0,
 }  # fmt: skip
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 

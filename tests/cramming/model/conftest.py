@@ -48,6 +48,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "value residual": {"value_residual": True},
     "attention gate": {"attention_gate": True},
     "late layers": {"late_layers": 2},
+    "convolution": {"convolution": 2},
 }
 IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own classes have, or which train only
 

@@ -47,6 +47,11 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
         own = f"encoder.blocks.{layer}."
         if config.unet_skips and last - layer < layer:
             hidden = hidden + w["encoder.skip_scales"][last - layer] * outputs[last - layer]
+        if config.convolution and layer <= config.num_layers - config.late_layers:
+            taps, radius = w[f"encoder.convolutions.{layer}.taps"], config.convolution
+            padded = F.pad(hidden, (0, 0, radius, radius))
+            sides = [*range(radius), *range(radius + 1, 2 * radius + 1)]
+            hidden = hidden + sum(padded[i : i + len(ids)] * tap for i, tap in zip(sides, taps, strict=True))
         states.append(hidden)
         context = states[min(layer, config.num_layers - config.late_layers)]
         weights_q, weights_kv = w[own + "attn.qkv.weight"].split([config.hidden_size, 2 * config.hidden_size])
