@@ -39,7 +39,7 @@ class BudgetConfig:
     """Exactly one limit: hours, exaFLOPs of model compute, tokens, or optimizer steps.
 
     `clock` says which seconds count: those of the wall, or those for which this process's threads had a core, so that
-    whatever else runs on the machine costs nothing. The closed division has the wall clock.
+    waiting for the machine's other work costs nothing. The closed division has the wall clock.
     """
 
     hours: Positive | None

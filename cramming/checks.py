@@ -210,6 +210,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.budget.clock == "cpu" and p.kind != "cpu",
         ": does not see what a GPU does; set budget.clock=wall",
     ),
+    (
+        "budget.clock",
+        lambda c, p: c.budget.clock == "cpu" and c.runtime.compile != "off",
+        ": does not see the compiler's processes; set runtime.compile=off",
+    ),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
     ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),
     (

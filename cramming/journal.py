@@ -67,6 +67,11 @@ def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     return {unit: limits[unit] for unit in units if limits[unit] is not None}
 
 
+def unit_on(clock: str | None, unit: str | None) -> str | None:
+    """A budget's unit with its clock: hours of the wall clock and hours of CPU time are two units."""
+    return f"{unit} by the CPU clock" if clock == "cpu" else unit
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a journal; none where there is no file. A last line cut short by a crash is dropped.
 

@@ -5,8 +5,8 @@ matrix products to. fp16 has five exponent bits, so its gradients are scaled up 
 al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers of the blocks in
 8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), each tensor scaled to its largest entry when it is
 used, or each row and column to its own; embeddings and the masked-language-model head stay in bf16. So do the late
-layers' projections to queries, keys and values with `attention.last_layer=targets`: they are then two products with
-parts of the layer's matrix, not a call of the layer that was converted.
+layers' projections to queries, keys and values with `attention.last_layer=targets`, and with `model.late_layers` above
+one in any case: they are then two products with parts of the layer's matrix, not a call of the converted layer.
 
 Beside the products, `residual: bf16` lowers what flows between the blocks, and its gradients (model/residual.py).
 """

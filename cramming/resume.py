@@ -25,6 +25,7 @@ from cramming.journal import (
     is_chained,
     read_journal,
     spent_seconds,
+    unit_on,
 )
 from cramming.record import is_run, load_metrics, load_record
 
@@ -95,10 +96,11 @@ def _other_journal(
                 f"{path}: a process of this journal read another corpus than {corpus['folder']} (its manifest differs):"
                 f" the journal is another run's; restore it or {_OTHER}"
             )
-        if (event["unit"], event["limit"]) != (budget.unit, budget.limit):
+        unit = unit_on(event.get("clock"), event["unit"])
+        if (unit, event["limit"]) != (unit_on(budget.clock, budget.unit), budget.limit):
             yield (
                 f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a process with a limit of"
-                f" {event['limit']:g} {event['unit']} in {JOURNAL}; one run has one budget, {_OTHER}"
+                f" {event['limit']:g} {unit} in {JOURNAL}; one run has one budget, {_OTHER}"
             )
 
 

@@ -56,7 +56,8 @@ SCALES = {
         compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
         budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
         examples=None, seconds=1.0, contest=("scale=110M", "budget.minutes=8", "train.batch_size=2048",
-                                                     "train.batch_ramp={start: 0.25, until: 0.6}"),
+                                                     "train.batch_ramp={start: 0.25, until: 0.6}",
+                                                     "train.validations=16", "train.validation_tokens=131072"),
         scoring=("eval.tasks=[rte,mrpc,cola]", "eval.seeds=[0,1,2]"),
     ),
     "tiny": Scale(
@@ -65,7 +66,8 @@ SCALES = {
         budget=("budget.steps=60", "checkpoint.every_steps=10"),
         examples=64, seconds=0.1,
         contest=("scale=10M", *SMALL, "model.max_length=128", "budget.steps=20", "train.batch_size=16",
-                 "train.micro_batch=8", "train.batch_ramp=null"),
+                 "train.micro_batch=8", "train.batch_ramp=null", "train.validations=2",
+                 "train.validation_tokens=1024"),
         scoring=("eval.tasks=[rte]", "eval.seeds=[0]", "eval.hyperparameters.epochs=1"),
     ),
 }  # fmt: skip

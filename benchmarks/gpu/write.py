@@ -126,9 +126,12 @@ def contest(found: dict[str, Result]) -> list[str]:
         record, scores = row["record"], found.get(f"scores: {side}", {}).get("scores", {})
         validation = record["validation"] or {}
         told = ", ".join(f"{name} {'–' if score is None else f'{score:.1f}'}" for name, score in scores.items())
-        size, seen = f"{record['parameters'] / 1e6:.0f}M", f"{record['tokens'] / 1e6:,.0f}M"
-        rate, loss = f"{record['tokens_per_second'] or 0:,.0f}", f"{validation.get('loss') or 0:.3f}"
-        lines.append([side, size, seen, record["steps"], rate, loss, told])
+        size, seen, rate = record["parameters"], record["tokens"], record["tokens_per_second"]
+        loss = validation.get("loss")
+        lines.append([
+            side, f"{size / 1e6:.0f}M", f"{seen / 1e6:,.0f}M", record["steps"], f"{rate:,.0f}" if rate else "–",
+            f"{loss:.3f}" if loss else "–", told,
+        ])  # fmt: skip
     headers = ["recipe", "parameters", "tokens", "steps", "tokens/s", "pinned validation loss", "scores"]
     return table(headers, lines)
 

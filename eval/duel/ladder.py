@@ -43,7 +43,7 @@ def interval_text(verdict: Mapping[str, Any]) -> str:
 def summary(duel: Duel) -> dict[str, Any]:
     """A duel for programs; numbers are those of its last look, `verdict` is null while it is fought."""
     terms, verdict = duel.terms, duel.verdict or {}
-    scores = duel.differences("score")
+    scores = duel.score_differences()
     return {
         "id": duel.id,
         "base": terms["base"],
@@ -54,6 +54,7 @@ def summary(duel: Duel) -> dict[str, Any]:
         **{key: verdict.get(key) for key in ("mean", "low", "high", "p")},
         "pairs_fought": len(duel.pairs),
         "pairs_planned": terms["pairs"],
+        "pairs_started": duel.starts,
         "error": terms["error"],
         "delta": terms["delta"],
         "budgets": terms["budgets"],
@@ -96,7 +97,7 @@ def sentence(duel: Duel) -> str:
     measure, unit = MEASURES[terms["measure"]]
     name = f"{label(duel)} against {base_label(duel)}"
     if verdict["why"]:
-        return f"{name}: loses: {verdict['why']}"
+        return f"{name}: {verdict['verdict']}: {verdict['why']}"
     mean = verdict["mean"]
     said = SAID[verdict["verdict"]].format(measure=measure, gain=-mean, cost=mean, mean=mean, delta=terms["delta"])
     clock = "CPU time, a core for each" if terms["clock"] == "cpu" else "wall clock"
@@ -106,7 +107,7 @@ def sentence(duel: Duel) -> str:
     ]
     if (share := reaches_base_at(duel)) is not None:
         parts.append(f"it is where the base ends after {share:.0%} of its budget")
-    if scores := duel.differences("score"):
+    if scores := duel.score_differences():
         spread = f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)" if len(scores) > 1 else ""
         parts.append(f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing")
     return "; ".join(parts)
@@ -168,7 +169,8 @@ def row(duel: Duel) -> list[str]:
         "still fought" if verdict is None else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
     )
     reached = "–" if share is None else f"{share:.0%}"
-    return [label(duel), base_label(duel), budget_text(duel), str(len(duel.pairs)), *found, reached, over]
+    pairs = f"{len(duel.pairs)}{f' ({duel.starts} started)' if duel.starts > len(duel.pairs) else ''}"
+    return [label(duel), base_label(duel), budget_text(duel), pairs, *found, reached, over]
 
 
 def _interval(duel: Duel) -> Interval:

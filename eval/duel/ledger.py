@@ -2,6 +2,7 @@
 
     {"event": "configuration", "hash": "9b1c...", "settings": {...}}
     {"event": "duel", "id": "3f2a...", "base": {"hash": ..., "overrides": ...}, "candidate": {...}, "error": 0.05, ...}
+    {"event": "start", "id": "3f2a...", "seed": 4}
     {"event": "pair", "id": "3f2a...", "seed": 4, "base": {"loss": 5.31, ...}, "candidate": {"loss": 5.22, ...}, ...}
     {"event": "verdict", "id": "3f2a...", "verdict": "win", "mean": -0.09, "low": -0.12, "high": -0.05, "p": 0.004, ...}
 
@@ -25,12 +26,20 @@ class Duel:
     id: str
     terms: Mapping[str, Any]
     pairs: list[dict[str, Any]] = field(default_factory=list)
+    starts: int = 0  # of pairs: more than there are pairs where some were interrupted
     verdict: dict[str, Any] | None = None
 
     def differences(self, measure: str) -> list[float]:
         """Candidate minus base, pair by pair; without pairs of which a side has no such number."""
         found = [(pair["candidate"].get(measure), pair["base"].get(measure)) for pair in self.pairs]
         return [candidate - base for candidate, base in found if candidate is not None and base is not None]
+
+    def score_differences(self) -> list[float]:
+        """Of the mean score over the tasks that all runs of the duel have, pair by pair."""
+        scores = [pair[side].get("scores") or {} for pair in self.pairs for side in ("candidate", "base")]
+        common = [task for task in scores[0] if all(found.get(task) is not None for found in scores)] if scores else []
+        means = [sum(found[task] for task in common) / len(common) for found in scores] if common else []
+        return [candidate - base for candidate, base in zip(means[::2], means[1::2])]
 
 
 class Ledger:
@@ -46,6 +55,8 @@ class Ledger:
             event = line["event"]
             if event == "duel":
                 found[line["id"]] = Duel(line["id"], line)
+            elif event == "start":
+                found[line["id"]].starts += 1
             elif event == "pair":
                 found[line["id"]].pairs.append(line)
             elif event == "verdict":

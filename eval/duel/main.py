@@ -35,6 +35,11 @@ SECTIONS = (
     "precision", "memory", "runtime", "parallel", "device",
 )  # fmt: skip
 OWN = ("duel.", "name=", "seed=", "runs=", "resume=", "base=", "candidate=")  # of the duel, not of its sides
+# What takes time of the budget, and is to take it from both sides alike.
+ON_THE_CLOCK = (
+    ("train", "validations"), ("train", "validation_tokens"), ("train", "log_every"), ("checkpoint", "every_minutes"),
+    ("checkpoint", "every_steps"),
+)  # fmt: skip
 UNITS = {"loss": "nats", "bits_per_byte": "bits per byte"}
 
 
@@ -45,7 +50,7 @@ class DuelConfig:
     what: Literal["fight", "ladder"]
     base: str | None
     candidate: str | None
-    pairs: Annotated[int, Within(lambda n: FIRST_LOOK <= n <= 200, f"from {FIRST_LOOK} to 200")]
+    pairs: Annotated[int, Within(lambda n: FIRST_LOOK <= n <= 50, f"from {FIRST_LOOK} to 50")]
     error: Annotated[float, Within(lambda p: 0.001 <= p <= 0.5, "from 0.001 to 0.5")]
     delta: NotNegative
     glue: bool
@@ -88,9 +93,10 @@ def main(settings: dict[str, Any]) -> None:
     measure = measure_of(*opponents.settings)
     seed = int(settings["seed"])
     judged = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "measure": measure, "seed": seed}
-    hashes = [settings_hash({name: side[name] for name in SECTIONS}) for side in opponents.settings]
+    hashes = [settings_hash(compared(side)) for side in opponents.settings]
+    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in opponents.settings]
     scored = [side["eval"] for side in opponents.settings] if config.glue else None
-    terms = Terms(settings_hash(hashes, judged, scored, device), measure, cores)
+    terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
     with lock(config.folder, "fighting a duel"):
         if terms.id not in ledger.duels():
             begin(ledger, terms.id, opponents, hashes, judged, device)
@@ -107,10 +113,15 @@ def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents
         require(text is not None, f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'")
         found.append(_composed(name, shared, str(text)))
     require(
-        found[0][1] != found[1][1],
+        compared(found[0][1]) != compared(found[1][1]),
         f"duel.candidate={config.candidate}: the base has the same settings; write behind candidate= what differs",
     )
     return Opponents((found[0][0], found[1][0]), (found[0][1], found[1][1]))
+
+
+def compared(side: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells one configuration from another."""
+    return {section: side[section] for section in SECTIONS}
 
 
 def _composed(name: str, shared: Sequence[str], text: str) -> tuple[list[str], dict[str, Any]]:
@@ -136,7 +147,7 @@ def where(opponents: Opponents) -> tuple[list[int], str]:
 
     devices = [describe(select(side["device"])) for side in opponents.settings]
     require(devices[0] == devices[1], "duel: the sides have different devices; set device= for both")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # else none can be given
     return cores[:2] if devices[0].kind == "cpu" and len(cores) > 1 else [], devices[0].name
 
 
@@ -148,6 +159,11 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
         found = (
             {**found[0], "budget": {**found[0]["budget"], "clock": "cpu"}},
             {**found[1], "budget": {**found[1]["budget"], "clock": "cpu"}},
+        )
+    for section, name in ON_THE_CLOCK:
+        values = [side[section][name] for side in found]
+        require(
+            values[0] == values[1], f"{section}.{name}: {values[0]} and {values[1]}; it takes time: one for both sides"
         )
     base, candidate = (limits_of(side["budget"]) for side in found)
     require(
@@ -169,11 +185,9 @@ def measure_of(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Literal
     first, second = (Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate))
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     texts = [_text_of(manifest, same_tokenizer) for manifest in (first, second)]
-    same_size = base["train"]["validation_tokens"] == candidate["train"]["validation_tokens"]
     require(
-        texts[0] == texts[1] and same_size,
-        "duel: the sides are validated on different text; set train.validation_corpus (with one tokenizer) and"
-        " train.validation_tokens for both",
+        texts[0] == texts[1],
+        "duel: the sides are validated on different text; set train.validation_corpus for both (one tokenizer)",
     )
     return "loss" if same_tokenizer else "bits_per_byte"
 
@@ -197,7 +211,7 @@ def begin(
     """The ledger's lines of a new duel."""
     for sha, side in zip(hashes, opponents.settings):
         if sha not in ledger.configurations():
-            ledger.write("configuration", hash=sha, settings={section: side[section] for section in SECTIONS})
+            ledger.write("configuration", hash=sha, settings=compared(side))
     described = [{"hash": sha, "overrides": own} for sha, own in zip(hashes, opponents.overrides)]
     limits = [limits_of(side["budget"]) for side in opponents.settings]
     ledger.write(
@@ -218,14 +232,22 @@ def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
     while duel.verdict is None:
+        require(
+            duel.terms["code"] == code(),
+            f"duel {terms.id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
+            " out to go on, or begin another duel with seed=<another>",
+        )
+        ledger.write("start", id=terms.id, seed=seed + len(duel.pairs))
         fight_pair(ledger, terms, opponents, config, seed + len(duel.pairs))
         duel = ledger.duels()[terms.id]
         state = say_pair(duel, len(duel.pairs))
-        verdict = "loss" if failed(duel) else state.verdict
-        if verdict != "undecided" or len(duel.pairs) == config.pairs:
-            why = "the candidate diverged" if failed(duel) else None
-            ledger.write("verdict", id=terms.id, **finite(asdict(replace(state, verdict=verdict))), why=why)
-            duel = ledger.duels()[terms.id]
+        why = failure(duel)
+        if why:
+            lost = "loss" if why.startswith("the candidate") else "void"
+            ledger.write("verdict", id=terms.id, verdict=lost, why=why, **dict.fromkeys(("mean", "low", "high", "p")))
+        elif state.verdict != "undecided" or len(duel.pairs) == config.pairs:
+            ledger.write("verdict", id=terms.id, **finite(asdict(state)), why=None)
+        duel = ledger.duels()[terms.id]
     say(ladder.sentence(duel))
     if config.json:
         print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
@@ -246,20 +268,19 @@ def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelC
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
         sides.score(order, terms.cores, f"duel {terms.id}, seed {seed}: fine-tuning")
     results = {"base": base.result(), "candidate": candidate.result()}
-    require(
-        results["base"][terms.measure] is not None,
-        f"duel: the base's run {base.folder} is {results['base']['status']} and has no {terms.measure} to compare with;"
-        " choose a base that trains",
-    )
     ledger.write("pair", id=terms.id, seed=seed, turned=turned, code=code(), **results)
     if not config.keep:
         base.drop_weights()
         candidate.drop_weights()
 
 
-def failed(duel: Duel) -> bool:
-    """Whether a run of the candidate has no loss: it diverged, or had no time for a step."""
-    return any(pair["candidate"][duel.terms["measure"]] is None for pair in duel.pairs)
+def failure(duel: Duel) -> str | None:
+    """Which side has no loss, and why: it diverged, or had no time for a step (`exhausted`). The base's comes first."""
+    for side in ("base", "candidate"):
+        for pair in duel.pairs:
+            if pair[side][duel.terms["measure"]] is None:
+                return f"the {side} is {pair[side]['status']} with seed {pair['seed']}"
+    return None
 
 
 def say_pair(duel: Duel, count: int) -> Look:

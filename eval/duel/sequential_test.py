@@ -4,7 +4,8 @@ After each pair an interval `mean ± c_k * sd / sqrt(k)` is drawn. With probabil
 hold the true mean at once, so a duel may stop at any of them, for a win, a loss or an equivalence (Jennison and
 Turnbull 1989). The share of the error that a look may spend is set beforehand (Lan and DeMets 1983; the power family of
 Kim and DeMets 1987). For normal differences the t-statistics of all looks have one joint distribution, whatever the
-spread: c_k are its quantiles, found by simulation with a fixed seed.
+spread: c_k are its quantiles, found by simulation with a fixed seed. Differences that are far from normal (two values,
+one long tail) are decided wrongly more often after few pairs: docs/log.md, 2026-11-23.
 """
 
 import functools
@@ -133,7 +134,7 @@ def boundaries(pairs: int, error: float) -> tuple[float, ...]:
     return tuple(found)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=1)
 def _null_paths(pairs: int) -> tuple[Array, Array]:
     """Running means and standard deviations of simulated duels between equals, [PATHS, pairs]."""
     values = np.random.default_rng(0).standard_normal((PATHS, pairs))

@@ -62,7 +62,6 @@ class Side:
         record = read_record(load_record(self.folder))
         training, scored = record.training, record.trained
         rows = load_metrics(self.folder)
-        scores = [task.score for task in scored.tasks.values() if task.score is not None] if scored else []
         return {
             "status": training.status,
             "loss": training.validation.loss,
@@ -72,7 +71,6 @@ class Side:
             "tokens": training.tokens,
             "seconds": training.budget.spent_seconds,
             "curve": [[row["progress"], row["validation_loss"]] for row in rows if "validation_loss" in row],
-            "score": sum(scores) / len(scores) if scores else None,
             "scores": {name: task.score for name, task in scored.tasks.items()} if scored else None,
         }
 

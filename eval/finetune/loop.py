@@ -73,21 +73,24 @@ class PackedSplit:
 
 
 def with_used_words(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable[[], None]]:
-    """Leave the encoder the word vectors of the tokens that its training set has; returns that set, which numbers them
-    anew, and what puts the whole vocabulary back, as far as it was trained.
+    """Leave the encoder the vectors of the tokens that its training set has, of words and of values; returns that set,
+    which numbers them anew, and what puts the whole vocabulary back, as far as it was trained.
 
     They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by
     the optimizer, in every step. The numbers are the same bit for bit (with gradient clipping, to rounding).
     """
-    place, full = encoder.embeddings, encoder.embeddings.tokens
+    tables: list[tuple[nn.Module, str, nn.Embedding]] = [(encoder.embeddings, "tokens", encoder.embeddings.tokens)]
+    tables += [(encoder, "value_tokens", encoder.value_tokens)] if encoder.value_tokens is not None else []
     used_V, ids_T = np.unique(train.ids_T, return_inverse=True)
-    used = torch.from_numpy(used_V).long().to(full.weight.device)
-    place.tokens = small = nn.Embedding.from_pretrained(full.weight.detach()[used], freeze=False)
+    used = torch.from_numpy(used_V).long().to(encoder.embeddings.tokens.weight.device)
+    for place, name, full in tables:
+        setattr(place, name, nn.Embedding.from_pretrained(full.weight.detach()[used], freeze=False))
 
     def put_back() -> None:
-        with torch.no_grad():
-            full.weight[used] = small.weight
-        place.tokens = full
+        for place, name, full in tables:
+            with torch.no_grad():
+                full.weight[used] = getattr(place, name).weight
+            setattr(place, name, full)
 
     return replace(train, ids_T=ids_T.astype(np.int32)), put_back
 

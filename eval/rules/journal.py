@@ -17,6 +17,7 @@ from cramming.journal import (
     processes_of,
     read_journal,
     spent_seconds,
+    unit_on,
 )
 
 
@@ -52,7 +53,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "total_seconds": spent_seconds(events),
         "uncharged_seconds": _uncharged_seconds(events),
         "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
-        "budgets": [[event["unit"], event["limit"]] for event in starts if "unit" in event],
+        "budgets": [[unit_on(e.get("clock"), e["unit"]), e["limit"]] for e in starts if "unit" in e],
         "corpora": [event.get("corpus") for event in starts],
         "config_budget": _config_budget(journal.with_name("config.yaml")),
     }  # fmt: skip
@@ -96,10 +97,11 @@ def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _config_budget(path: Path) -> list[Any] | None:
-    """Unit and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
+    """Unit, with its clock, and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
     try:
-        ((unit, limit),) = limits_of(yaml.safe_load(path.read_text(encoding="utf-8"))["budget"]).items()
-        return [unit, float(limit)]
+        section = yaml.safe_load(path.read_text(encoding="utf-8"))["budget"]
+        ((unit, limit),) = limits_of(section).items()
+        return [unit_on(section.get("clock"), unit), float(limit)]
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         return None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
-from cramming.journal import MAX_HEARTBEAT_SECONDS
+from cramming.journal import MAX_HEARTBEAT_SECONDS, unit_on
 from cramming.record import FORMAT_VERSION
 from cramming.record_schema import Journal, Record, Scores, TaskScore
 from eval.rules.evidence import (
@@ -151,7 +151,7 @@ def _differs_since_5(record: Record, journal: Journal) -> Iterator[str]:
             f"{spent} {budget.unit} spent in budget.jsonl, {budget.spent} in the record",
         ),
     )
-    limits = {"the record": [budget.unit, budget.limit]}
+    limits = {"the record": [unit_on(budget.clock, budget.unit), budget.limit]}
     if journal.config_budget is None:
         yield "config.yaml is not beside the record, or has no limit that can be read: restore it"
     else:

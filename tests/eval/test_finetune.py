@@ -17,15 +17,17 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, 
 from cramming import progress
 from cramming.config import UserError
 from cramming.data.task_files import GLUE
+from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
+from cramming.model.encoder import Encoder
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.precision import Mode
 from eval.finetune import loop as finetuning
 from eval.finetune.config import Hyperparameters, Init
-from eval.finetune.encode import EncodedTask, encode_task, encode_tasks, load_encoder
-from eval.finetune.loop import PackedSplit, Predictions, TaskRun, by_length, finetune
+from eval.finetune.encode import Encoded, EncodedTask, encode_task, encode_tasks, load_encoder
+from eval.finetune.loop import PackedSplit, Predictions, TaskRun, by_length, finetune, with_used_words
 from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.finetune.workers import run_all
 from eval.tasks.datasets import Split, TaskData
@@ -192,6 +194,25 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
     part = predictions()
     monkeypatch.setattr(finetuning, "with_used_words", lambda encoder, train: (train, None))
     assert np.array_equal(part, predictions()) and part.std() > 0
+
+
+@torch.no_grad()
+def test_with_a_part_of_the_vocabulary_every_table_is_read_by_the_same_tokens() -> None:
+    encoder = Encoder(ModelConfig(vocab_size=60, hidden_size=32, num_layers=2, num_heads=2, value_embeddings=1))
+    ids = np.array([7, 50, 7, 31], np.int32)
+    split = Encoded(ids, np.zeros(4, np.uint8), np.array([0, 4]), None)
+    positions, packing = torch.arange(4), Packing(torch.tensor([0, 4], dtype=torch.int32), None, 4)
+
+    def states(ids_T: np.ndarray) -> torch.Tensor:
+        found: torch.Tensor = encoder(torch.from_numpy(ids_T).long(), positions, packing)
+        return found
+
+    before = states(ids)
+    renumbered, put_back = with_used_words(encoder, split)
+    assert encoder.value_tokens is not None and encoder.value_tokens.num_embeddings == 3
+    torch.testing.assert_close(states(renumbered.ids_T), before, atol=0.0, rtol=0.0)
+    put_back()
+    torch.testing.assert_close(states(ids), before, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb"])

@@ -236,6 +236,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["journal"].update(corpora=["cd" * 32, "0" * 64]),
         lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
         lambda r: r["pretrain"]["budget"].update(limit=1.0),
+        lambda r: r["pretrain"]["budget"].update(clock="cpu"),
+        lambda r: r["journal"].update(config_budget=["hours by the CPU clock", 0.5]),
     ],
     "R6": [
         lambda r: r.pop("glue"),

@@ -14,7 +14,7 @@ import pytest
 
 from cramming.config import UserError, build
 from eval.duel import ladder, main, sides
-from eval.duel.ledger import Ledger
+from eval.duel.ledger import Duel, Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, on_the_clock
 from eval.duel.sides import Side
 
@@ -39,7 +39,7 @@ class Fought:
     @staticmethod
     def result(loss: float | None) -> dict[str, Any]:
         curve = [] if loss is None else [[0.5, loss + 1.0], [1.0, loss]]
-        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve, "score": None}
+        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve}
 
 
 @pytest.fixture
@@ -63,6 +63,7 @@ def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, Te
         (lambda name: 5.0 + (name[0] == "c") * 0.001 * int(name[-1]), 3, "equivalent"),
         (lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]), 5, "undecided"),
         (lambda name: None if name == "candidate-1" else 5.0, 2, "loss"),
+        (lambda name: None if name == "base-0" else 5.0, 1, "void"),
     ],
 )
 def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
@@ -74,7 +75,7 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
     duel = ledger.duels()["d0"]
     assert duel.verdict is not None and duel.verdict["verdict"] == verdict
     assert len(duel.pairs) == pairs == len(fought.trained)
-    assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]]  # the cores change hands
+    assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]  # cores change hands
     fight(ledger, terms, opponents, config, seed=0)
     assert len(fought.trained) == pairs, "fought once, shown ever after"
 
@@ -103,6 +104,22 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
         ledger.duels()
 
 
+def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fought(monkeypatch, lambda name: 5.0)
+    ledger, terms, opponents = begin()
+    monkeypatch.setattr(main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None})
+    with pytest.raises(UserError, match="other code is here now"):
+        fight(ledger, terms, opponents, config, seed=0)
+    assert ledger.duels()["d0"].starts == 0
+
+
+def test_scores_are_compared_over_the_tasks_that_all_runs_have() -> None:
+    scores = [{"rte": 50.0, "cola": 10.0}, {"rte": 54.0, "cola": None}]
+    assert Duel("d", {}, [{"base": {"scores": scores[0]}, "candidate": {"scores": scores[1]}}]).score_differences() == [
+        4.0
+    ]
+
+
 def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_corpus: Any, tmp_path: Path) -> None:
     first, second = make_corpus(tmp_path / "a"), make_corpus(tmp_path / "b", seed=1)
     base, other = compose(f"data.corpus={first}"), compose(f"data.corpus={second}")
@@ -115,8 +132,12 @@ def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_cor
     less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
     clocks = on_the_clock(Opponents(([], []), (more, less)), [0, 1])
     assert [side["budget"]["clock"] for side in clocks.settings] == ["cpu", "cpu"]
-    for candidate in (more, compose("budget.steps=5")):
-        with pytest.raises(UserError, match="as much as the base or less"):
+    for candidate, says in (
+        (more, "as much as the base or less"),
+        (compose("budget.steps=5"), "as much as the base or less"),
+        (compose("budget.minutes=1", "train.validations=0"), "train.validations: 4 and 0"),
+    ):
+        with pytest.raises(UserError, match=says):
             on_the_clock(Opponents(([], []), (less, candidate)), [])
 
 
