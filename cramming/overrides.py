@@ -15,7 +15,7 @@ SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has set
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
-SIDE = re.compile(r"\+{0,2}(?:duel\.)?(base|candidate)")
+SIDE = re.compile(r"\+{0,2}(base|candidate)")
 
 
 class Words(NamedTuple):
@@ -85,9 +85,8 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
 def _written_out(override: str) -> str:
     name, _, value = override.partition("=")
     if side := SIDE.fullmatch(name):  # its value is a line of overrides, which Hydra's grammar wants in quotes
-        quote = '"' if "'" in value else "'"
-        is_read = value == "null" or value[:1] in ("'", '"')
-        return f"duel.{side[1]}={value if is_read else quote + value + quote}"
+        quoted = f'"{value}"' if '"' not in value else "'" + value.replace("'", r"\'") + "'"
+        return f"duel.{side[1]}={quoted}"
     if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
         return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
     for form, meant in SHORT:

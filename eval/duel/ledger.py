@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cramming.config import UserError
 from cramming.journal import Journal, read_lines
 
 LEDGER = "ledger.jsonl"
+TERMS = ("base", "candidate", "pairs", "error", "delta", "measure", "seed", "device", "clock", "budgets", "code")
 
 
 @dataclass
@@ -50,11 +52,17 @@ class Ledger:
 
     def duels(self) -> dict[str, Duel]:
         """All duels by their id, in the order in which they began; UserError for a line that was altered."""
+        try:
+            return self._duels()
+        except (KeyError, AttributeError) as error:
+            raise UserError(f"{self.path}: not a ledger of duels ({error}); restore it or set duel.folder") from None
+
+    def _duels(self) -> dict[str, Duel]:
         found: dict[str, Duel] = {}
         for line in read_lines(self.path):
-            event = line["event"]
+            event, _ = line["event"], line["previous"]  # without which lines could be changed
             if event == "duel":
-                found[line["id"]] = Duel(line["id"], line)
+                found[line["id"]] = Duel(line["id"], {key: line[key] for key in TERMS})
             elif event == "start":
                 found[line["id"]].starts += 1
             elif event == "pair":

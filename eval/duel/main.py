@@ -40,6 +40,7 @@ ON_THE_CLOCK = (
     ("train", "validations"), ("train", "validation_tokens"), ("train", "log_every"), ("checkpoint", "every_minutes"),
     ("checkpoint", "every_steps"),
 )  # fmt: skip
+OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
 UNITS = {"loss": "nats", "bits_per_byte": "bits per byte"}
 
 
@@ -86,9 +87,12 @@ def main(settings: dict[str, Any]) -> None:
     opponents = read_opponents(config, settings)
     cores, device = where(opponents)
     opponents = on_the_clock(opponents, cores)
-    for side in opponents.settings:
-        for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
-            check(verb, side)
+    for name, side in zip(("base", "candidate"), opponents.settings):
+        try:
+            for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
+                check(verb, side)
+        except UserError as error:
+            raise UserError(f"duel.{name}: {error}") from None
     prepare(opponents, config.json)
     measure = measure_of(*opponents.settings)
     seed = int(settings["seed"])
@@ -160,10 +164,11 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
             {**found[0], "budget": {**found[0]["budget"], "clock": "cpu"}},
             {**found[1], "budget": {**found[1]["budget"], "clock": "cpu"}},
         )
-    for section, name in ON_THE_CLOCK:
+    steps = found[0]["budget"]["steps"] is not None  # which are equal work only if they have as many tokens
+    for section, name in (*ON_THE_CLOCK, *OF_A_STEP) if steps else ON_THE_CLOCK:
         values = [side[section][name] for side in found]
         require(
-            values[0] == values[1], f"{section}.{name}: {values[0]} and {values[1]}; it takes time: one for both sides"
+            values[0] == values[1], f"{section}.{name}: {values[0]} and {values[1]}; it is to be one for both sides"
         )
     base, candidate = (limits_of(side["budget"]) for side in found)
     require(
@@ -184,6 +189,11 @@ def measure_of(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Literal
     """What decides: the pinned loss with one tokenizer, else bits per byte; UserError unless the text is the same."""
     first, second = (Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate))
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
+    require(
+        first.tokenizer.lowercase == second.tokenizer.lowercase,
+        "duel: one side's tokenizer keeps upper case and the other's does not, so they predict different text; set"
+        " tokenizer.lowercase for both",
+    )
     texts = [_text_of(manifest, same_tokenizer) for manifest in (first, second)]
     require(
         texts[0] == texts[1],

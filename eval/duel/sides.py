@@ -114,23 +114,27 @@ def _beside(folder: Path) -> Path:
 
 def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: str) -> None:
     """Have a verb done by all sides at once; UserError where one does not end as it should."""
-    started = [_start(verb, side, core) for side, core in zip(sides, cores) if not side.is_at_work()]
+    idle = [(side, core) for side, core in zip(sides, cores) if not side.is_at_work()]
+    started = {side.folder: _start(verb, side, core) for side, core in idle}
     try:
         with Progress(title, total=100.0, unit="%") as bar:
-            while any(process.poll() is None for process in started) or any(side.is_at_work() for side in sides):
+            while any(process.poll() is None for process in started.values()) or any(
+                side.is_at_work() for side in sides
+            ):
                 time.sleep(POLL_SECONDS)
                 if verb == "pretrain":
                     bar.update(100 * min(side.progress() for side in sides))
     except BaseException:
-        for process in started:
+        for process in started.values():
             process.terminate()
-        for process in started:
+        for process in started.values():
             process.wait()
         raise
     for side in sides:
         if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
+            code = f" (code {started[side.folder].returncode})" if side.folder in started else ""
             raise UserError(
-                f"duel: `cramming {verb}` of {side.folder.name} did not end well: {_last_line(_log(side))}; see"
+                f"duel: `cramming {verb}` of {side.folder.name} did not end well{code}: {_last_line(_log(side))}; see"
                 f" {_log(side)}; the same command goes on with the duel"
             )
 
@@ -140,7 +144,7 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
     if verb == "pretrain":
         remove(side.folder)  # a run that was killed, which a resume would charge for starting twice
     side.folder.parent.mkdir(parents=True, exist_ok=True)
-    place = [f"name={side.folder.name}", f"runs={side.folder.parent}"]
+    place = [f"name={side.folder.name}", f"runs='{side.folder.parent}'"]
     threads = {} if core is None else ONE_THREAD
     with _log(side).open("ab") as log:
         process = subprocess.Popen(

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
+from cramming.overrides import compose as compose_settings
+from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, on_the_clock
@@ -177,6 +179,22 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
     again, _ = duel(*words, "--json").communicate(timeout=60)
     assert json.loads(again) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "experiment=best optim.lr=1e-3",
+        '"objective.phases=[{at: 0.5, rate: 0.15}]" optim=muon',
+        "'data.paths=[a b.txt,~/ü.txt]' seed=1",
+        "a='x' b=\"y\"",
+    ],
+)
+def test_a_side_is_what_was_typed(text: str) -> None:
+    words = with_quotes(with_implied([f"base={text}", f"candidate={text}"]))
+    found = compose_settings(words)["duel"]
+    assert found["base"] == found["candidate"] == text
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
