@@ -182,7 +182,7 @@ class TestChildren:
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         started: list[list[str]] = []
 
-        def note(command: list[str]) -> int:
+        def note(command: list[str], stdout: int | None) -> int:
             started.append(command[3:])
             return 3 if "name=bad" in command else -15 if "name=killed" in command else 0
 
@@ -360,7 +360,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=node, pr
 PROGRAM = """
 import sys
 from cramming import __version__, children, cli
-children.run_process = lambda command: print("child", *command[3:], flush=True) or 0
+children.run_process = lambda command, stdout: print("child", *command[3:], flush=True) or 0
 cli.main()
 """
 
