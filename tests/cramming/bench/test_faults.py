@@ -211,8 +211,10 @@ def _norms_lose_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _half_a_chunk_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second half of a chunk's rows counts in the loss and not in the gradients."""
 
-    def broken(self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor) -> None:
-        add(self, first, h, probabilities, index, counted & (torch.arange(len(h)) < len(h) // 2))
+    def broken(
+        self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor, slope: Tensor | None
+    ) -> None:
+        add(self, first, h, probabilities, index, counted & (torch.arange(len(h)) < len(h) // 2), slope)
 
     add = heads._Gradients.add
     monkeypatch.setattr(heads._Gradients, "add", broken)
