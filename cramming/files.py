@@ -96,7 +96,7 @@ def _locked(path: Path, busy: str) -> int:
             if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
         except BlockingIOError:
-            problem = "; wait for it or give another name"
+            problem = "; wait for it or use another folder"
         if problem is None and _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)

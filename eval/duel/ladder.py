@@ -9,7 +9,8 @@ from cramming.files import write_atomically
 from cramming.progress import say, show_table
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.sequential_test import FIRST_LOOK, Look
-from eval.report.plots import Interval, intervals, svg
+from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
+from eval.report.wording import counted
 
 HEADERS = ("candidate", "against", "budget", "pairs", "difference", "interval", "p", "reaches base at", "verdict")
 SAID = {
@@ -80,6 +81,16 @@ def reaches_base_at(duel: Duel) -> float | None:
     return middle if middle <= 1 else None
 
 
+def seconds_and_losses(duel: Duel) -> list[Pair]:
+    """Each pair's validations over the seconds that the run had spent; the last is at its end."""
+
+    def points(side: Mapping[str, Any]) -> list[tuple[float, float]]:
+        every = side["curve"]
+        return [(progress * side["seconds"], loss) for progress, loss in every if loss is not None]
+
+    return [Pair(points(pair["base"]), points(pair["candidate"])) for pair in duel.pairs]
+
+
 def _share(curve: Sequence[Sequence[float]], target: float) -> float:
     before = (0.0, float("inf"))
     for progress, loss in curve:
@@ -138,7 +149,7 @@ def _limit(unit: str, value: float) -> str:
 
 
 def show(ledger: Ledger, as_json: bool) -> None:
-    """Every duel of the ledger, lost ones too, and what they could have been wrong about; with a picture beside it."""
+    """Every duel of the ledger, lost ones too, and what they could have been wrong about; with pictures beside it."""
     duels = list(ledger.duels().values())
     spent = sum(duel.terms["error"] for duel in duels)
     if as_json:
@@ -147,16 +158,19 @@ def show(ledger: Ledger, as_json: bool) -> None:
     if not duels:
         say(f"{ledger.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5")
         return
-    show_table(f"{ledger.path}: {len(duels)} duels", HEADERS, [row(duel) for duel in duels])
+    show_table(f"{ledger.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
     wins = sum((duel.verdict or {}).get("verdict") == "win" for duel in duels)
     say(
-        f"error budget spent: {spent:.2f} false verdicts expected at most over all {len(duels)} duels; {wins} were won:"
-        f" a single win is believed at its own error only if it was the only candidate"
+        f"error budget spent: {spent:.2f} false verdicts expected at most over {counted(len(duels), 'duel')}, of which"
+        f" {wins} won; a single win is believed at its own error only if it was the only candidate"
     )
+    for duel in duels:
+        if figure := against_seconds(seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"):
+            write_atomically(ledger.path.parent / duel.id / "curves.svg", svg(figure, duel.id))
     drawn = [duel for duel in duels if (duel.verdict or {}).get("mean") is not None and duel.terms["measure"] == "loss"]
     if figure := intervals([_interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
         write_atomically(ledger.path.with_name("ladder.svg"), svg(figure, "ladder"))
-        say(f"picture: {ledger.path.with_name('ladder.svg')}")
+        say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
 
 
 def row(duel: Duel) -> list[str]:

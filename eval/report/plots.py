@@ -61,6 +61,13 @@ class Interval(NamedTuple):
     verdict: str
 
 
+class Pair(NamedTuple):
+    """Both runs of a pair: validations as (seconds of the budget, loss)."""
+
+    base: Sequence[tuple[float, float]]
+    candidate: Sequence[tuple[float, float]]
+
+
 def training(curves: Sequence[Curve]) -> "Figure | None":
     """Loss over the budget, loss over tokens, learning rate over the budget; None where no run has any of them."""
     most = max((x for c in curves for x, _ in _points(c.rows, "tokens", "loss")), default=0.0)
@@ -124,6 +131,26 @@ def intervals(rows: Sequence[Interval], title: str) -> "Figure | None":
         axes.set_yticks(range(len(rows)), labels[::-1])
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.grid(axis="y", visible=False)
+    return figure
+
+
+def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
+    """Validation loss over the seconds of the budget, a line for each run, and dashed where the base ends on average;
+    None without any."""
+    if not any(pair.base and pair.candidate for pair in pairs):
+        return None
+    ends = [pair.base[-1][1] for pair in pairs if pair.base]
+    with _styled():
+        figure = _figure(9.0, 4.2, left=0.62, right=0.2, top=0.35, bottom=0.52)
+        axes = figure.add_subplot(1, 1, 1, xlabel="seconds of the budget", ylabel="validation loss (nats)")
+        axes.set_title(_label(title), fontsize=10)
+        for pair in pairs:
+            for points, colour in zip(pair, COLOURS):
+                axes.plot(*zip(*points), "o-", color=colour, linewidth=1.2, markersize=3) if points else None
+        axes.axhline(sum(ends) / len(ends), color=INK, linewidth=0.8, linestyle="--")
+        for name, colour in zip(Pair._fields, COLOURS):
+            axes.plot([], [], color=colour, label=name)
+        axes.legend()
     return figure
 
 

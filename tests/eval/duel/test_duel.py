@@ -41,7 +41,7 @@ class Fought:
     @staticmethod
     def result(loss: float | None) -> dict[str, Any]:
         curve = [] if loss is None else [[0.5, loss + 1.0], [1.0, loss]]
-        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve}
+        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve, "seconds": 8.0}
 
 
 @pytest.fixture
@@ -94,6 +94,9 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
     shown = capsys.readouterr().out
     assert "optim=sgd  optim=adamw" in shown and "win" in shown and "0.05 false verdicts" in shown
     assert "<svg" in (config.folder / "ladder.svg").read_text()
+    (pair, *_) = ladder.seconds_and_losses(ledger.duels()["d0"])
+    assert pair.base == [(4.0, 6.0), (8.0, 5.0)] and pair.candidate[-1] == (8.0, 4.5)
+    assert "<svg" in (config.folder / "d0" / "curves.svg").read_text()
     ladder.show(ledger, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
