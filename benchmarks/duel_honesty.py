@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from eval.duel import main as duel_main
 from eval.duel import sides
 from eval.duel.ledger import Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms
-from eval.duel.sequential_test import FIRST_LOOK, interval, pairs_needed, verdict
+from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
 
 SETTINGS = [
@@ -37,7 +38,7 @@ SETTINGS = [
     "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
     "train.sequence_length=32", "train.validations=0", "train.validation_tokens=2048", "budget.clock=cpu",
 ]  # fmt: skip
-PAIRS, ERROR, PLANTED = 4, 0.05, 2.0
+TEST, LONGER, PLANTED = SequentialTest(4, 0.05, 0.0), SequentialTest(8, 0.05, 0.0), 2.0
 
 
 def fork_train(settings: dict[str, Any]) -> Any:
@@ -59,20 +60,17 @@ def fork_train(settings: dict[str, Any]) -> Any:
                     os.write(2, f"{type(error).__name__}: {error}\n".encode())
                     os._exit(1)
             children.append(child)
-        codes = [os.waitpid(child, 0)[1] for child in children]
-        assert not any(codes), f"{title}: a side failed"
+        for child in children:
+            os.waitpid(child, 0)
+        assert all(side.has_trained() for side in order), f"{title}: a side failed"
 
     return train
 
 
-def winners(rows: np.ndarray, pairs: int) -> tuple[int, list[int]]:
-    """Of duels over these differences [duels, pairs], how many end with a winner; and after how many pairs those do."""
-    ends = []
-    for row in rows:
-        looks = range(FIRST_LOOK, pairs + 1)
-        won = [k for k in looks if verdict(*interval(row[:k].tolist(), pairs, ERROR), delta=0.0) in ("win", "loss")]
-        ends += won[:1]
-    return len(ends), ends
+def winners(rows: np.ndarray, test: SequentialTest) -> list[int]:
+    """After how many pairs the duels over these differences [duels, pairs] end that end with a winner."""
+    ends = [next(row[:k] for k in range(1, test.pairs + 1) if test.is_over(row[:k])) for row in rows.tolist()]
+    return [len(end) for end in ends if test.verdict(*test.interval(end)) in ("win", "loss")]
 
 
 def main() -> None:
@@ -91,9 +89,9 @@ def main() -> None:
         run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno())
         settings = compose(overrides)
         sides.train = fork_train(settings)
-        chosen = {**settings["duel"], "folder": f"{temporary}/duels", "pairs": PAIRS, "error": ERROR, "delta": 0.0}
+        chosen = {**settings["duel"], "folder": f"{temporary}/duels", **asdict(TEST)}
         config, ledger = build(DuelConfig, chosen, "duel"), Ledger(Path(temporary) / "duels")
-        judged = {"pairs": PAIRS, "error": ERROR, "delta": 0.0, "measure": "loss"}
+        judged = {**asdict(TEST), "measure": "loss"}
         cores = sorted(os.sched_getaffinity(0))[:2]
         opponents = Opponents((overrides, overrides), (settings, settings))
         for number in range(args.duels):
@@ -116,24 +114,24 @@ def main() -> None:
 def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, dict[str, Any]]:
     """The text, and its numbers."""
     real = np.array([value for row in rows for value in row])
-    sd = float(np.concatenate([np.array(row) - np.mean(row) for row in rows]).std())
-    normal, _ = winners(np.random.default_rng(1).normal(0.0, sd, (20_000, PAIRS)), PAIRS)
-    planned = 8
-    predicted = pairs_needed(PLANTED, planned, ERROR)
+    sd = float(np.concatenate([np.array(row) - np.mean(row) for row in rows if row]).std())
+    normal = len(winners(np.random.default_rng(1).normal(0.0, sd, (20_000, TEST.pairs)), TEST))
+    predicted = LONGER.pairs_needed(PLANTED)
     assert predicted is not None
-    shuffled = np.random.default_rng(2).permutation(real)[: len(real) // planned * planned].reshape(-1, planned)
-    _, ends = winners(shuffled - PLANTED * real.std(), planned)
-    in_time = sum(end <= predicted for end in ends) / len(shuffled)
+    shuffled = np.random.default_rng(2).permutation(real)[: len(real) // LONGER.pairs * LONGER.pairs]
+    ends = winners(shuffled.reshape(-1, LONGER.pairs) - PLANTED * real.std(), LONGER)
+    planted = len(shuffled) // LONGER.pairs
+    in_time = sum(end <= predicted for end in ends) / planted
     raw = {
-        "duels": len(rows), "pairs": PAIRS, "seconds": seconds, "error": ERROR, "with_a_winner": found / len(rows),
+        "duels": len(rows), "seconds": seconds, **asdict(TEST), "with_a_winner": found / len(rows),
         "normal_with_a_winner": normal / 20_000, "sd_nats": sd, "mean_nats": float(real.mean()),
-        "planted": {"sd": PLANTED, "predicted_pairs": predicted, "duels": len(shuffled), "found_in_time": in_time},
+        "planted": {"sd": PLANTED, "predicted_pairs": predicted, "duels": planted, "found_in_time": in_time},
     }  # fmt: skip
     lines = [
-        f"- {len(rows)} duels of up to {PAIRS} pairs, {seconds} s of CPU time a side, error {ERROR}: {found} ended with"
-        f" a winner ({found / len(rows):.1%}); of 20,000 with normal numbers {normal / 20_000:.1%}.",
+        f"- {len(rows)} duels of up to {TEST.pairs} pairs, {seconds} s of CPU time a side, error {TEST.error}:"
+        f" {found} ended with a winner ({found / len(rows):.1%}); of 20,000 with normal numbers {normal / 20_000:.1%}.",
         f"- Differences of {len(real)} pairs: mean {real.mean():+.5f} nats, standard deviation within duels {sd:.5f}.",
-        f"- A gain of {PLANTED:g} standard deviations, planted into {len(shuffled)} duels of up to {planned} of these"
+        f"- A gain of {PLANTED:g} standard deviations, planted into {planted} duels of up to {LONGER.pairs} of these"
         f" pairs each: predicted to take {predicted} pairs, found by then in {in_time:.1%}.",
     ]
     return "\n".join(lines), raw

@@ -8,7 +8,7 @@ from typing import Any
 from cramming.files import write_atomically
 from cramming.progress import say, show_table
 from eval.duel.ledger import Duel, Ledger
-from eval.duel.sequential_test import FIRST_LOOK, Look
+from eval.duel.sequential_test import Look
 from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
 from eval.report.wording import counted
 
@@ -22,10 +22,10 @@ SAID = {
 MEASURES = {"loss": ("pinned validation loss", "nats"), "bits_per_byte": ("bits per byte", "bits")}
 
 
-def numbers(state: Look) -> str:
+def numbers(state: Look, first_look: int) -> str:
     """The test's state in words."""
-    if state.pairs < FIRST_LOOK:
-        return f"mean difference {state.mean:+.4f}; the test begins with {FIRST_LOOK} pairs"
+    if state.pairs < first_look:
+        return f"mean difference {state.mean:+.4f}; the test begins with {first_look} pairs"
     more = "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
     return f"mean difference {state.mean:+.4f} [{state.low:+.4f}, {state.high:+.4f}], p {p_text(state.p)}{more}"
 

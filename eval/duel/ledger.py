@@ -16,9 +16,23 @@ from typing import Any
 
 from cramming.config import UserError
 from cramming.journal import Journal, read_lines
+from eval.duel.sequential_test import SequentialTest
 
 LEDGER = "ledger.jsonl"
-TERMS = ("base", "candidate", "pairs", "error", "delta", "measure", "seed", "device", "clock", "budgets", "code")
+TERMS = (
+    "base",
+    "candidate",
+    "pairs",
+    "error",
+    "delta",
+    "first_look",
+    "measure",
+    "seed",
+    "device",
+    "clock",
+    "budgets",
+    "code",
+)
 
 
 @dataclass
@@ -30,6 +44,11 @@ class Duel:
     pairs: list[dict[str, Any]] = field(default_factory=list)
     starts: int = 0  # of pairs: more than there are pairs where some were interrupted
     verdict: dict[str, Any] | None = None
+
+    @property
+    def test(self) -> SequentialTest:
+        """The rule that was set before the first pair."""
+        return SequentialTest(*(self.terms[name] for name in ("pairs", "error", "delta", "first_look")))
 
     def differences(self, measure: str) -> list[float]:
         """Candidate minus base, pair by pair; without pairs of which a side has no such number."""

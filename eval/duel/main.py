@@ -26,7 +26,7 @@ from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
 from eval.duel.ledger import Duel, Ledger
-from eval.duel.sequential_test import FIRST_LOOK, Look, look
+from eval.duel.sequential_test import FEWEST, Look
 from eval.duel.sides import Side
 
 # Sections that decide what a run learns: by their hash a configuration is known.
@@ -51,13 +51,18 @@ class DuelConfig:
     what: Literal["fight", "ladder"]
     base: str | None
     candidate: str | None
-    pairs: Annotated[int, Within(lambda n: FIRST_LOOK <= n <= 50, f"from {FIRST_LOOK} to 50")]
+    pairs: Annotated[int, Within(lambda n: FEWEST <= n <= 50, f"from {FEWEST} to 50")]
+    first_look: Annotated[int, Within(lambda n: n >= FEWEST, f"at least {FEWEST}")]
     error: Annotated[float, Within(lambda p: 0.001 <= p <= 0.5, "from 0.001 to 0.5")]
     delta: NotNegative
     glue: bool
     keep: bool
     folder: Path
     json: bool
+
+    def __post_init__(self) -> None:
+        if self.first_look > self.pairs:
+            raise ValueError(f"first_look={self.first_look} is above pairs={self.pairs}")
 
 
 class Opponents(NamedTuple):
@@ -96,7 +101,8 @@ def main(settings: dict[str, Any]) -> None:
     prepare(opponents, config.json)
     measure = measure_of(*opponents.settings)
     seed = int(settings["seed"])
-    judged = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "measure": measure, "seed": seed}
+    rule = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "first_look": config.first_look}
+    judged = {**rule, "measure": measure, "seed": seed}
     hashes = [settings_hash(compared(side)) for side in opponents.settings]
     corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in opponents.settings]
     scored = [side["eval"] for side in opponents.settings] if config.glue else None
@@ -255,7 +261,7 @@ def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig
         if why:
             lost = "loss" if why.startswith("the candidate") else "void"
             ledger.write("verdict", id=terms.id, verdict=lost, why=why, **dict.fromkeys(("mean", "low", "high", "p")))
-        elif state.verdict != "undecided" or len(duel.pairs) == config.pairs:
+        elif state.over:
             ledger.write("verdict", id=terms.id, **finite(asdict(state)), why=None)
         duel = ledger.duels()[terms.id]
     say(ladder.sentence(duel))
@@ -296,10 +302,9 @@ def failure(duel: Duel) -> str | None:
 def say_pair(duel: Duel, count: int) -> Look:
     """The test's state after `count` pairs, also as a line."""
     terms, measure = duel.terms, duel.terms["measure"]
-    state = look(
-        replace(duel, pairs=duel.pairs[:count]).differences(measure), terms["pairs"], terms["error"], terms["delta"]
-    )
+    state = duel.test.look(replace(duel, pairs=duel.pairs[:count]).differences(measure))
     pair = duel.pairs[count - 1]
     losses = ", ".join(f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure])
-    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {UNITS[measure]}; {ladder.numbers(state)}")
+    said = ladder.numbers(state, duel.test.first_look)
+    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {UNITS[measure]}; {said}")
     return state

@@ -5,7 +5,7 @@ hold the true mean at once, so a duel may stop at any of them, for a win, a loss
 Turnbull 1989). The share of the error that a look may spend is set beforehand (Lan and DeMets 1983; the power family of
 Kim and DeMets 1987). For normal differences the t-statistics of all looks have one joint distribution, whatever the
 spread: c_k are its quantiles, found by simulation with a fixed seed. Differences that are far from normal (two values,
-one long tail) are decided wrongly more often after few pairs: docs/log.md, 2026-11-23.
+one long tail) are decided wrongly more often after few pairs: docs/log.md, 2026-11-23. A later first look helps.
 """
 
 import functools
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 Verdict = Literal["win", "loss", "equivalent", "undecided"]
-FIRST_LOOK = 3  # pairs: two say next to nothing about the spread
+FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
 SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
 PATHS = 200_000  # simulated duels
 SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
@@ -34,7 +34,7 @@ class Look:
 
     `low` and `high` bound the repeated confidence interval; `p` is the smallest error at which the duel would have been
     decided by now; `pairs_needed` says after how many pairs in all it ends with a probability of 0.9 if the effect is
-    the one seen so far (an approximation above the planned number; None where no effect is seen).
+    the one seen so far (an approximation above the planned number; None where no effect is seen); `over`: it ends here.
     """
 
     pairs: int
@@ -45,86 +45,99 @@ class Look:
     p: float
     verdict: Verdict
     pairs_needed: int | None
+    over: bool
 
 
-def look(differences: Sequence[float], pairs: int, error: float, delta: float) -> Look:
-    """The state of a duel of at most `pairs` pairs after these differences.
+@dataclass(frozen=True)
+class SequentialTest:
+    """The rule of one duel, set before its first pair.
 
-    `error`: probability of any wrong verdict; `delta`: the equivalence margin, in the differences' unit.
+    `pairs`: at most so many; `error`: probability of any wrong verdict; `delta`: the equivalence margin, in the
+    differences' unit; `first_look`: no verdict before so many pairs.
     """
-    count = len(differences)
-    mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
-    low, high = interval(differences, pairs, error)
-    effect = abs(mean) / sd if sd else math.inf
-    needed = pairs_needed(effect, pairs, error) if count >= FIRST_LOOK else None
-    return Look(count, mean, sd, low, high, p_value(differences, pairs), verdict(low, high, delta), needed)
 
+    pairs: int
+    error: float
+    delta: float
+    first_look: int = FEWEST
 
-def interval(differences: Sequence[float], pairs: int, error: float) -> tuple[float, float]:
-    """The repeated confidence interval of the mean after these differences; infinite before the first look."""
-    count, sd = len(differences), _sd(differences)
-    if count < FIRST_LOOK:
-        return -math.inf, math.inf
-    half = boundaries(pairs, error)[count - 1] * sd / math.sqrt(count) if sd else 0.0
-    mean = statistics.fmean(differences)
-    return mean - half, mean + half
+    def look(self, differences: Sequence[float]) -> Look:
+        """The state of the duel after these differences."""
+        count = len(differences)
+        mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
+        low, high = self.interval(differences)
+        needed = self.pairs_needed(abs(mean) / sd if sd else math.inf) if count >= self.first_look else None
+        verdict, over = self.verdict(low, high), self.is_over(differences)
+        return Look(count, mean, sd, low, high, self.p_value(differences), verdict, needed, over)
 
+    def is_over(self, differences: Sequence[float]) -> bool:
+        """Whether the duel ends here, with a verdict or undecided."""
+        return self.verdict(*self.interval(differences)) != "undecided" or len(differences) >= self.pairs
 
-def verdict(low: float, high: float, delta: float) -> Verdict:
-    """What an interval says where lower is better."""
-    if high < 0:
-        return "win"
-    if low > 0:
-        return "loss"
-    return "equivalent" if -delta <= low and high <= delta else "undecided"
+    def interval(self, differences: Sequence[float]) -> tuple[float, float]:
+        """The repeated confidence interval of the mean after these differences; infinite before the first look."""
+        count, sd = len(differences), _sd(differences)
+        if count < self.first_look:
+            return -math.inf, math.inf
+        half = boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count) if sd else 0.0
+        mean = statistics.fmean(differences)
+        return mean - half, mean + half
+
+    def verdict(self, low: float, high: float) -> Verdict:
+        """What an interval says where lower is better."""
+        if high < 0:
+            return "win"
+        if low > 0:
+            return "loss"
+        return "equivalent" if -self.delta <= low and high <= self.delta else "undecided"
+
+    def p_value(self, differences: Sequence[float]) -> float:
+        """The smallest error at which a look up to now would have excluded 0; `SMALLEST_P` stands for all below."""
+        begin = self.first_look - 1
+        found = np.array(_t_statistics(differences)[begin:])
+
+        def excludes_zero(error: float) -> bool:
+            limits = np.array(boundaries(self.pairs, error, self.first_look)[begin : len(differences)])
+            return bool((np.abs(found) > limits).any())
+
+        low, high = SMALLEST_P, 1.0
+        if not len(found) or not excludes_zero(0.999):
+            return 1.0
+        if excludes_zero(low):
+            return low
+        while high / low > 1.02:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if excludes_zero(middle) else (middle, high)
+        return high
+
+    def pairs_needed(self, effect: float) -> int | None:
+        """After how many pairs a true mean of `effect` standard deviations is found with a probability of `POWER`.
+
+        Exact (by simulation) up to the planned number of pairs; above it what a single t-test would take.
+        """
+        if not effect:
+            return None
+        if math.isinf(effect):
+            return self.first_look
+        limits = boundaries(self.pairs, self.error, self.first_look)
+        means, sds = _null_paths(self.pairs)
+        t = (means + effect) * np.sqrt(np.arange(1, self.pairs + 1)) / sds
+        found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
+        enough = np.flatnonzero(found_by >= POWER)
+        single = math.ceil(((limits[-1] + 1.2816) / effect) ** 2)
+        return int(enough[0]) + 1 if len(enough) else max(self.pairs + 1, single)
 
 
 def _sd(differences: Sequence[float]) -> float:
     return statistics.stdev(differences) if len(differences) > 1 else math.inf
 
 
-def p_value(differences: Sequence[float], pairs: int) -> float:
-    """The smallest error at which a look up to now would have excluded 0; `SMALLEST_P` stands for all below."""
-    found = np.array(_t_statistics(differences)[FIRST_LOOK - 1 :])
-
-    def excludes_zero(error: float) -> bool:
-        limits = np.array(boundaries(pairs, error)[FIRST_LOOK - 1 : len(differences)])
-        return bool((np.abs(found) > limits).any())
-
-    low, high = SMALLEST_P, 1.0
-    if not len(found) or not excludes_zero(0.999):
-        return 1.0
-    if excludes_zero(low):
-        return low
-    while high / low > 1.02:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if excludes_zero(middle) else (middle, high)
-    return high
-
-
-def pairs_needed(effect: float, pairs: int, error: float) -> int | None:
-    """After how many pairs a true mean of `effect` standard deviations is found with a probability of `POWER`.
-
-    Exact (by simulation) up to the planned number of `pairs`; above it what a single t-test would take.
-    """
-    if not effect:
-        return None
-    limits = boundaries(pairs, error)
-    if math.isinf(effect):
-        return FIRST_LOOK
-    means, sds = _null_paths(pairs)
-    t = (means + effect) * np.sqrt(np.arange(1, pairs + 1)) / sds
-    found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
-    enough = np.flatnonzero(found_by >= POWER)
-    return int(enough[0]) + 1 if len(enough) else max(pairs + 1, math.ceil(((limits[-1] + 1.2816) / effect) ** 2))
-
-
 @functools.lru_cache(maxsize=256)
-def boundaries(pairs: int, error: float) -> tuple[float, ...]:
+def boundaries(pairs: int, error: float, first_look: int) -> tuple[float, ...]:
     """c_1 ... c_pairs: the |t| that each look must exceed; infinite before the first look."""
     means, sds = _null_paths(pairs)
-    found, alive, spent = [math.inf] * (FIRST_LOOK - 1), np.ones(len(means), bool), 0
-    for k in range(FIRST_LOOK, pairs + 1):
+    found, alive, spent = [math.inf] * (first_look - 1), np.ones(len(means), bool), 0
+    for k in range(first_look, pairs + 1):
         t = np.abs(means[alive, k - 1]) * math.sqrt(k) / sds[alive, k - 1]
         may_cross = round(error * (k / pairs) ** SPENDING_POWER * len(means)) - spent
         limit = float(np.partition(t, -may_cross - 1)[-may_cross - 1]) if 0 < may_cross < len(t) else math.inf

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, on_the_clock
+from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
 
 Compose = Callable[..., dict[str, Any]]
@@ -49,7 +51,7 @@ def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, Te
     def begun() -> tuple[Ledger, Terms, Opponents]:
         ledger, terms = Ledger(config.folder), Terms("d0", "loss", [0, 1])
         opponents = Opponents((["optim=adamw"], ["optim=sgd"]), (compose("optim=adamw"), compose("optim=sgd")))
-        judged = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "measure": "loss", "seed": 0}
+        judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "loss", "seed": 0}
         if "d0" not in ledger.duels():
             main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
         return ledger, terms, opponents

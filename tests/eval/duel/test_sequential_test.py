@@ -5,50 +5,51 @@ import math
 import numpy as np
 import pytest
 
-from eval.duel.sequential_test import FIRST_LOOK, boundaries, interval, look, p_value, pairs_needed, verdict
+from eval.duel.sequential_test import SequentialTest, boundaries
 
 ERROR, PAIRS = 0.05, 8
+TEST = SequentialTest(PAIRS, ERROR, delta=0.0)
 
 
-def ends_with_a_winner(values: np.ndarray) -> tuple[int, bool]:
-    """After how many pairs a duel over these differences ends with a winner; False where it has none."""
-    for count in range(FIRST_LOOK, len(values) + 1):
-        if verdict(*interval(values[:count].tolist(), len(values), ERROR), delta=0.0) in ("win", "loss"):
-            return count, True
-    return len(values), False
+def ends_with_a_winner(values: np.ndarray, test: SequentialTest = TEST) -> tuple[int, bool]:
+    """After how many pairs a duel over these differences ends, and whether with a winner."""
+    end = next(k for k in range(1, len(values) + 1) if test.is_over(values[:k].tolist()))
+    return end, test.verdict(*test.interval(values[:end].tolist())) in ("win", "loss")
 
 
-@pytest.mark.parametrize("spread", [1e-4, 1.0, 50.0])
-def test_of_equals_at_most_the_error_ends_with_a_winner(spread: float) -> None:
+@pytest.mark.parametrize(("spread", "first_look"), [(1e-4, 3), (1.0, 5), (50.0, 8)])
+def test_of_equals_at_most_the_error_ends_with_a_winner(spread: float, first_look: int) -> None:
     """2,000 duels, other draws than those that the boundaries were made from; 3 standard errors above 5 %."""
     draws = np.random.default_rng(7).normal(0.0, spread, (2000, PAIRS))
-    winners = np.mean([ends_with_a_winner(row)[1] for row in draws])
+    test = SequentialTest(PAIRS, ERROR, 0.0, first_look)
+    winners = np.mean([ends_with_a_winner(row, test)[1] for row in draws])
     assert ERROR / 2 < winners < ERROR + 3 * math.sqrt(ERROR * (1 - ERROR) / len(draws))
 
 
 @pytest.mark.parametrize("effect", [1.5, 2.0, 3.0])
 def test_a_planted_effect_is_found_with_the_pairs_that_are_predicted(effect: float) -> None:
-    predicted = pairs_needed(effect, 12, ERROR)
+    test = SequentialTest(12, ERROR, 0.0)
+    predicted = test.pairs_needed(effect)
     assert predicted is not None and predicted <= 12
     draws = np.random.default_rng(8).normal(-effect, 1.0, (1000, 12))
-    ends = [ends_with_a_winner(row) for row in draws]
+    ends = [ends_with_a_winner(row, test) for row in draws]
     assert np.mean([won and count <= predicted for count, won in ends]) > 0.88
 
 
 def test_all_intervals_of_a_duel_hold_the_true_mean_at_once() -> None:
     true, missed = 0.3, 0
     for row in np.random.default_rng(9).normal(true, 1.0, (1000, PAIRS)):
-        found = [interval(row[:k].tolist(), PAIRS, ERROR) for k in range(FIRST_LOOK, PAIRS + 1)]
+        found = [TEST.interval(row[:k].tolist()) for k in range(3, PAIRS + 1)]
         missed += any(not low <= true <= high for low, high in found)
     assert missed / 1000 < ERROR + 3 * math.sqrt(ERROR * (1 - ERROR) / 1000)
 
 
 def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None:
     values = [-0.9, -1.2, -0.7, -1.4]
-    p = p_value(values, PAIRS)
+    p = TEST.p_value(values)
     assert 0 < p < 1
-    assert verdict(*interval(values, PAIRS, p * 1.05), 0.0) == "win"
-    assert verdict(*interval(values, PAIRS, p / 1.05), 0.0) == "undecided"
+    assert SequentialTest(PAIRS, p * 1.05, 0.0).look(values).verdict == "win"
+    assert SequentialTest(PAIRS, p / 1.05, 0.0).look(values).verdict == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,12 @@ def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None
     ],
 )
 def test_verdicts(values: list[float], delta: float, says: str) -> None:
-    assert look(values, PAIRS, ERROR, delta).verdict == says
+    look = SequentialTest(PAIRS, ERROR, delta).look(values)
+    assert look.verdict == says and look.over == (says != "undecided")
 
 
-def test_fewer_pairs_are_stricter_at_first_and_never_before_the_first_look() -> None:
-    limits = boundaries(PAIRS, ERROR)
-    assert limits[: FIRST_LOOK - 1] == (math.inf,) * (FIRST_LOOK - 1)
-    assert list(limits[FIRST_LOOK - 1 :]) == sorted(limits[FIRST_LOOK - 1 :], reverse=True)
+@pytest.mark.parametrize("first_look", [3, 5])
+def test_fewer_pairs_are_stricter_at_first_and_never_before_the_first_look(first_look: int) -> None:
+    limits = boundaries(PAIRS, ERROR, first_look)
+    assert limits[: first_look - 1] == (math.inf,) * (first_look - 1)
+    assert list(limits[first_look - 1 :]) == sorted(limits[first_look - 1 :], reverse=True)
