@@ -6,7 +6,6 @@ side outlives the duel that is killed: the next call finds it at work, or finish
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -92,13 +91,14 @@ def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
             _run("pretrain", [side], [None], title)
         return
     if len(left) == 1 and not left[0].is_at_work():
-        again = [side if side in left else Side(_beside(side.folder), side.overrides) for side in sides]
+        again = [side if side in left else _beside(side) for side in sides]
         _run("pretrain", again, cores, title)
-        for extra in again:
-            if extra not in left:
-                shutil.rmtree(extra.folder)
     elif left:
         _run("pretrain", left, [cores[sides.index(side)] for side in left], title)
+    for extra in map(_beside, sides):
+        if not extra.is_at_work():  # of this call, or of one that was killed
+            remove(extra.folder)
+            _log(extra).unlink(missing_ok=True)
 
 
 def score(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
@@ -108,8 +108,8 @@ def score(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
         _run("glue", group, [cores[sides.index(side)] if cores else None for side in group], title)
 
 
-def _beside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-again")
+def _beside(side: Side) -> Side:
+    return Side(side.folder.with_name(f"{side.folder.name}-again"), side.overrides)
 
 
 def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: str) -> None:

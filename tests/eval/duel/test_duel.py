@@ -111,6 +111,24 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
         ledger.duels()
 
 
+def test_a_side_that_is_left_over_trains_beside_the_other_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pair = [Side(tmp_path / "base-0", []), Side(tmp_path / "candidate-0", [])]
+    monkeypatch.setattr(Side, "has_trained", lambda side: side.folder.name == "base-0")
+    trained = []
+
+    def run(verb: str, at_once: list[Side], cores: list[int], title: str) -> None:
+        trained.append([side.folder.name for side in at_once])
+        for side in at_once:
+            side.folder.mkdir()
+
+    monkeypatch.setattr(sides, "_run", run)
+    sides.train(pair, [0, 1], "a duel")
+    assert trained == [["base-0-again", "candidate-0"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["candidate-0"]
+
+
 def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     Fought(monkeypatch, lambda name: 5.0)
     ledger, terms, opponents = begin()
