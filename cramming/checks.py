@@ -118,7 +118,7 @@ class Config(RootConfig):
     @property
     def targets_per_row(self) -> int:
         """Tokens of a sequence that are predicted, in the first phase of the objective."""
-        return self.objective.targets_per_row(self.train.sequence_length)
+        return self.objective.at(0.0).targets_per_row(self.train.sequence_length)
 
     def flops_per_token(self, progress: float = 0.0) -> float:
         """Model compute of one training token at this share of the budget."""

@@ -155,7 +155,7 @@ class TrainState:
         count = count_parameters(self.config.model)
         return {
             "start": self.config.start.name,
-            "objective": self.config.objective.name,
+            "objective": self.config.objective.kinds,
             "devices": self.mesh.world_size,
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
@@ -177,15 +177,16 @@ class TrainState:
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
             f" vocabulary {config.model.vocab_size}; {config.flops_per_token() / 1e6:.1f} MFLOP per token"
         )
-        phases = [(phase.at, config.objective.at(phase.at)) for phase in config.objective.phases or ()]
-        later = "".join(
-            f", {p.targets_per_row(train.sequence_length)} from {at:.0%} of the budget on" for at, p in phases
+        targets = ", ".join(
+            f"{phase.targets_per_row(train.sequence_length)} {'causal ' * phase.causal}targets per sequence"
+            + f" from {at:.0%} of the budget on" * (at > 0)
+            for at, phase in config.objective.each_phase.items()
         )
         say(
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
             f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
-            f" {config.targets_per_row} targets per sequence{later}; {engine.precision.mode} on {engine.device},"
+            f" {targets}; {engine.precision.mode} on {engine.device},"
             f" attention kernel {' and '.join(self.attention_kernels)}; peak learning rate"
             f" {config.peak_learning_rate:.3g}"
         )

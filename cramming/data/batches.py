@@ -161,7 +161,8 @@ class BatchSource:
         samples_N = np.arange(first_sample, first_sample + rows)
         starts_N = self.window_starts(samples_N)
         masked = self.masker(self.stream.gather(starts_N, length), samples_N)
-        if self.packing == "rows":
+        row_length = length if self.packing == "rows" else None
+        if row_length:
             bounds_S = np.arange(0, (rows + 1) * length, length, dtype=np.int32)
             positions_T = np.tile(np.arange(length), rows)
         else:
@@ -176,7 +177,7 @@ class BatchSource:
         return Batch(
             torch.from_numpy(masked.ids_NL.reshape(-1)),
             torch.from_numpy(positions_T),
-            Packing(torch.from_numpy(bounds_S), length if self.packing == "rows" else None, length, length),
+            Packing(torch.from_numpy(bounds_S), row_length, length, length, self.masker.config.causal),
             torch.from_numpy(masked.target_positions_M),
             torch.from_numpy(masked.target_ids_M),
             int((masked.target_ids_M != IGNORE).sum()),

@@ -1,4 +1,4 @@
-"""Masked language modelling on packed windows: which tokens are hidden, and behind what.
+"""Masked language modelling on packed windows: which tokens are hidden, and behind what; and its causal phases.
 
 Every random choice is a hash of (seed, sample index, position): the masks of a sample are the same whatever batch, rank
 or process it appears in, and a later epoch, with other sample indices, has others (dynamic masking, Liu et al. 2019,
@@ -6,6 +6,7 @@ section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per 
 """
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -23,10 +24,11 @@ Rate = Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")
 
 @dataclass(frozen=True)
 class Phase:
-    """From progress `at` on (a share of the budget) `rate` of the tokens are targets."""
+    """From progress `at` on (a share of the budget) `rate` of the tokens are targets, in a `causal` phase or not."""
 
     at: Share
     rate: Rate
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class ObjectiveConfig:
     `phases`, in their order, change the rate during the run: a falling one learns much early and trains late on what
     fine-tuning sees, almost whole text (Ankner et al. 2023, "Dynamic masking rate schedules"; mmBERT, Marone et al.
     2025: 30, 15, 5 %). They are steps, not a line, because the number of targets is in every shape.
+
+    `causal`: nothing is hidden, no token sees one after it, and a target is the token after the place that is asked.
+    Gisserot-Boukhlef et al. 2025 ("Should we still pretrain encoders with masked language modeling?") find such a phase
+    before masked ones best at fixed compute. There too `rate` of the tokens are targets: the vocabulary projection, a
+    small model's largest product, costs the same.
     """
 
     name: Literal["mlm"]
@@ -46,6 +53,7 @@ class ObjectiveConfig:
     mask_share: Share
     random_share: Share
     phases: tuple[Phase, ...] | None = None
+    causal: bool = False
 
     def __post_init__(self) -> None:
         begins = [phase.at for phase in self.phases or ()]
@@ -62,12 +70,24 @@ class ObjectiveConfig:
 
     def at(self, progress: float) -> "ObjectiveConfig":
         """The phase in force at this share of the budget."""
-        begun = [phase.rate for phase in self.phases or () if phase.at <= progress]
-        return replace(self, rate=begun[-1] if begun else self.rate, phases=None)
+        begun = [phase for phase in self.phases or () if phase.at <= progress]
+        now = begun[-1] if begun else self
+        return replace(self, rate=now.rate, causal=now.causal, phases=None)
+
+    @property
+    def each_phase(self) -> "dict[float, ObjectiveConfig]":
+        """What is in force one after the other, by where it begins."""
+        return {begin: self.at(begin) for begin in [0.0, *(phase.at for phase in self.phases or ())]}
 
     def with_most_targets(self) -> "ObjectiveConfig":
-        """The phase that needs the most memory."""
-        return replace(self, rate=max([self.rate, *(phase.rate for phase in self.phases or ())]), phases=None)
+        """The phase that needs the most memory; of two with as many targets a causal one, for its masks."""
+        return max(self.each_phase.values(), key=lambda phase: (phase.rate, phase.causal))
+
+    @property
+    def kinds(self) -> str:
+        """For the record: "mlm", or with other phases such as "causal, then mlm"."""
+        kinds = ("causal" if phase.causal else self.name for phase in self.each_phase.values())
+        return ", then ".join(kind for kind, _ in groupby(kinds))
 
 
 class Masked(NamedTuple):
@@ -104,15 +124,24 @@ class Masker:
         self.regular_ids = np.flatnonzero(~self.is_special_V)
 
     def __call__(self, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
-        """Mask rows `ids_NL` whose sample indices are `samples_N`. Special tokens are never targets."""
-        length = ids_NL.shape[1]
+        """Mask rows `ids_NL` whose sample indices are `samples_N`. Special tokens are never targets.
+
+        So a causal target is of the document of the place that is asked: the next one begins with [CLS].
+        """
+        length, causal = ids_NL.shape[1], self.config.causal
         count = self.config.targets_per_row(length)
+        answers_NL = np.roll(ids_NL, -1, axis=1) if causal else ids_NL
         keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], np.arange(length)[None, :])
         keys_NL >>= np.uint64(1)  # room for a value above every key: the tokens that may not be chosen
         never = np.uint64(2**64 - 1)
-        keys_NL[self.is_special_V[ids_NL]] = never
+        keys_NL[self.is_special_V[answers_NL]] = never
+        keys_NL[:, length - causal :] = never  # after the last token of a row comes another row
         chosen_NC = np.sort(np.argpartition(keys_NL, count - 1, axis=1)[:, :count], axis=1)
         is_target_NC = np.take_along_axis(keys_NL, chosen_NC, 1) != never
+        if causal:
+            places_M = (np.arange(len(ids_NL))[:, None] * length + chosen_NC).reshape(-1)
+            targets_M = np.where(is_target_NC.reshape(-1), answers_NL.reshape(-1)[places_M], IGNORE)
+            return Masked(ids_NL.astype(np.int64), places_M, targets_M.astype(np.int64))
         return self.hide(ids_NL, chosen_NC, is_target_NC, samples_N[:, None], chosen_NC)
 
     def hide(self, ids_NL: np.ndarray, chosen_NC: np.ndarray, is_target_NC: np.ndarray, *keys: np.ndarray) -> Masked:

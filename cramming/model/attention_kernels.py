@@ -46,6 +46,11 @@ def _band(length: int, half_window: int | None, device: torch.device) -> Tensor 
     return (place[:, None] - place[None, :]).abs() <= half_window
 
 
+def _causal(mask: Tensor | None, packing: Packing) -> Tensor | None:
+    """The mask [..., L, L], true at no key after its query if these are hidden. None stays: `attend` sees to it."""
+    return mask.tril() if packing.causal and mask is not None else mask
+
+
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
@@ -64,7 +69,7 @@ def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None, ke
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
         mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
-    return Layout(kernel, packing, half_window, ((num_tokens // length, length),), (mask,))
+    return Layout(kernel, packing, half_window, ((num_tokens // length, length),), (_causal(mask, packing),))
 
 
 def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
@@ -80,6 +85,9 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(rows, length)
         mask = _both(ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask)
+    if packing.causal:
+        places_L = torch.arange(length, device=queries_M.device)
+        mask = _both((places_L <= place_M[:, None]).view(rows, -1, length), mask)
     masks = (None if mask is None else mask[:, None],)
     return Layout("sdpa", packing, layout.half_window, ((rows, length),), masks)
 
@@ -124,8 +132,8 @@ def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, 
         valid = place < lengths[chosen, None]
         scatter_T[tokens[valid]] = first + valid.flatten().nonzero().squeeze(1)
         gather.append(torch.where(valid, tokens, starts[chosen, None]).flatten())
-        keys = None if bool(valid.all()) else valid[:, None, None, :]
-        masks.append(_both(keys, _band(longest, half_window, device)))
+        keys = None if packing.causal or bool(valid.all()) else valid[:, None, None, :]  # padding comes after
+        masks.append(_both(keys, _causal(_band(longest, half_window, device), packing)))
         groups.append((len(members), longest))
         first += len(members) * longest
     return Layout(kernel, packing, half_window, tuple(groups), tuple(masks), torch.cat(gather), scatter_T)
@@ -133,7 +141,7 @@ def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, 
 
 def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     """Where every sequence has one query, as in a classifier, and no window hides keys from it."""
-    if any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
+    if layout.packing.causal or any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
         return None
     assert layout.gather_P is not None
     rows = torch.tensor([rows for rows, _ in layout.groups], device=queries_M.device)
@@ -169,7 +177,7 @@ def _grouped_attend(
         q, k, v = (
             x.view(rows, -1, heads, size).transpose(1, 2) for x in (queries, k_THK[first:last], v_THK[first:last])
         )
-        out = function(q, k, v, attn_mask=mask, dropout_p=dropout)
+        out = function(q, k, v, mask, dropout, is_causal=layout.packing.causal and mask is None)
         outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
         first, first_row = last, first_row + rows
     out_PHK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -205,10 +213,12 @@ class _Products(torch.autograd.Function):
         return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, None
 
 
-def products(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout_p: float) -> Tensor:
+def products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool) -> Tensor:
     """What `F.scaled_dot_product_attention` computes without dropout."""
-    assert dropout_p == 0.0
-    mixed: Tensor = _Products.apply(q, k, v, attn_mask)
+    assert dropout == 0.0
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    mixed: Tensor = _Products.apply(q, k, v, mask)
     return mixed
 
 
@@ -258,7 +268,7 @@ def _varlen_suits(packing: Packing, half_window: int | None, dtype: torch.dtype,
 
 
 def _varlen_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    if layout.packing.is_cut_by(layout.half_window):
+    if layout.packing.causal or layout.packing.is_cut_by(layout.half_window):
         return None  # FlashAttention counts a window from the place among the queries, not among the keys
     return layout._replace(query_bounds_S=torch.searchsorted(queries_M, layout.packing.bounds_S.long()).int())
 
@@ -269,13 +279,14 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     assert dropout == 0.0
     packing, window = layout.packing, layout.half_window
     side = window if window is not None and packing.is_cut_by(window) else -1
+    after = 0 if packing.causal else side
     bounds, longest = packing.bounds_S, packing.max_length
     query_bounds = bounds if layout.query_bounds_S is None else layout.query_bounds_S
     size = q_THK.shape[-1]
     if missing := -size % FLASH_MULTIPLE:
         q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
     out = varlen_attn(
-        q_THK, k_THK, v_THK, query_bounds, bounds, longest, longest, scale=size**-0.5, window_size=(side, side)
+        q_THK, k_THK, v_THK, query_bounds, bounds, longest, longest, scale=size**-0.5, window_size=(side, after)
     )
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out[..., :size]

@@ -178,7 +178,7 @@ class Encoder(nn.Module):
             if self.skip_scales is not None and mirrored < len(self.skip_scales):
                 hidden = hidden + self.skip_scales[mirrored] * skips.pop()
             if layer < len(self.convolutions):
-                hidden = self.convolutions[layer](hidden, positions_T)
+                hidden = self.convolutions[layer](hidden, positions_T, packing.causal)
             if layer == first_late:
                 shared = self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]

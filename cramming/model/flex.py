@@ -1,7 +1,8 @@
 """FlexAttention: which blocks of keys a block of queries touches, and the one compiled kernel.
 
-A token sees one interval of tokens: its sequence, cut by the window. So the blocks follow from where intervals begin
-and end; `create_block_mask` would make the whole [T, T] mask, which is 4.3 GB at 65,536 tokens.
+A token sees one interval of tokens: its sequence, cut by the window and, if causal, after the token. So the blocks
+follow from where intervals begin and end; `create_block_mask` would make the whole [T, T] mask, which is 4.3 GB at
+65,536 tokens.
 Shapes: T tokens, H heads, K head size, M queries, Q blocks of queries, N blocks of keys, B tokens of a block.
 """
 
@@ -30,6 +31,8 @@ def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout:
     first_M, last_M = bounds_S[after_M - 1], bounds_S[after_M]  # the interval that each query sees
     if reach is not None:
         first_M, last_M = torch.maximum(first_M, queries_M - reach), torch.minimum(last_M, queries_M + reach + 1)
+    if layout.packing.causal:
+        last_M = torch.minimum(last_M, queries_M + 1)
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (first_M[query] <= key) & (key < last_M[query])

@@ -54,7 +54,8 @@ class MLP(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Adds to each token its neighbours, `radius` to each side in its sequence, times trained weights per channel.
+    """Adds to each token its neighbours, `radius` to each side in its sequence, times trained weights per channel; in
+    a `causal` pass only those before it.
 
     A depthwise convolution on the residual stream: what stands beside a token is there before attention has learned to
     look for it (ConvBERT, Jiang et al. 2020; Primer, So et al. 2021, section 4; canon layers, Allen-Zhu 2025).
@@ -65,10 +66,12 @@ class Convolution(nn.Module):
         self.radius = radius
         self.taps = nn.Parameter(torch.empty(2 * radius, width))
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, positions_T: Tensor, causal: bool) -> Tensor:
         out = x_TD
         offsets = [*range(-self.radius, 0), *range(1, self.radius + 1)]
         for offset, tap_D in zip(offsets, self.taps, strict=True):
+            if causal and offset > 0:
+                break
             is_neighbour_T = positions_T.roll(-offset) == positions_T + offset
             out = out + x_TD.roll(-offset, 0) * (is_neighbour_T[:, None] * tap_D.to(x_TD.dtype))
         return out

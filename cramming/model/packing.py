@@ -12,13 +12,14 @@ class Packing(NamedTuple):
     `bounds_S` (int32, one more than sequences) holds 0, the end of each sequence, and T; it may end in repeats of T
     (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
     2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
-    sequences never cross a multiple of it: documents packed into rows.
+    sequences never cross a multiple of it: documents packed into rows. `causal`: no token sees one after it.
     """
 
     bounds_S: Tensor
     row_length: int | None
     max_length: int
     aligned_length: int | None = None
+    causal: bool = False
 
     @property
     def whole_rows(self) -> int | None:

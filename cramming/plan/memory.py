@@ -190,7 +190,8 @@ class Simulation:
 
     def _batch(self, rows: int) -> Batch:
         config, length = self.config, self.config.train.sequence_length
-        tokens, targets = rows * length, rows * config.objective.with_most_targets().targets_per_row(length)
+        objective = config.objective.with_most_targets()
+        tokens, targets = rows * length, rows * objective.targets_per_row(length)
         whole_rows = config.train.packing == "rows"
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}
@@ -199,7 +200,7 @@ class Simulation:
         self.sequences = sequences if by_bounds else 0  # else rows go to SDPA, without bounds
         bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
         numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]
-        packing = Packing(bounds, length if whole_rows else None, length, length)
+        packing = Packing(bounds, length if whole_rows else None, length, length, objective.causal)
         return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets)
 
 
@@ -238,8 +239,8 @@ def _prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layo
 
 
 def _restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    """As the flash kernel does: not with a window."""
-    return None if layout.packing.is_cut_by(layout.half_window) else layout
+    """As the flash kernel does: not with a window, nor causal."""
+    return None if layout.packing.causal or layout.packing.is_cut_by(layout.half_window) else layout
 
 
 @contextmanager

@@ -83,6 +83,25 @@ def test_each_phase_of_the_objective_has_its_own_number_of_targets(
     assert result(as_many) == {**result(unbroken), "exaflops": result(as_many)["exaflops"]}
 
 
+def test_a_causal_phase_is_on_record_and_comes_before_masks(
+    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation is the masked one all along, and masked steps are those of a run without."""
+    seen, original = [], Engine.forward_backward
+
+    def noted(self: Engine, batches: list[Batch], *rest: Any) -> bool:
+        seen.append([(len(batch.target_ids_M), batch.packing.causal) for batch in batches])
+        return original(self, batches, *rest)
+
+    monkeypatch.setattr(Engine, "forward_backward", noted)
+    run = start("name=a", "objective=causal-then-mlm")
+    assert seen == [[(4 * 8, True)] * 2] * 5 + [[(4 * 8, False)] * 2] * 7
+    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert (found["objective"], without["objective"]) == ("causal, then mlm", "mlm")
+    assert found["exaflops"] == without["exaflops"]
+    assert found["validation"]["targets"] == without["validation"]["targets"]
+
+
 def test_final_loads_in_stock_transformers(unbroken: Path) -> None:
     from transformers import AutoModelForMaskedLM
 

@@ -70,7 +70,7 @@ def break_run(start: Start) -> Break:
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 AVERAGE = "train.average={start: 0.3, every: 0.1}"
-PHASES = "objective.phases=[{at: 0.4, rate: 0.15}, {at: 0.7, rate: 0.05}]"
+PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
 
 
 @pytest.mark.parametrize(

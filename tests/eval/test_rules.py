@@ -295,7 +295,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0),
         lambda r: r["pretrain"]["budget"].update(clock="cpu"),
     ],
-    "R12": [lambda r: r["pretrain"].update(objective="causal")],
+    "R12": [lambda r: r["pretrain"].update(objective="causal, then mlm")],
     "R13": [
         lambda r: r["pretrain"].update(init="bert-base-uncased"),
         lambda r: (r.update(rules_version="1"), r["pretrain"].pop("start")),

@@ -162,7 +162,18 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
     assert {ids[1], positions[1], places[1], targets[1]} == {torch.int64}
     assert bounds[1] == torch.int32
     packings = {one.batch(first, 4).packing[1:] for first in range(0, 120, 4)}
-    assert packings == {(LENGTH if packing == "rows" else None, LENGTH, LENGTH)}
+    assert packings == {(LENGTH if packing == "rows" else None, LENGTH, LENGTH, False)}
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_causal_targets_are_of_the_document_that_is_asked(tiny_corpus: Path, packing: Mode) -> None:
+    one = source(tiny_corpus, packing)
+    batch = one.of(ObjectiveConfig("mlm", 0.9, 0.8, 0.1, causal=True)).batch(7, 40)
+    tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(-1)  # places in the stream
+    asked = batch.target_positions_M[batch.target_ids_M != IGNORE].numpy()
+    document_of = np.searchsorted(one.stream.document_starts, tokens, side="right")
+    assert batch.packing.causal and len(asked) == batch.num_targets > 40 * LENGTH / 2
+    assert np.array_equal(document_of[asked], document_of[asked + 1])
 
 
 def test_ranks_together_read_what_one_process_reads(tiny_corpus: Path) -> None:

@@ -50,6 +50,33 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
     assert set(places[0]) > set(places[1]) > set(places[2])
 
 
+def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
+    phases = (Phase(0.0, 0.15, causal=True), Phase(0.4, 0.15), Phase(0.5, 0.1))
+    objective = masker(phases=phases).config
+    assert [objective.at(progress).causal for progress in (0.0, 0.39, 0.4, 0.5, 1.0)] == [True, True, *[False] * 3]
+    assert objective.kinds == "causal, then mlm"
+    assert masker(causal=True).config.kinds == "causal"
+    assert masker(phases=phases[2:]).config.kinds == "mlm"
+    assert objective.with_most_targets() == objective.at(0.0)  # as many as in the second, and masks
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.25, 0.99])
+@pytest.mark.parametrize("special_share", [0.0, 0.5, 1.0])
+def test_a_causal_target_is_the_next_token_and_nothing_is_hidden(rate: float, special_share: float) -> None:
+    ids, one = text(50, 64, special_share), masker(rate=rate, causal=True)
+    found = one(ids, np.arange(50))
+    assert np.array_equal(found.ids_NL, ids)
+    places = found.target_positions_M.reshape(50, one.config.targets_per_row(64))
+    valid = (found.target_ids_M != IGNORE).reshape(places.shape)
+    assert (np.diff(places) > 0).all() and np.array_equal(
+        places // 64, np.repeat(np.arange(50)[:, None], valid.shape[1], 1)
+    )
+    assert (places[valid] % 64 < 63).all()  # the last one's next is another row's
+    assert np.array_equal(found.target_ids_M[valid.reshape(-1)], ids.reshape(-1)[places[valid] + 1])
+    regular = ~np.isin(ids[:, 1:], SPECIAL)
+    assert np.array_equal(valid.sum(1), np.minimum(regular.sum(1), valid.shape[1]))
+
+
 def test_targets_are_the_originals_and_nothing_else_changes() -> None:
     ids = text(64, 100)
     before = ids.copy()

@@ -54,12 +54,14 @@ IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own cl
 
 
 def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
-    """Attention by its definition: a softmax over each sequence by itself, a window to both sides."""
+    """Attention by its definition: a softmax over each sequence by itself, a window to both sides or the one before."""
     outputs = []
     for first, last in zip(packing.bounds_S[:-1].tolist(), packing.bounds_S[1:].tolist()):
         q, k, v = qkv[first:last].unbind(1)
         place = torch.arange(last - first)
         hidden = (place[:, None] - place).abs() > (len(qkv) if window is None else window)
+        if packing.causal:
+            hidden = hidden | (place > place[:, None])
         scores = torch.einsum("qhk,lhk->hql", q, k) * q.shape[-1] ** -0.5
         outputs.append(torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v))
     return torch.cat(outputs)

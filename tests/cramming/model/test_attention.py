@@ -53,10 +53,11 @@ def compare(kernel: str, packing: Packing, window: int | None, subset: Tensor, s
         *((kernel, packing) for kernel in ("padded", "products", "varlen", "flex") for packing in PACKINGS),
     ],
 )
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.usefixtures("gpu_kernels")
-def test_a_kernel_is_the_definition(kernel: str, packing: str, window: int | None) -> None:
+def test_a_kernel_is_the_definition(kernel: str, packing: str, window: int | None, causal: bool) -> None:
     """A query subset where a kernel or, in rows, SDPA can do it: a last layer costs the FLOPs that are counted."""
-    compare(kernel, PACKINGS[packing], window, SUBSET)
+    compare(kernel, PACKINGS[packing]._replace(causal=causal), window, SUBSET)
 
 
 @pytest.mark.parametrize("size", [4, 12])
@@ -71,7 +72,8 @@ def test_flash_attention_gets_heads_of_a_size_that_it_takes(size: int) -> None:
 def test_one_query_of_each_ragged_sequence(kernel: str, packing: Packing, place: int) -> None:
     bounds = packing.bounds_S.unique().long()
     queries = bounds[:-1] if place == 0 else bounds[1:] - 1
-    compare(kernel, packing, None, queries)
+    for causal in (False, True):
+        compare(kernel, packing._replace(causal=causal), None, queries)
     if packing.row_length is None:
         layout = attention.prepare(kernel, packing, TOKENS, None, torch.float32, 0.0)
         assert attention.restrict(layout, queries, TOKENS) is not None
@@ -79,10 +81,11 @@ def test_one_query_of_each_ragged_sequence(kernel: str, packing: Packing, place:
 
 
 def test_flash_attention_of_a_plan_takes_query_subsets_in_windows() -> None:
-    with fake_gpu(StorageTracker("cpu"), 2**26):
-        layout = attention.KERNELS[FAKE_FLASH].prepare(ROWS, TOKENS, 3)
-        fewer = attention.restrict(layout, SUBSET, TOKENS)
-    assert fewer is not None and fewer.kernel == "sdpa"
+    for packing, window in ((ROWS, 3), (ROWS._replace(causal=True), None)):
+        with fake_gpu(StorageTracker("cpu"), 2**26):
+            layout = attention.KERNELS[FAKE_FLASH].prepare(packing, TOKENS, window)
+            fewer = attention.restrict(layout, SUBSET, TOKENS)
+        assert fewer is not None and fewer.kernel == "sdpa"
 
 
 def test_one_long_sequence_among_short_ones_is_a_group_of_its_own() -> None:
@@ -158,8 +161,9 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
 
 
 def test_no_mask_where_none_is_needed() -> None:
-    """A window as wide as the row costs nothing."""
-    assert attention.prepare("sdpa", ROWS, TOKENS, 23, torch.float32, 0.0).masks == (None,)
+    """A window as wide as the row costs nothing, and the kernel has causality of its own."""
+    for packing in (ROWS, ROWS._replace(causal=True)):
+        assert attention.prepare("sdpa", packing, TOKENS, 23, torch.float32, 0.0).masks == (None,)
 
 
 @pytest.mark.parametrize("packing", [ROWS, RAGGED, IN_ROWS])
@@ -215,15 +219,17 @@ def packed(num_tokens: int, aligned: int | None) -> Packing:
 
 @pytest.mark.parametrize("window", [None, 0, 3, 127, 128, 300])
 @pytest.mark.parametrize("num_tokens", [128, 1000, 1024])
-def test_blocks_of_flex_are_those_of_the_whole_mask(num_tokens: int, window: int | None) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_flex_are_those_of_the_whole_mask(num_tokens: int, window: int | None, causal: bool) -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    packing = packed(num_tokens, 500 if num_tokens == 1000 else None)
+    packing = packed(num_tokens, 500 if num_tokens == 1000 else None)._replace(causal=causal)
     with torch.no_grad():
         found = attention.prepare("flex", packing, num_tokens, window, torch.float32, 0.0).block_mask
     ids_T, place = attention.sequence_ids(packing.bounds_S, num_tokens), torch.arange(num_tokens)
     reach = num_tokens if window is None else window
     mask_TT = (ids_T[:, None] == ids_T) & ((place[:, None] - place).abs() <= reach)
+    mask_TT = mask_TT.tril() if causal else mask_TT
     shape = (None, None, num_tokens, num_tokens)
     expected = create_block_mask(lambda b, h, q, k: mask_TT[q, k], *shape, device="cpu")
     for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 from cramming.engine import Engine, StepStats
@@ -28,6 +29,7 @@ PLAIN = replace(
 EVERYTHING = {name: value for part in PARTS.values() for name, value in part.items()}
 ROWS = Packing(torch.tensor([0, 16, 32, 48], dtype=torch.int32), 16, 16)
 DOCUMENTS = Packing(torch.tensor([0, 5, 16, 32, 40, 48], dtype=torch.int32), None, 16, 16)
+CAUSAL = DOCUMENTS._replace(causal=True)
 PLACES = torch.tensor([0, 3, 15, 16, 17, 30, 33, 40, 47])  # three in each row
 
 
@@ -98,7 +100,7 @@ def test_it_computes_what_is_written_here(part: str) -> None:
     torch.testing.assert_close(own_logits(model, [ids])[0], plain_logits(config, model.state_dict(), ids))
 
 
-@pytest.mark.parametrize("packing", [ROWS, DOCUMENTS], ids=["rows", "documents"])
+@pytest.mark.parametrize("packing", [ROWS, DOCUMENTS, CAUSAL], ids=["rows", "documents", "causal"])
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.parametrize("part", [*PARTS, "everything"])
 def test_the_last_layer_at_the_targets_is_the_same_model(part: str, norm_order: Any, packing: Packing) -> None:
@@ -115,6 +117,21 @@ def test_the_last_layer_at_the_targets_is_the_same_model(part: str, norm_order: 
     torch.testing.assert_close(results[0][0], F.cross_entropy(model.logits(*given[:4]), given[4], reduction="sum"))
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("part", [*PARTS, "everything"])
+@torch.no_grad()
+def test_in_a_causal_pass_nothing_knows_what_comes_later(part: str, window: int | None) -> None:
+    """Another token changes the states from it to the end of its document, and those alone."""
+    local = replace(variant(part), local_window=window, global_every=2)
+    model, (ids, positions, _, *_) = perturbed(MaskedLM(local), 0.2), batch(DOCUMENTS)
+    before = model.encoder(ids, positions, CAUSAL)
+    for place, end in ((0, 5), (7, 16), (31, 32), (35, 40)):
+        other = ids.clone()
+        other[place] = (other[place] + 1) % 60
+        changed = (model.encoder(other, positions, CAUSAL) != before).any(1)
+        assert changed[place] and changed[end - 1] and not changed[:place].any() and not changed[end:].any()
+
+
 @pytest.mark.parametrize("part", [*PARTS, "everything"])
 @torch.no_grad()
 def test_packed_documents_equal_separate_ones(part: str) -> None:
@@ -125,8 +142,12 @@ def test_packed_documents_equal_separate_ones(part: str) -> None:
 
 def test_a_compiler_takes_all_of_it_as_one_graph() -> None:
     model, given = perturbed(MaskedLM(variant("everything", replace(PLAIN, num_layers=2)))), batch(ROWS)
-    loss, hits = torch.compile(model, backend="eager", fullgraph=True)(*given)
-    torch.testing.assert_close((loss, hits), model(*given))
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    causal = (*given[:2], ROWS._replace(causal=True), *given[3:])
+    for now, graphs in ((given, 1), (causal, 2), (causal, 2), (given, 2)):  # one more for a causal phase
+        torch.testing.assert_close(compiled(*now), model(*now))
+        assert counter.frame_count == graphs
 
 
 MEMORY: tuple[dict[str, Any], ...] = (

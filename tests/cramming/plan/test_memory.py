@@ -70,6 +70,17 @@ def test_a_step_leaves_nothing_behind(simulate: Simulate) -> None:
     assert torch.get_float32_matmul_precision() == precision
 
 
+def test_the_phase_that_needs_most_is_planned(simulate: Simulate) -> None:
+    """A causal one beside a masked one with as many targets, for the masks of its last layer; else the most targets."""
+    by_phase = [simulate(f"objective.causal={causal}").step(8).peak_bytes for causal in ("false", "true")]
+    assert by_phase[0] <= by_phase[1]
+    for phases, expected in (
+        ("{at: 0.5, rate: 0.25, causal: true}", by_phase[1]),
+        ("{at: 0.5, rate: 0.1}", by_phase[0]),
+    ):
+        assert simulate(f"objective.phases=[{phases}]").step(8).peak_bytes == expected
+
+
 @pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16"])
 def test_memory_grows_with_the_micro_batch_and_not_with_their_number(simulate: Simulate, mode: Mode) -> None:
     simulation = simulate(mode=mode)
