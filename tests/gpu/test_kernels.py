@@ -30,13 +30,16 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().double() - expected.detach()).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("name", ["rows", "documents", "ragged"])
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa", "padded", "products"])
-def test_attention_is_its_definition(device: torch.device, kernel: str, name: str, window: int | None) -> None:
+def test_attention_is_its_definition(
+    device: torch.device, kernel: str, name: str, window: int | None, causal: bool
+) -> None:
     """Forward and backward, on random numbers."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    packing = packing_of(name, device)
+    packing = packing_of(name, device)._replace(causal=causal)
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
     if kernel == "sdpa" and name == "ragged":
@@ -59,6 +62,7 @@ def mask_of(packing: Packing, window: int | None) -> Tensor:
     """Which token sees which: bool [T, T]."""
     ids = sequence_ids(packing.bounds_S, TOKENS)
     mask, place = ids[:, None] == ids, torch.arange(TOKENS, device=ids.device)
+    mask = mask.tril() if packing.causal else mask
     return mask if window is None else mask & ((place[:, None] - place).abs() <= window)
 
 
@@ -68,11 +72,12 @@ def dense(qkv: Tensor, mask: Tensor) -> Tensor:
     return torch.einsum("hmt,thk->mhk", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["rows", "documents"])
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa"])
-def test_a_query_subset_gets_what_it_got_among_all(device: torch.device, kernel: str, name: str) -> None:
+def test_a_query_subset_gets_what_it_got_among_all(device: torch.device, kernel: str, name: str, causal: bool) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    packing, queries = packing_of(name, device), torch.arange(3, TOKENS, 8, device=device)
+    packing, queries = packing_of(name, device)._replace(causal=causal), torch.arange(3, TOKENS, 8, device=device)
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
     q, k, v = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
