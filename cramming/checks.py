@@ -19,11 +19,11 @@ from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
 from cramming.data.corpus import MANIFEST, ORDERS
-from cramming.data.masking import ObjectiveConfig
+from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
-from cramming.model.config import ModelConfig, count_parameters, flops_per_token
+from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import ParallelConfig
@@ -97,7 +97,7 @@ class Config(RootConfig):
     """All settings of a training run: those of the root, and the sections that training reads."""
 
     model: ModelConfig
-    objective: ObjectiveConfig
+    objective: Annotated[ObjectiveConfig, OBJECTIVES]
     optim: Annotated[OptimConfig, OPTIMIZERS]
     schedule: Annotated[Schedule, SCHEDULES]
     start: Annotated[StartConfig, STARTS]
@@ -123,8 +123,22 @@ class Config(RootConfig):
     def flops_per_token(self, progress: float = 0.0) -> float:
         """Model compute of one training token at this share of the budget."""
         length, last_layer = self.train.sequence_length, self.attention.last_layer
-        targets = self.objective.at(progress).targets_per_row(length)
-        return flops_per_token(self.model, length, targets / length, last_layer)
+        share = self.objective.at(progress).targets_per_row(length) / length
+        if isinstance(self.objective, ReplacedTokensConfig):
+            from cramming.model import replaced_tokens
+
+            width = self.objective.generator_width
+            return replaced_tokens.flops_per_token(self.model, width, length, share, last_layer)
+        return flops_per_token(self.model, length, share, last_layer)
+
+    @property
+    def parameters(self) -> ParameterCount:
+        """Of all that is trained, a generator too."""
+        if isinstance(self.objective, ReplacedTokensConfig):
+            from cramming.model import replaced_tokens
+
+            return replaced_tokens.count_parameters(self.model, self.objective.generator_width)
+        return count_parameters(self.model)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -189,6 +203,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         "train.validation_corpus",
         lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),
         ": no corpus there; prepare it first, or leave it null for the run's own held-out text",
+    ),
+    (
+        "model.tie_embeddings",
+        lambda c, p: c.objective.replaces_tokens and not c.model.tie_embeddings,
+        ": the generator of objective=rtd predicts with the token embeddings; set it to true",
     ),
     ("optim.name", lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p), TORCHAO),
     ("precision.mode", lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p), TORCHAO),
@@ -299,7 +318,7 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
 
 def tiny_defaults(config: Config) -> str | None:
     """A warning where a large model is trained with the defaults for a laptop's; else None."""
-    parameters = count_parameters(config.model).without_embeddings
+    parameters = config.parameters.without_embeddings
     tokens, rate = config.train.batch_size * config.train.sequence_length, config.peak_learning_rate
     found = [f"{tokens} tokens a step"] if tokens <= TINY_STEP_TOKENS else []
     found += [f"a peak learning rate of {rate:g}"] if rate == TINY_LEARNING_RATE else []

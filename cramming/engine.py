@@ -18,8 +18,10 @@ from cramming import device as devices
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
+from cramming.data.masking import ReplacedTokensConfig
 from cramming.device import compiled_graphs
-from cramming.model.heads import MaskedLM
+from cramming.model.encoder import Encoder
+from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.optim.build import build_host_optimizer, build_optimizer, set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
@@ -148,9 +150,7 @@ class Engine:
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            found: tuple[Tensor, Tensor] = self.model(
-                batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
-            )
+            found: tuple[Tensor, Tensor] = self.model(*batch.inputs)
         return found
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -197,16 +197,21 @@ def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
     return equip(place(build_model(config), config.memory, device), config, mesh, device)
 
 
-def build_model(config: Config) -> MaskedLM:
+def build_model(config: Config) -> PretrainedModel:
     """The plain model, with random weights."""
-    attention = config.attention
-    return MaskedLM(config.model, attention.kernel, attention.last_layer, config.memory.loss_chunk)
+    objective, how = config.objective, (config.attention.kernel, config.attention.last_layer, config.memory.loss_chunk)
+    if isinstance(objective, ReplacedTokensConfig):
+        from cramming.model.replaced_tokens import ReplacedTokens
+
+        return ReplacedTokens(config.model, objective.generator_width, objective.weight, *how)
+    return MaskedLM(config.model, *how)
 
 
-def equip(model: MaskedLM, config: Config, mesh: Mesh, device: torch.device) -> Engine:
+def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
     """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
-    precision.convert(model.encoder)
+    for encoder in [module for module in model.modules() if isinstance(module, Encoder)]:
+        precision.convert(encoder)
     at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
     optimizer = (
         build_host_optimizer(model, config.optim, device, at_home)

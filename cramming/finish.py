@@ -8,7 +8,7 @@ from cramming.config import UserError
 from cramming.data.batches import ALL_MASK, bits_per_byte
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.model.export import file_hashes, save_pretrained
-from cramming.model.heads import MaskedLM
+from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.model.stock import FAMILIES, stock_family
 from cramming.progress import say
 from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
@@ -18,14 +18,15 @@ from cramming.train_state import ResumeWithLessError, TrainState
 def finish(state: TrainState, reason: EndReason) -> None:
     """Export the model and complete the record."""
     assert state.clock and state.metrics
-    work, average = state.work, state.engine.average
+    work, average, objective = state.work, state.engine.average, state.config.objective
     if average and average.count and reason == "finished":
         average.take()
         say(f"{state.folder}: the final weights are the mean of {average.count} along the way (train.average)")
     validation = validate_fully(state) if reason == "finished" and work.steps else None
     status: Status = "interrupted" if reason != "finished" else "exhausted"
     if validation:
-        status = "finished" if math.isfinite(validation["loss"]) else "diverged"
+        loss: float = validation.get("replaced_token_loss", validation["loss"])
+        status = "finished" if math.isfinite(loss) else "diverged"
     final = export(state) if status == "finished" else None
     state.metrics.close()
     state.data.note_changed_files(state.folder, again=True)
@@ -49,31 +50,38 @@ def finish(state: TrainState, reason: EndReason) -> None:
         )
     if validation:
         family = stock_family(state.config.model)
-        form = f"transformers' {FAMILIES[family].architecture}" if family else "this suite's own, for `cramming glue`"
+        stock = family and (FAMILIES[family].encoder if objective.replaces_tokens else FAMILIES[family].architecture)
+        form = f"transformers' {stock}" if stock else "this suite's own, for `cramming glue`"
         say(
             f"{state.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
-            f", validation loss {validation['loss']:.3f}; model in {state.folder / 'final'} (format: {form})"
+            f", {objective.validation_name} {loss:.3f}; model in {state.folder / 'final'} (format: {form})"
         )
 
 
 def validate_fully(state: TrainState) -> dict[str, Any]:
     """The record's `pretrain.validation`: `loss` and `accuracy` of the pinned form, `all_mask_loss` and
     `all_mask_accuracy` with every target hidden behind [MASK] (nats per target both), which compare with other
-    objectives, `bits_per_byte` of the latter, with other vocabularies, and over how many `targets` of `tokens`."""
-    found = state.validate(1.0)
+    objectives, `bits_per_byte` of the latter, with other vocabularies, and over how many `targets` of `tokens`.
+
+    Of a run that tells replaced tokens these are None but for the numbers of tokens: `replaced_token_loss` (nats per
+    token) and `replaced_token_accuracy` are there instead."""
+    found, tokens = state.validate(1.0), len(state.data.held_out.ids_N)
+    if state.config.objective.replaces_tokens:
+        return {**found, **dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte")), "tokens": tokens}
     batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
     loss, accuracy, _ = state.engine.evaluate(batches)
     bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
     said = "" if bits is None else f", {bits:.3f} bits per byte"
     say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
     further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
-    return {**found, **further, "tokens": len(state.data.held_out.ids_N)}
+    return {**found, **further, "tokens": tokens}
 
 
 def export(state: TrainState) -> dict[str, str]:
-    """Write the model folder `final`; the SHA-256 of its files."""
+    """Write the model folder `final`; the SHA-256 of its files. Of an encoder without a masked-LM head it is alone."""
     model, corpus = state.engine.model, state.data.corpus
-    assert isinstance(model, MaskedLM)
+    assert isinstance(model, PretrainedModel)
+    model = model if isinstance(model, MaskedLM) else model.encoder
     special = {f"{name}_token": token for name, token in corpus.manifest.tokenizer.special.items()}
     save_pretrained(model, state.folder / "final", corpus.tokenizer_file, special)
     return file_hashes(state.folder / "final")

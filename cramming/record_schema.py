@@ -185,13 +185,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Validation:
-    """Nats per target; `all_mask_loss` with every target behind [MASK], of which `bits_per_byte` is made."""
+    """Nats per target; `all_mask_loss` with every target behind [MASK], of which `bits_per_byte` is made.
+
+    Of a run that tells replaced tokens `replaced_token_loss`, in nats per token, is there instead of all others.
+    """
 
     loss: Number
     accuracy: Number
     targets: Number
     all_mask_loss: Number
     bits_per_byte: Number
+    replaced_token_loss: Number
+    replaced_token_accuracy: Number
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from cramming.checks import CooccurrenceStart
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.engine import Engine
-from cramming.model.heads import MaskedLM
+from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.parallel.offload import HostOptimizer
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
@@ -26,7 +26,7 @@ ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al
 
 def start_engine_from_text(engine: Engine, corpus: Corpus, config: CooccurrenceStart, seed: int) -> None:
     """Weights counted from the corpus; all processes get those of the first."""
-    assert isinstance(engine.model, MaskedLM)
+    assert isinstance(engine.model, PretrainedModel)
     if engine.mesh.is_main:
         start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
     engine.mesh.share(engine.model.parameters())
@@ -35,7 +35,7 @@ def start_engine_from_text(engine: Engine, corpus: Corpus, config: CooccurrenceS
 
 
 def start_from_text(
-    model: MaskedLM, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int
+    model: PretrainedModel, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int
 ) -> None:
     """Set the token embeddings, and an untied decoder with its bias, from the text.
 
@@ -50,7 +50,7 @@ def start_from_text(
         _fill(embeddings.tokens.weight, vectors_VD, known_V, config.embedding_std)
         if embeddings.token_types is not None:
             _resize(embeddings.token_types.weight, config.embedding_std)
-        if model.decoder_weight is not None:
+        if isinstance(model, MaskedLM) and model.decoder_weight is not None:
             _fill(model.decoder_weight, vectors_VD, known_V, config.decoder_std)
             if model.decoder_bias is not None:
                 counts_V = torch.from_numpy(pairs.sum(axis=1)).clamp(min=1.0)

@@ -23,7 +23,7 @@ from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
-from cramming.model.config import ModelConfig, count_parameters
+from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
@@ -152,7 +152,7 @@ class TrainState:
 
     def setup(self) -> dict[str, Any]:
         """Of the record's section `pretrain`, how the model is trained."""
-        count = count_parameters(self.config.model)
+        count = self.config.parameters
         return {
             "start": self.config.start.name,
             "objective": self.config.objective.kinds,
@@ -172,7 +172,7 @@ class TrainState:
         """Print the derived arithmetic before the long part begins."""
         assert self.clock
         config, train, budget, engine = self.config, self.config.train, self.clock.config, self.engine
-        count, processes = count_parameters(config.model), self.mesh.world_size
+        count, processes = config.parameters, self.mesh.world_size
         say(
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
             f" vocabulary {config.model.vocab_size}; {config.flops_per_token() / 1e6:.1f} MFLOP per token"
@@ -216,14 +216,23 @@ class TrainState:
         self.metrics.write(row)
 
     def validate(self, progress: float) -> dict[str, Any]:
-        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training."""
+        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training.
+
+        Of a run that tells replaced tokens it is the encoder's loss at that, under a name of its own: its generator's
+        would say nothing about the encoder.
+        """
         assert self.clock and self.metrics
         step = self.work.steps
         loss, accuracy, targets = self.engine.evaluate(self.validation)
+        objective = self.config.objective
+        found: dict[str, float | None] = {"loss": loss, "accuracy": accuracy}
+        if objective.replaces_tokens:
+            found = {"loss": None, "accuracy": None, "replaced_token_loss": loss, "replaced_token_accuracy": accuracy}
         row = {"step": step, "progress": progress, "tokens": self.work.tokens, "seconds": self.clock.elapsed_seconds()}
-        self.metrics.write({**row, "validation_loss": loss, "validation_accuracy": accuracy})
-        say(f"step {step} ({progress:.0%} of the budget): validation loss {loss:.3f}, accuracy {accuracy:.3f}")
-        return {"loss": loss, "accuracy": accuracy, "targets": targets}
+        self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
+        name = objective.validation_name
+        say(f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}")
+        return {**found, "targets": targets}
 
 
 def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> TrainState:
@@ -304,7 +313,7 @@ def start_engine(
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
-        count = count_parameters(config.model).total / 1e6
+        count = config.parameters.total / 1e6
         raise UserError(
             f"model: {device} ran out of memory before the first step: the model has {count:.0f}M parameters; take a"
             f" smaller one{', or memory=offload-all' * (device.type == 'cuda')} (`cramming plan` shows what it needs)"

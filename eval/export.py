@@ -12,8 +12,8 @@ from typing import Any
 
 from cramming.config import build, expand_home, file_sha256, require
 from cramming.files import overwrite_atomically, sweep
-from cramming.model.config import count_parameters
-from cramming.model.export import CODE, SPECIAL_TOKENS, load_masked_lm, save_pretrained
+from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
+from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
 from cramming.progress import say
 from cramming.record import run_folder
@@ -49,7 +49,7 @@ def main(config: dict[str, Any]) -> None:
         f"export.out={out}: is there already, and neither empty nor an export; remove it or give another",
     )
     tokens = special_tokens(folder)
-    model = load_masked_lm(folder)
+    model = load_exported(folder)
     family = stock_family(model.config)
 
     def write(temporary: Path) -> None:
@@ -58,7 +58,8 @@ def main(config: dict[str, Any]) -> None:
             name=run.label if run else out.name,
             family=family or "cramming",
             remote_code=family is None,
-            parameters=count_parameters(model.config).total,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            has_head=isinstance(model, MaskedLM),
             max_length=model.config.max_length,
             token_types=model.config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),

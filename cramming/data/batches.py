@@ -20,7 +20,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -51,6 +51,13 @@ class Batch:
     target_positions_M: Tensor
     target_ids_M: Tensor
     num_targets: int
+    uniform_M: Tensor | None = None  # random numbers in [0, 1), where the objective samples replacements
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What the forward pass of the model takes."""
+        places = (self.ids_T, self.positions_T, self.packing, self.target_positions_M, self.target_ids_M)
+        return places if self.uniform_M is None else (*places, self.uniform_M)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`; from pinned memory the copy does not block."""
@@ -65,6 +72,7 @@ class Batch:
             change(self.target_positions_M),
             change(self.target_ids_M),
             self.num_targets,
+            None if self.uniform_M is None else change(self.uniform_M),
         )
 
 
@@ -181,6 +189,7 @@ class BatchSource:
             torch.from_numpy(masked.target_positions_M),
             torch.from_numpy(masked.target_ids_M),
             int((masked.target_ids_M != IGNORE).sum()),
+            None if masked.uniform_M is None else torch.from_numpy(masked.uniform_M),
         )
 
     def _sequence_starts(self, starts_N: np.ndarray) -> np.ndarray:
@@ -261,6 +270,7 @@ class _HeldOutMasker(Masker):
     def __init__(self, like: Masker, form: ObjectiveConfig, is_target_P: np.ndarray, length: int) -> None:
         self.config, self.mask_id, self.seed = form, like.mask_id, SEED
         self.is_special_V, self.regular_ids = like.is_special_V, like.regular_ids
+        self.replaces_tokens = like.replaces_tokens
         self.is_target_RL = is_target_P.reshape(-1, length)
         self.targets_per_row = max(1, int(self.is_target_RL.sum(1).max()))  # of every row: shapes never change
 

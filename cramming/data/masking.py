@@ -7,16 +7,16 @@ section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per 
 
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from cramming.config import Share, Within
+from cramming.config import Positive, Share, Within
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 
 # Streams of random numbers that must not be correlated with each other.
-_SELECT, _REPLACE, _TOKEN = 1, 2, 3
+_SELECT, _REPLACE, _TOKEN, _SAMPLE = 1, 2, 3, 4
 
 
 Rate = Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")]
@@ -48,12 +48,14 @@ class ObjectiveConfig:
     small model's largest product, costs the same.
     """
 
-    name: Literal["mlm"]
+    name: str
     rate: Rate
     mask_share: Share
     random_share: Share
     phases: tuple[Phase, ...] | None = None
     causal: bool = False
+    replaces_tokens: ClassVar[bool] = False  # whether the encoder is shown tokens sampled for the targets
+    validation_name: ClassVar[str] = "validation loss"
 
     def __post_init__(self) -> None:
         begins = [phase.at for phase in self.phases or ()]
@@ -90,12 +92,39 @@ class ObjectiveConfig:
         return ", then ".join(kind for kind, _ in groupby(kinds))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplacedTokensConfig(ObjectiveConfig):
+    """Replaced-token detection (Clark et al. 2020, ELECTRA): the encoder tells which tokens a generator has put there.
+
+    The other fields say how the generator's targets are chosen and hidden. `weight` of the encoder's loss beside the
+    generator's (section 3.1: 50), and `generator_width`, the generator's share of the encoder's width, heads and inner
+    width (table 1: 1/4 to 1/2 is best).
+    """
+
+    weight: Positive
+    generator_width: Annotated[float, Within(lambda share: 0 < share <= 1, "above 0 and at most 1")]
+    replaces_tokens: ClassVar[bool] = True
+    validation_name: ClassVar[str] = "loss of telling replaced tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.causal or any(phase.causal for phase in self.phases or ()):
+            raise ValueError("a causal phase is for objective=mlm; set causal=false here and in each of phases")
+
+
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"mlm": ObjectiveConfig, "rtd": ReplacedTokensConfig}
+
+
 class Masked(NamedTuple):
-    """Inputs [N, L], and flat positions and original ids [M] of the targets (id IGNORE where a row has too few)."""
+    """Inputs [N, L], and flat positions and original ids [M] of the targets (id IGNORE where a row has too few).
+
+    `uniform_M`: for each target a random number in [0, 1), with which a replacement is sampled; None where none is.
+    """
 
     ids_NL: np.ndarray
     target_positions_M: np.ndarray
     target_ids_M: np.ndarray
+    uniform_M: np.ndarray | None = None
 
 
 def hash64(seed: int, *keys: np.ndarray | int) -> np.ndarray:
@@ -119,6 +148,7 @@ class Masker:
     def __init__(self, config: ObjectiveConfig, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], seed: int):
         assert mask_id in special_ids
         self.config, self.mask_id, self.seed = config, mask_id, seed
+        self.replaces_tokens = config.replaces_tokens
         self.is_special_V = np.zeros(vocab_size, dtype=bool)
         self.is_special_V[list(special_ids)] = True
         self.regular_ids = np.flatnonzero(~self.is_special_V)
@@ -155,4 +185,8 @@ class Masker:
         inputs_NL = ids_NL.astype(np.int64)
         np.put_along_axis(inputs_NL, chosen_NC, np.where(is_target_NC, shown_NC, targets_NC), 1)
         positions_M = (np.arange(len(ids_NL))[:, None] * ids_NL.shape[1] + chosen_NC).reshape(-1)
-        return Masked(inputs_NL, positions_M, np.where(is_target_NC, targets_NC, IGNORE).reshape(-1))
+        uniform_M = None
+        if self.replaces_tokens:  # of 24 bits, which fp32 holds: 1 is never reached by rounding
+            bits_NC = hash64(self.seed, _SAMPLE, *keys) >> np.uint64(40)
+            uniform_M = (bits_NC.astype(np.float32) / np.float32(2**24)).reshape(-1)
+        return Masked(inputs_NL, positions_M, np.where(is_target_NC, targets_NC, IGNORE).reshape(-1), uniform_M)

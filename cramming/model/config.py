@@ -200,6 +200,14 @@ def flops_per_token(
     it is counted. Embedding lookups, norms, activations, softmax, scalars, convolutions and the optimizer are not
     counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is recomputation.
     """
+    width = config.hidden_size
+    body = encoder_flops(config, sequence_length, targets_per_token, last_layer)
+    head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
+    return 3.0 * (body + targets_per_token * head)
+
+
+def encoder_flops(config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer) -> float:
+    """Of the encoder's forward pass, per input token; see `flops_per_token`."""
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)
     gates = width * config.num_heads if config.attention_gate else 0
@@ -211,8 +219,7 @@ def flops_per_token(
         rows = 2 * width * width + width * up + inner * width + gates
         at_targets = late * 2 * rows + 4 * width * sum(keys[-late:])
         body -= (1 - targets_per_token) * at_targets
-    head = 2 * width * _vocabulary(config) + (2 * width * width if config.head_transform else 0)
-    return 3.0 * (body + targets_per_token * head)
+    return body
 
 
 def _keys_per_query(half_window: int | None, length: int) -> float:

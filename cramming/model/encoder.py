@@ -19,13 +19,17 @@ Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, 
 
 
 class Embeddings(nn.Module):
-    """Token, position and token-type vectors, summed, then norm and dropout."""
+    """Token, position and token-type vectors, summed, then norm and dropout.
 
-    def __init__(self, config: ModelConfig) -> None:
+    The vectors of another encoder's table of `tokens` are projected to this one's width.
+    """
+
+    def __init__(self, config: ModelConfig, tokens: nn.Embedding | None = None) -> None:
         super().__init__()
         assert config.vocab_size is not None, "vocab_size is filled in from the corpus before the model is built"
         width = config.hidden_size
-        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.tokens = nn.Embedding(config.vocab_size, width) if tokens is None else tokens
+        self.projection = None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
         self.positions: nn.Module | None = None
         if config.positions == "learned":
             self.positions = LearnedPositions(config.max_length, width)
@@ -37,6 +41,8 @@ class Embeddings(nn.Module):
 
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
+        if self.projection is not None:
+            hidden_TD = self.projection(hidden_TD)
         if self.token_types is not None:
             alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
             none = alone or token_types_T is None
@@ -141,13 +147,16 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto"."""
+    """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto".
 
-    def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
+    `tokens`: another encoder's table of token vectors, which this one shares; it is initialised already.
+    """
+
+    def __init__(self, config: ModelConfig, kernel: str = "auto", tokens: nn.Embedding | None = None) -> None:
         super().__init__()
         self.config = config
         self.kernel = kernel
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config, tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
         vocab, widths = self.embeddings.tokens.num_embeddings, config.value_embeddings * config.hidden_size
@@ -155,7 +164,7 @@ class Encoder(nn.Module):
         radius, width = config.convolution, config.hidden_size
         self.convolutions = nn.ModuleList(Convolution(radius, width) for _ in range(config.num_convolutions))
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
-        initialize(self, config)
+        initialize(self, config, done=tokens)
 
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None,

@@ -56,10 +56,11 @@ START, START_FIELDS = "cramming_start", ("init", "zero_residual", "attention_ini
 
 
 def save_pretrained(
-    model: MaskedLM, folder: Path, tokenizer_file: Path, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+    model: MaskedLM | Encoder, folder: Path, tokenizer_file: Path, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
 ) -> None:
     """Write `folder` (replaced whole, never half-written): weights, configuration and tokenizer.
 
+    An encoder alone is written as the class without a masked-LM head.
     `special_tokens` maps transformers' names ("pad_token") to the tokenizer's entries. UserError when the tokenizer
     does not fit the model or `folder` holds something other than a model.
     """
@@ -71,7 +72,7 @@ def save_pretrained(
     inputs = ["input_ids", *(["token_type_ids"] if config.token_types > 1 else []), "attention_mask"]
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
     files = {
-        "config.json": {"dtype": "float32", **_config_node(config), **ids},
+        "config.json": {"dtype": "float32", **_config_node(config, isinstance(model, MaskedLM)), **ids},
         "special_tokens_map.json": dict(special_tokens),
         "tokenizer_config.json": {**tokenizer, "model_input_names": inputs, **special_tokens},
     }
@@ -89,15 +90,17 @@ def save_pretrained(
     overwrite_atomically(folder, write)
 
 
-def _config_node(config: ModelConfig) -> dict[str, Any]:
+def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
     name = stock_family(config)
     if name is None:
-        own = {"model_type": "cramming", "architectures": [AUTO_CLASSES["AutoModelForMaskedLM"]], "format": OWN_FORMAT}
+        architecture = AUTO_CLASSES["AutoModelForMaskedLM" if has_head else "AutoModel"]
+        own = {"model_type": "cramming", "architectures": [architecture], "format": OWN_FORMAT}
         auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items()}
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
+    architecture = family.architecture if has_head else family.encoder
     start = {field: getattr(config, field) for field in START_FIELDS}
-    return {"model_type": name, "architectures": [family.architecture], **to_stock(config, family), START: start}
+    return {"model_type": name, "architectures": [architecture], **to_stock(config, family), START: start}
 
 
 def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
@@ -119,8 +122,9 @@ def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapp
     return ids
 
 
-def _stock_state(model: MaskedLM) -> dict[str, Tensor]:
-    state = {name: p.detach().to("cpu", torch.float32) for name, p in model.state_dict().items()}
+def _stock_state(model: MaskedLM | Encoder) -> dict[str, Tensor]:
+    prefix = "" if isinstance(model, MaskedLM) else "encoder."
+    state = {prefix + name: p.detach().to("cpu", torch.float32) for name, p in model.state_dict().items()}
     names = _names(stock_family(model.config), model.config, state)
     stock: dict[str, Tensor] = {}
     for own, tensor in state.items():
@@ -168,6 +172,12 @@ def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout
     model = MaskedLM(config)
     model.load_state_dict(_own_state(folder, config, model.state_dict()))
     return model
+
+
+def load_exported(folder: Path) -> MaskedLM | Encoder:
+    """What `save_pretrained` was given: a masked language model, or an encoder that never had its head."""
+    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in FAMILIES.values())}
+    return load_encoder(folder) if bare & {*_read_config(folder).get("architectures", [])} else load_masked_lm(folder)
 
 
 def load_encoder(

@@ -176,12 +176,22 @@ def linear_cross_entropy(
     return loss, hits
 
 
-class MaskedLM(nn.Module):
+class PretrainedModel(nn.Module):
+    """An encoder and what stands on it in pretraining.
+
+    A forward pass gives the loss (fp32 scalar) and hits (scalar), both as sums over the batch's targets.
+    """
+
+    config: ModelConfig
+    encoder: Encoder
+
+
+class MaskedLM(PretrainedModel):
     """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.
 
     `last_layer` says for which tokens the late layers (`config.late_layers`, usually one) are computed: all of them, or
     the targets, which is all that the loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a
-    time, None for what suits the device.
+    time, None for what suits the device. `tokens`: another encoder's token table, of any width, to share and decode by.
     """
 
     def __init__(
@@ -190,12 +200,13 @@ class MaskedLM(nn.Module):
         kernel: str = "auto",
         last_layer: LastLayer = "targets",
         loss_chunk: int | None = None,
+        tokens: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         self.config, self.last_layer, self.loss_chunk = config, last_layer, loss_chunk
-        self.encoder = Encoder(config, kernel)
-        self.transform = HeadTransform(config) if config.head_transform else nn.Identity()
-        vocab = self.encoder.embeddings.tokens.num_embeddings
+        self.encoder = Encoder(config, kernel, tokens)
+        vocab, width = self.encoder.embeddings.tokens.weight.shape
+        self.transform = make_transform(config, width, must_project=tokens is not None)
         self.decoder_weight = None if config.tie_embeddings else nn.Parameter(torch.empty(vocab, config.hidden_size))
         self.decoder_bias = nn.Parameter(torch.empty(vocab)) if config.decoder_bias else None
         initialize(self, config, done=self.encoder)
@@ -207,32 +218,47 @@ class MaskedLM(nn.Module):
 
         Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
         """
+        return self.loss(self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M)
+
+    def at_targets(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
+        """What the decoder multiplies, [M, D]."""
         if self.last_layer == "targets":
             hidden_MD = self.encoder(ids_T, positions_T, packing, queries_M=target_positions_M)
         else:
             hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
-        hidden_MD = self.transform(hidden_MD)
-        weight = self._decoder()
+        return self.transform(hidden_MD)
+
+    def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of what `at_targets` found."""
+        weight = self.decoder()
         dtype, softcap = compute_dtype(weight), self.config.logit_softcap
         return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk, softcap)
 
     def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
         """Scores over the vocabulary at any tokens, [M, V]."""
         hidden_MD = self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M))
-        return capped(F.linear(hidden_MD, self._decoder(), self.decoder_bias), self.config.logit_softcap)
+        return capped(F.linear(hidden_MD, self.decoder(), self.decoder_bias), self.config.logit_softcap)
 
-    def _decoder(self) -> Tensor:
+    def decoder(self) -> Tensor:
+        """The matrix [V, D] that states are multiplied with."""
         return self.encoder.embeddings.tokens.weight if self.decoder_weight is None else self.decoder_weight
 
 
 class HeadTransform(nn.Module):
-    """Dense, activation, norm: what BERT and ModernBERT put before the decoder."""
+    """Dense, activation, norm: what BERT and ModernBERT put before the decoder, whose width is `width` or D."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size, bias=config.head_bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.norm = make_norm(config)
+        self.norm = make_norm(config, width=width)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_MD)))
+
+
+def make_transform(config: ModelConfig, width: int, must_project: bool = False) -> nn.Module:
+    """What the configuration has between the encoder's states and a decoder of this width."""
+    if config.head_transform:
+        return HeadTransform(config, width)
+    return nn.Linear(config.hidden_size, width, bias=config.head_bias) if must_project else nn.Identity()

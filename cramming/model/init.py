@@ -29,6 +29,8 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
     "dense.weight": "head",
     "decoder_weight": "head",
     "pooler.weight": "inner",
+    "projection.weight": "projection",
+    "transform.weight": "head",
     "classifier.weight": "classifier",
 }
 
@@ -77,6 +79,9 @@ def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     constants |= {"residual": 0.0} if config.zero_residual else {}
     if role == "tap":  # random signs tell one side from the other; the neighbours have half the token's variance
         nn.init.normal_(parameter, std=(2 * parameter.shape[0]) ** -0.5)
+        return
+    if role == "projection":  # projected token vectors are about as long as they were
+        nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         return
     if role in constants:
         parameter.fill_(constants[role])

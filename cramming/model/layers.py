@@ -21,17 +21,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
-NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
-    "layernorm": lambda c: nn.LayerNorm(c.hidden_size, eps=c.norm_eps, bias=c.norm_bias),
-    "rmsnorm": lambda c: nn.RMSNorm(c.hidden_size, eps=c.norm_eps),
+NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
+    "layernorm": lambda c, width: nn.LayerNorm(width, eps=c.norm_eps, bias=c.norm_bias),
+    "rmsnorm": lambda c, width: nn.RMSNorm(width, eps=c.norm_eps),
 }
 
 Rope = tuple[Tensor, Tensor]
 
 
-def make_norm(config: ModelConfig, present: bool = True) -> nn.Module:
-    """The configured norm over D, or the identity where the configuration has none."""
-    return NORMS[config.norm](config) if present else nn.Identity()
+def make_norm(config: ModelConfig, present: bool = True, width: int | None = None) -> nn.Module:
+    """The configured norm over D, or another `width`; the identity where the configuration has none."""
+    return NORMS[config.norm](config, width or config.hidden_size) if present else nn.Identity()
 
 
 class MLP(nn.Module):

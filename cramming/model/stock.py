@@ -25,9 +25,10 @@ Node = dict[str, Any]  # a stock configuration
 
 
 class Family(NamedTuple):
-    """A stock architecture: its class, its fixed choices, and the translations."""
+    """A stock architecture: its classes, its fixed choices, and the translations."""
 
     architecture: str
+    encoder: str  # the class without a masked-LM head
     fixed: dict[str, Any]  # fields of ModelConfig that the stock class fixes
     settings: dict[str, tuple[str, Any]]  # stock setting -> field of ModelConfig, and the stock class's default
     only: dict[str, Any]  # settings of which this suite's model has this one value
@@ -168,6 +169,7 @@ _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         architecture="BertForMaskedLM",
+        encoder="BertModel",
         fixed={
             **_SHARED, "norm_order": "post", "norm_bias": True, "final_norm": False, "first_attn_norm": True,
             "positions": "learned", "local_window": None, "mlp": "plain", "attention_bias": True, "mlp_bias": True,
@@ -194,6 +196,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
+        encoder="ModernBertModel",
         fixed={
             **_SHARED, "norm_order": "pre", "final_norm": True, "first_attn_norm": False, "positions": "rope",
             "mlp": "glu", "token_types": 0,

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
-from cramming.model.heads import MaskedLM
+from cramming.model.heads import PretrainedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class MemoryConfig:
         )
 
 
-def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> MaskedLM:
+def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) -> PretrainedModel:
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
@@ -60,8 +60,8 @@ def place(model: MaskedLM, config: MemoryConfig, device: torch.device) -> Masked
     return model
 
 
-def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> MaskedLM:
-    """Apply the settings to a MaskedLM in place and return it."""
+def apply(model: PretrainedModel, config: MemoryConfig, runtime: RuntimeConfig) -> PretrainedModel:
+    """Apply the settings to a model in place and return it."""
     blocks = list(model.encoder.blocks)
     if config.offload_activations or config.offload_weights or config.checkpoint_every:
         _wrap_blocks(model, config)
@@ -79,7 +79,7 @@ def apply(model: MaskedLM, config: MemoryConfig, runtime: RuntimeConfig) -> Mask
     return model
 
 
-def _wrap_blocks(model: MaskedLM, config: MemoryConfig) -> None:
+def _wrap_blocks(model: PretrainedModel, config: MemoryConfig) -> None:
     from cramming.parallel.offload import CopyStream, linked
     from cramming.parallel.offload_activations import Activations  # only here: most runs keep all on the device
 

@@ -12,7 +12,6 @@ from typing import Any
 from cramming.checks import Config, tiny_defaults
 from cramming.config import UserError, build
 from cramming.files import write_atomically
-from cramming.model.config import count_parameters
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
 from cramming.plan.search import (
@@ -49,7 +48,7 @@ def main(settings: dict[str, Any]) -> None:
             say(line)
     if plan.json:
         found = {
-            "parameters": count_parameters(config.model).total,
+            "parameters": config.parameters.total,
             "vocab_size": config.model.vocab_size,
             "target": asdict(target),
             "usable_bytes": target.usable_bytes,
@@ -71,7 +70,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def description(config: Config, target: Target) -> Iterator[str]:
     """The configuration and the device, and what the numbers rest on."""
-    count, train, place, memory = count_parameters(config.model), config.train, target.place, config.memory
+    count, train, place, memory = config.parameters, config.train, target.place, config.memory
     on_gpu = place.kind == "cuda"
     yield (
         f"model: {count.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size}; step: {train.batch_size}"

@@ -25,7 +25,7 @@ from cramming.engine import build_model, equip
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
 from cramming.model.attention_kernels import FLASH_CAPABILITY
-from cramming.model.heads import CHUNK_ELEMENTS, MaskedLM, cuda_chunks
+from cramming.model.heads import CHUNK_ELEMENTS, PretrainedModel, cuda_chunks
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, Operation, StorageTracker
@@ -169,7 +169,7 @@ class Simulation:
     def _follow(self) -> None:
         """Hooks that tell the tracker in which part of a step it is."""
         tracker, model = self.tracker, self.engine.model
-        assert isinstance(model, MaskedLM)
+        assert isinstance(model, PretrainedModel)
 
         def begin_blocks(*_: Any) -> None:
             tracker.category = "activations"
@@ -201,7 +201,8 @@ class Simulation:
         bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
         numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]
         packing = Packing(bounds, length if whole_rows else None, length, length, objective.causal)
-        return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets)
+        uniform = torch.empty(targets, device=self.device) if objective.replaces_tokens else None
+        return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets, uniform)
 
 
 def heap_factor(config: Config, kind: str) -> float:

@@ -14,12 +14,16 @@ from eval.report.wording import counted
 
 HEADERS = ("candidate", "against", "budget", "pairs", "difference", "interval", "p", "reaches base at", "verdict")
 SAID = {
-    "win": "wins, its {measure} is lower by {gain:.4f}",
-    "loss": "loses, its {measure} is higher by {cost:.4f}",
+    "win": "wins, its {measure} is {better} by {size:.4f}",
+    "loss": "loses, its {measure} is {worse} by {size:.4f}",
     "equivalent": "makes no difference above {delta:g}, its {measure} differs by {mean:+.4f}",
     "undecided": "neither wins nor loses yet, its {measure} differs by {mean:+.4f}",
 }
-MEASURES = {"loss": ("pinned validation loss", "nats"), "bits_per_byte": ("bits per byte", "bits")}
+MEASURES = {
+    "loss": ("pinned validation loss", "nats"),
+    "bits_per_byte": ("bits per byte", "bits"),
+    "score": ("mean score over the tasks", "points"),
+}
 
 
 def numbers(state: Look, first_look: int) -> str:
@@ -52,6 +56,7 @@ def summary(duel: Duel) -> dict[str, Any]:
         "verdict": verdict.get("verdict"),
         "why": verdict.get("why"),
         "measure": terms["measure"],
+        "higher_is_better": duel.test.higher_is_better,
         **{key: verdict.get(key) for key in ("mean", "low", "high", "p")},
         "pairs_fought": len(duel.pairs),
         "pairs_planned": terms["pairs"],
@@ -110,7 +115,10 @@ def sentence(duel: Duel) -> str:
     if verdict["why"]:
         return f"{name}: {verdict['verdict']}: {verdict['why']}"
     mean = verdict["mean"]
-    said = SAID[verdict["verdict"]].format(measure=measure, gain=-mean, cost=mean, mean=mean, delta=terms["delta"])
+    better, worse = ("higher", "lower") if duel.test.higher_is_better else ("lower", "higher")
+    said = SAID[verdict["verdict"]].format(
+        measure=measure, better=better, worse=worse, size=abs(mean), mean=mean, delta=terms["delta"]
+    )
     clock = "CPU time, a core for each" if terms["clock"] == "cpu" else "wall clock"
     parts = [
         f"{name}: the candidate {said} {unit} {interval_text(verdict)}, p {p_text(verdict['p'])}",
@@ -118,7 +126,7 @@ def sentence(duel: Duel) -> str:
     ]
     if (share := reaches_base_at(duel)) is not None:
         parts.append(f"it is where the base ends after {share:.0%} of its budget")
-    if scores := duel.score_differences():
+    if terms["measure"] != "score" and (scores := duel.score_differences()):
         spread = f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)" if len(scores) > 1 else ""
         parts.append(f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing")
     return "; ".join(parts)
@@ -178,7 +186,8 @@ def row(duel: Duel) -> list[str]:
     verdict, share = duel.verdict, reaches_base_at(duel)
     found = ["–", "–", "–"]
     if verdict and not verdict["why"]:
-        found = [f"{verdict['mean']:+.4f}", interval_text(verdict), p_text(verdict["p"])]
+        unit = " points" if duel.terms["measure"] == "score" else ""
+        found = [f"{verdict['mean']:+.4f}{unit}", interval_text(verdict), p_text(verdict["p"])]
     over = (
         "still fought" if verdict is None else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
     )

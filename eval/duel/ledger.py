@@ -48,7 +48,8 @@ class Duel:
     @property
     def test(self) -> SequentialTest:
         """The rule that was set before the first pair."""
-        return SequentialTest(*(self.terms[name] for name in ("pairs", "error", "delta", "first_look")))
+        rule = {name: self.terms[name] for name in ("pairs", "error", "delta", "first_look")}
+        return SequentialTest(**rule, higher_is_better=self.terms["measure"] == "score")
 
     def differences(self, measure: str) -> list[float]:
         """Candidate minus base, pair by pair; without pairs of which a side has no such number."""

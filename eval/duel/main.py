@@ -1,7 +1,8 @@
 """`cramming duel base='...' candidate='...'`: is the candidate's recipe better than the base's, under one budget?
 
 Pairs of runs with one seed, data order and validation each; after each pair a sequential test (sequential_test.py) says
-whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers.
+whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers;
+where a side's objective has no such loss, the mean score over the tasks of `eval` does.
 Everything that was fought stands in the ledger (ledger.py), and `cramming duel ladder` shows it.
 """
 
@@ -18,6 +19,7 @@ from cramming.children import run_or_exit
 from cramming.cli import check
 from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
 from cramming.journal import limits_of
@@ -41,7 +43,8 @@ ON_THE_CLOCK = (
     ("checkpoint", "every_steps"),
 )  # fmt: skip
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
-UNITS = {"loss": "nats", "bits_per_byte": "bits per byte"}
+UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "score": "points"}
+Measure = Literal["loss", "bits_per_byte", "score"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Terms(NamedTuple):
     """What is settled before the first pair: the duel's id, what decides, and the cores (none: one side at a time)."""
 
     id: str
-    measure: Literal["loss", "bits_per_byte"]
+    measure: Measure
     cores: Sequence[int]
 
 
@@ -98,8 +101,9 @@ def main(settings: dict[str, Any]) -> None:
                 check(verb, side)
         except UserError as error:
             raise UserError(f"duel.{name}: {error}") from None
+    by_score = needs_scores(opponents, config.glue)
     prepare(opponents, config.json)
-    measure = measure_of(*opponents.settings)
+    measure: Measure = "score" if by_score else measure_of(*opponents.settings)
     seed = int(settings["seed"])
     rule = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "first_look": config.first_look}
     judged = {**rule, "measure": measure, "seed": seed}
@@ -182,6 +186,18 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
         f"duel: the budgets are {base} and {candidate}; give the candidate as much as the base or less, in one unit",
     )
     return Opponents(overrides, found)
+
+
+def needs_scores(opponents: Opponents, glue: bool) -> bool:
+    """Whether a side's objective has no pinned loss, so that scores decide; UserError unless they can."""
+    names = [side["objective"]["name"] for side in opponents.settings]
+    blind = [name for name in names if OBJECTIVES[name].replaces_tokens]
+    if not blind:
+        return False
+    require(glue, f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide; set duel.glue=true")
+    first, second = (side["eval"] for side in opponents.settings)
+    require(first == second, "duel: scores decide, and the sides are fine-tuned otherwise; set eval for both")
+    return True
 
 
 def prepare(opponents: Opponents, quietly: bool) -> None:
@@ -291,11 +307,14 @@ def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelC
 
 
 def failure(duel: Duel) -> str | None:
-    """Which side has no loss, and why: it diverged, or had no time for a step (`exhausted`). The base's comes first."""
+    """Which side has no loss or score, and why: it diverged, or had no time for a step (`exhausted`), or a task has no
+    score. The base's comes first."""
     for side in ("base", "candidate"):
         for pair in duel.pairs:
             if pair[side][duel.terms["measure"]] is None:
-                return f"the {side} is {pair[side]['status']} with seed {pair['seed']}"
+                status = pair[side]["status"]
+                what = "has a task without a score" if status == "finished" else f"is {status}"
+                return f"the {side} {what} with seed {pair['seed']}"
     return None
 
 

@@ -60,6 +60,7 @@ class SequentialTest:
     error: float
     delta: float
     first_look: int = FEWEST
+    higher_is_better: bool = False
 
     def look(self, differences: Sequence[float]) -> Look:
         """The state of the duel after these differences."""
@@ -84,11 +85,11 @@ class SequentialTest:
         return mean - half, mean + half
 
     def verdict(self, low: float, high: float) -> Verdict:
-        """What an interval says where lower is better."""
+        """What an interval says."""
         if high < 0:
-            return "win"
+            return "loss" if self.higher_is_better else "win"
         if low > 0:
-            return "loss"
+            return "win" if self.higher_is_better else "loss"
         return "equivalent" if -self.delta <= low and high <= self.delta else "undecided"
 
     def p_value(self, differences: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ side outlives the duel that is killed: the next call finds it at work, or finish
 """
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -57,10 +58,13 @@ class Side:
         return max((row.get("progress", 0.0) for row in load_metrics(self.folder)[-2:]), default=0.0)
 
     def result(self) -> dict[str, Any]:
-        """What the ledger keeps of it: losses in nats per target, `seconds` on the clock, validations by progress."""
+        """What the ledger keeps of it: losses in nats per target, `seconds` on the clock, validations by progress, and
+        `score`, the mean over its tasks if it has all of them."""
         record = read_record(load_record(self.folder))
         training, scored = record.training, record.trained
         rows = load_metrics(self.folder)
+        scores = {name: task.score for name, task in scored.tasks.items()} if scored else None
+        found = [score for score in (scores or {}).values() if score is not None]
         return {
             "status": training.status,
             "loss": training.validation.loss,
@@ -70,7 +74,8 @@ class Side:
             "tokens": training.tokens,
             "seconds": training.budget.spent_seconds,
             "curve": [[row["progress"], row["validation_loss"]] for row in rows if "validation_loss" in row],
-            "scores": {name: task.score for name, task in scored.tasks.items()} if scored else None,
+            "scores": scores,
+            "score": statistics.fmean(found) if scores and len(found) == len(scores) else None,
         }
 
     def drop_weights(self) -> None:

@@ -27,12 +27,14 @@ CARD_TAG = "pretrained-from-scratch"
 
 @dataclass(frozen=True)
 class Exported:
-    """What the card says of the folder itself; `family` is the model type in its config.json."""
+    """What the card says of the folder itself; `family` is the model type in its config.json, `has_head`: for masked
+    language modelling."""
 
     name: str
     family: str
     remote_code: bool
     parameters: int
+    has_head: bool
     max_length: int
     token_types: int
     weights_sha256: str
@@ -66,12 +68,13 @@ def _header(model: Exported, record: Record) -> str:
 
     named = [source.dataset or "" for source in record.corpus.sources]
     hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
-    tags = ["cramming", "masked-lm", CARD_TAG, *(["custom_code"] if model.remote_code else [])]
+    tags = ["cramming", *(["masked-lm"] if model.has_head else []), CARD_TAG]
+    tags += ["custom_code"] if model.remote_code else []
     data = ModelCardData(
         language=model.language,
         license=model.license,
         library_name="transformers",
-        pipeline_tag="fill-mask",
+        pipeline_tag="fill-mask" if model.has_head else "feature-extraction",
         tags=tags,
         datasets=list(dict.fromkeys(hub)) or None,
         model_name=model.name,

@@ -73,7 +73,10 @@ def pretraining_finished(record: Record) -> Outcome:
         why = ": the budget ended without a step that was kept" if training.status == "exhausted" else ", not finished"
         return False, f"pretraining is {training.status or 'of unknown status'}{why}"
     needed = ("parameters", "steps", "tokens", "train_loss", "tokens_per_second")
-    values = {key: getattr(training, key) for key in needed} | {"validation.loss": training.validation.loss}
+    loss = "replaced_token_loss" if training.objective == "rtd" else "loss"
+    values = {key: getattr(training, key) for key in needed} | {
+        f"validation.{loss}": getattr(training.validation, loss)
+    }
     absent = (f"pretrain.{key} is missing" for key, value in values.items() if value is None)
     return all_or(absent, f"finished after {training.steps} steps")
 

@@ -179,6 +179,8 @@ def test_a_missing_package_is_found_before_anything_is_written(
             ["train.batch_ramp={start: 0.25, until: 0.5}"],
             "train.micro_batch=4 x 1 process(es): train.batch_ramp lets the batch grow by a number",
         ),
+        (["objective=rtd", "model.tie_embeddings=false"], "model.tie_embeddings=false: the generator of objective=rtd"),
+        (["objective.name=xyz"], "objective.name='xyz': choose one of mlm, rtd"),
         (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
         (["precision.residual=bf16"], "precision.residual=bf16: goes with products in bf16 or fp8, and they are"),
         (["precision.fp8_scaling=rowwise"], "precision.fp8_scaling=rowwise does nothing with products in fp32"),

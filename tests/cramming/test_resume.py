@@ -79,6 +79,7 @@ PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate:
         [],
         [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
         ["optim=lamb", AVERAGE],
+        ["objective=rtd", "model.dropout=0.2"],
         ["memory=offload-all"],
     ],
 )
@@ -86,7 +87,7 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     start: Start, unbroken: Path, break_run: Break, settings: list[str], losses: Losses, result: Result
 ) -> None:
     """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp, phases of the
-    objective and dropout, our own optimizer, and everything offloaded."""
+    objective and dropout, our own optimizer, sampled replacements, and everything offloaded."""
     whole = start("name=whole", *settings) if settings else unbroken
     for resume in ("false", "true"):
         ended = break_run(5, "stop", "name=a", f"resume={resume}", *settings)

@@ -50,6 +50,16 @@ def good(request: pytest.FixtureRequest, tmp_path: Path, make_record: Any, write
     return copy.deepcopy(load_run(write_run(tmp_path / "first", make_record(request.param))).record.raw)
 
 
+def test_telling_replaced_tokens_is_the_open_division(glue: Record) -> None:
+    """Such a run has a loss of its own, and no other stands for it."""
+    assert judge(glue).division == "closed"
+    own = {"loss": None, "replaced_token_loss": 0.3}
+    glue["pretrain"].update(objective="rtd", validation={**glue["pretrain"]["validation"], **own})
+    assert judge(glue).division == "open" and broken(glue) == ["R12"]
+    glue["pretrain"]["validation"].update(loss=2.0, replaced_token_loss=None)
+    assert judge(glue).division == "invalid" and broken(glue) == ["R3", "R12"]
+
+
 def _of(record: Record, version: str) -> Record:
     """The record as `version` of the rules would have left it: older ones wrote less."""
     older = copy.deepcopy(record) | {"rules_version": version}

@@ -53,6 +53,13 @@ def test_weights_gradients_and_optimizer_state_are_exact(
     assert simulation.tracker.live["gradients"] == 0
 
 
+def test_a_generator_is_planned_with_the_encoder(simulate: Simulate) -> None:
+    simulation = simulate("objective=rtd", "objective.generator_width=0.5", mode="bf16")
+    config = simulation.config
+    assert simulation.tracker.live["weights"] == 4 * config.parameters.total > 4 * count_parameters(MODEL).total
+    assert simulation.step(4).flops == pytest.approx(4 * LENGTH * config.flops_per_token(), rel=1e-6)
+
+
 @pytest.mark.parametrize("init", ["truncated", "depth_scaled", "small"])
 def test_every_initialisation_ends(simulate: Simulate, init: str) -> None:
     """Some draw again what is out of bounds: here nothing ever is."""

@@ -18,7 +18,7 @@ from cramming.overrides import compose as compose_settings
 from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
 from eval.duel.ledger import Duel, Ledger
-from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, on_the_clock
+from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, needs_scores, on_the_clock
 from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
 
@@ -143,6 +143,36 @@ def test_scores_are_compared_over_the_tasks_that_all_runs_have() -> None:
     assert Duel("d", {}, [{"base": {"scores": scores[0]}, "candidate": {"scores": scores[1]}}]).score_differences() == [
         4.0
     ]
+
+
+def test_scores_decide_where_a_side_has_no_masked_lm_loss(
+    compose: Compose, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlm, rtd = compose(), compose("objective=rtd")
+    assert not needs_scores(Opponents(([], []), (mlm, mlm)), glue=False)
+    assert needs_scores(Opponents(([], []), (mlm, rtd)), glue=True)
+    with pytest.raises(UserError, match=r"set duel\.glue=true"):
+        needs_scores(Opponents(([], []), (rtd, mlm)), glue=False)
+    other = compose("objective=rtd", "eval.hyperparameters.epochs=2")
+    with pytest.raises(UserError, match="fine-tuned otherwise"):
+        needs_scores(Opponents(([], []), (mlm, other)), glue=True)
+    monkeypatch.setattr(sides, "train", lambda *_: None)
+    score = {"base-0": 60.0, "base-1": 61.0, "base-2": 60.5}
+    monkeypatch.setattr(
+        Side, "result", lambda side: {
+            **Fought.result(None), "status": "finished", "score": score.get(side.folder.name, 65.0)
+        }
+    )  # fmt: skip
+    ledger, terms = Ledger(config.folder), Terms("d0", "score", [0, 1])
+    judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "score", "seed": 0}
+    opponents = Opponents((["a=1"], ["objective=rtd"]), (mlm, rtd))
+    main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
+    fight(ledger, terms, opponents, config, seed=0)
+    duel = ledger.duels()["d0"]
+    assert ladder.summary(duel)["verdict"] == "win" and ladder.summary(duel)["higher_is_better"]
+    assert "its mean score over the tasks is higher by 4.5000 points" in ladder.sentence(duel)
+    assert "+4.5000 points" in ladder.row(duel) and ladder.reaches_base_at(duel) is None
+    ladder.show(ledger, as_json=False)
 
 
 def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_corpus: Any, tmp_path: Path) -> None:
