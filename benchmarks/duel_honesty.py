@@ -1,6 +1,6 @@
 """How often does a duel of a recipe against itself end with a winner, and is a planted gain found when it is predicted?
 
-    python benchmarks/duel_honesty.py --duels 200 --seconds 0.6 --out benchmarks/results/duel_honesty_cpu_<date>
+    python benchmarks/duel_honesty.py --duels 200 --seconds 1.0 --out benchmarks/results/duel_honesty_cpu_<date>
 
 Real duels (eval/duel/main.py): real runs of a tiny model on the embedded corpus, both sides at once, a core each, with
 so many seconds of CPU time. Only the processes are forks of one that has imported torch, 0.1 s in place of 3 s. With
@@ -30,7 +30,7 @@ from eval.duel import main as duel_main
 from eval.duel import sides
 from eval.duel.ledger import Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms
-from eval.duel.sequential_test import SequentialTest
+from eval.duel.sequential_test import RULE, SequentialTest
 from eval.duel.sides import Side
 
 SETTINGS = [
@@ -76,7 +76,7 @@ def winners(rows: np.ndarray, test: SequentialTest) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--duels", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=0.6)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--out", type=Path, required=True, help="gets .md and .json")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -89,9 +89,10 @@ def main() -> None:
         run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno())
         settings = compose(overrides)
         sides.train = fork_train(settings)
-        chosen = {**settings["duel"], "folder": f"{temporary}/duels", **asdict(TEST)}
+        rule = {name: getattr(TEST, name) for name in RULE}
+        chosen = {**settings["duel"], "folder": f"{temporary}/duels", **rule}
         config, ledger = build(DuelConfig, chosen, "duel"), Ledger(Path(temporary) / "duels")
-        judged = {**asdict(TEST), "measure": "loss"}
+        judged = {**rule, "measure": "loss"}
         cores = sorted(os.sched_getaffinity(0))[:2]
         opponents = Opponents((overrides, overrides), (settings, settings))
         for number in range(args.duels):

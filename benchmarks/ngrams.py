@@ -3,9 +3,9 @@
     python benchmarks/ngrams.py <corpus folder> [--tokens 2e6] [--validation-tokens 32768]
 
 Tokens are counted by the one or two tokens before and after them in the training text (or in its first `--tokens`, as
-many as a short run reads) and smoothed by interpolated absolute discounting (Ney, Essen & Kneser 1994). Both sides come
-together as a product over the unigram, to which the counts of pairs and of fours around a token are discounted in turn.
-A neighbour behind [MASK] is not used.
+many as a short run reads) and smoothed by interpolated absolute discounting (Ney, Essen & Kneser 1994). What is known
+from before and from after is multiplied; counts of the two tokens around a place, and of all four, are interpolated
+with that product. A neighbour behind [MASK] is not used.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from cramming.data.batches import ALL_MASK, PINNED, STRETCH, BatchSource, HeldOu
 from cramming.data.corpus import Corpus
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
 
+MOST_ENTRIES = 2**15  # of a vocabulary
 DISCOUNT = 0.75  # Ney, Essen & Kneser's for small counts
 CONTEXTS = ((-1,), (1,), (-2, -1), (1, 2), (-1, 1), (-2, -1, 1, 2))
 
@@ -49,8 +50,7 @@ class Counts:
 
 
 def key(tokens: list[np.ndarray], vocab_size: int) -> np.ndarray:
-    """One number for each combination: four tokens of fewer than 2^15 entries fit into 63 bits."""
-    assert vocab_size <= 2**15
+    """One number for each combination; those of four tokens fit into 63 bits (`MOST_ENTRIES`)."""
     out = np.zeros_like(tokens[0], dtype=np.int64)
     for column in tokens:
         out = out * (vocab_size + 1) + column
@@ -111,6 +111,10 @@ def main() -> None:
     parser.add_argument("--validation-tokens", type=int, default=32768)
     args = parser.parse_args()
     corpus = Corpus.open(args.corpus)
+    if corpus.vocab_size > MOST_ENTRIES:
+        parser.error(
+            f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MOST_ENTRIES} can be counted"
+        )
     masker = Masker(PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0)
     held_out = HeldOut(BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens)
     stream = corpus.stream("train")

@@ -87,7 +87,7 @@ def reaches_base_at(duel: Duel) -> float | None:
 
 
 def seconds_and_losses(duel: Duel) -> list[Pair]:
-    """Each pair's validations over the seconds that the run had spent; the last is at its end."""
+    """Each pair's validations over the seconds that the run had spent, as if its speed had been one."""
 
     def points(side: Mapping[str, Any]) -> list[tuple[float, float]]:
         every = side["curve"]
@@ -172,10 +172,11 @@ def show(ledger: Ledger, as_json: bool) -> None:
         f"error budget spent: {spent:.2f} false verdicts expected at most over {counted(len(duels), 'duel')}, of which"
         f" {wins} won; a single win is believed at its own error only if it was the only candidate"
     )
-    for duel in duels:
+    by_loss = [duel for duel in duels if duel.terms["measure"] == "loss"]
+    for duel in by_loss:
         if figure := against_seconds(seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"):
             write_atomically(ledger.path.parent / duel.id / "curves.svg", svg(figure, duel.id))
-    drawn = [duel for duel in duels if (duel.verdict or {}).get("mean") is not None and duel.terms["measure"] == "loss"]
+    drawn = [duel for duel in by_loss if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]]
     if figure := intervals([_interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
         write_atomically(ledger.path.with_name("ladder.svg"), svg(figure, "ladder"))
         say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")

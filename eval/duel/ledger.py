@@ -16,23 +16,10 @@ from typing import Any
 
 from cramming.config import UserError
 from cramming.journal import Journal, read_lines
-from eval.duel.sequential_test import SequentialTest
+from eval.duel.sequential_test import FEWEST, RULE, SequentialTest
 
 LEDGER = "ledger.jsonl"
-TERMS = (
-    "base",
-    "candidate",
-    "pairs",
-    "error",
-    "delta",
-    "first_look",
-    "measure",
-    "seed",
-    "device",
-    "clock",
-    "budgets",
-    "code",
-)
+TERMS = ("base", "candidate", *RULE, "measure", "seed", "device", "clock", "budgets", "code")
 
 
 @dataclass
@@ -48,7 +35,7 @@ class Duel:
     @property
     def test(self) -> SequentialTest:
         """The rule that was set before the first pair."""
-        rule = {name: self.terms[name] for name in ("pairs", "error", "delta", "first_look")}
+        rule = {name: self.terms[name] for name in RULE}
         return SequentialTest(**rule, higher_is_better=self.terms["measure"] == "score")
 
     def differences(self, measure: str) -> list[float]:
@@ -82,7 +69,8 @@ class Ledger:
         for line in read_lines(self.path):
             event, _ = line["event"], line["previous"]  # without which lines could be changed
             if event == "duel":
-                found[line["id"]] = Duel(line["id"], {key: line[key] for key in TERMS})
+                known = {"first_look": FEWEST, **line}  # which older lines do not have
+                found[line["id"]] = Duel(line["id"], {key: known[key] for key in TERMS})
             elif event == "start":
                 found[line["id"]].starts += 1
             elif event == "pair":

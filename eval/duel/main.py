@@ -28,7 +28,7 @@ from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
 from eval.duel.ledger import Duel, Ledger
-from eval.duel.sequential_test import FEWEST, Look
+from eval.duel.sequential_test import FEWEST, RULE, Look
 from eval.duel.sides import Side
 
 # Sections that decide what a run learns: by their hash a configuration is known.
@@ -105,8 +105,7 @@ def main(settings: dict[str, Any]) -> None:
     prepare(opponents, config.json)
     measure: Measure = "score" if by_score else measure_of(*opponents.settings)
     seed = int(settings["seed"])
-    rule = {"pairs": config.pairs, "error": config.error, "delta": config.delta, "first_look": config.first_look}
-    judged = {**rule, "measure": measure, "seed": seed}
+    judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
     hashes = [settings_hash(compared(side)) for side in opponents.settings]
     corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in opponents.settings]
     scored = [side["eval"] for side in opponents.settings] if config.glue else None
@@ -323,7 +322,9 @@ def say_pair(duel: Duel, count: int) -> Look:
     terms, measure = duel.terms, duel.terms["measure"]
     state = duel.test.look(replace(duel, pairs=duel.pairs[:count]).differences(measure))
     pair = duel.pairs[count - 1]
-    losses = ", ".join(f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure])
+    losses = ", ".join(
+        f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure] is not None
+    )
     said = ladder.numbers(state, duel.test.first_look)
     say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {UNITS[measure]}; {said}")
     return state

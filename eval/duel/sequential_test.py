@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 Verdict = Literal["win", "loss", "equivalent", "undecided"]
+RULE = ("pairs", "error", "delta", "first_look")  # what of a test is settled by the one who calls the duel
 FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
 SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
 PATHS = 200_000  # simulated duels
@@ -67,7 +68,7 @@ class SequentialTest:
         count = len(differences)
         mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
         low, high = self.interval(differences)
-        needed = self.pairs_needed(abs(mean) / sd if sd else math.inf) if count >= self.first_look else None
+        needed = self.pairs_needed(abs(mean) / sd) if count >= self.first_look and sd else None
         verdict, over = self.verdict(low, high), self.is_over(differences)
         return Look(count, mean, sd, low, high, self.p_value(differences), verdict, needed, over)
 
@@ -76,11 +77,14 @@ class SequentialTest:
         return self.verdict(*self.interval(differences)) != "undecided" or len(differences) >= self.pairs
 
     def interval(self, differences: Sequence[float]) -> tuple[float, float]:
-        """The repeated confidence interval of the mean after these differences; infinite before the first look."""
+        """The repeated confidence interval of the mean after these differences; infinite before the first look.
+
+        Infinite, too, without any spread: scores are coarse, and three that agree say nothing about the next.
+        """
         count, sd = len(differences), _sd(differences)
-        if count < self.first_look:
+        if count < self.first_look or sd == 0:
             return -math.inf, math.inf
-        half = boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count) if sd else 0.0
+        half = boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count)
         mean = statistics.fmean(differences)
         return mean - half, mean + half
 
@@ -118,8 +122,6 @@ class SequentialTest:
         """
         if not effect:
             return None
-        if math.isinf(effect):
-            return self.first_look
         limits = boundaries(self.pairs, self.error, self.first_look)
         means, sds = _null_paths(self.pairs)
         t = (means + effect) * np.sqrt(np.arange(1, self.pairs + 1)) / sds
@@ -159,9 +161,9 @@ def _null_paths(pairs: int) -> tuple[Array, Array]:
 
 
 def _t_statistics(differences: Sequence[float]) -> list[float]:
-    """Of each beginning of the differences; 0 for the first, which has no spread."""
+    """Of each beginning of the differences; 0 for those without spread."""
     found = []
     for k in range(1, len(differences) + 1):
         mean, sd = statistics.fmean(differences[:k]), _sd(differences[:k])
-        found.append(mean * math.sqrt(k) / sd if sd else math.copysign(math.inf, mean) if mean else 0.0)
+        found.append(mean * math.sqrt(k) / sd if sd else 0.0)
     return found

@@ -146,7 +146,8 @@ def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
         axes.set_title(_label(title), fontsize=10)
         for pair in pairs:
             for points, colour in zip(pair, COLOURS):
-                axes.plot(*zip(*points), "o-", color=colour, linewidth=1.2, markersize=3) if points else None
+                if points:
+                    axes.plot(*zip(*points), "o-", color=colour, linewidth=1.2, markersize=3)
         axes.axhline(sum(ends) / len(ends), color=INK, linewidth=0.8, linestyle="--")
         for name, colour in zip(Pair._fields, COLOURS):
             axes.plot([], [], color=colour, label=name)

@@ -17,7 +17,7 @@ from cramming.config import UserError, build
 from cramming.overrides import compose as compose_settings
 from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
-from eval.duel.ledger import Duel, Ledger
+from eval.duel.ledger import TERMS, Duel, Ledger
 from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, needs_scores, on_the_clock
 from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
@@ -104,6 +104,9 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
     assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
     assert found["duels"][0]["reaches_base_at"] == pytest.approx(0.755, abs=0.01)  # 0.5 + half of 0.51 below, of 1.0
     lines = ledger.path.read_text().splitlines(keepends=True)
+    older = Ledger(config.folder.with_name("older"))
+    older.write("duel", id="d1", **{name: 0 for name in TERMS if name != "first_look"})
+    assert older.duels()["d1"].test.first_look == 3
     ledger.path.write_text("".join(lines).replace('"win"', '"loss"'))
     ledger.write("verdict", id="d0", verdict="win")
     with pytest.raises(UserError, match="was changed, added or removed"):

@@ -56,9 +56,10 @@ def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None
     ("values", "delta", "says"),
     [
         ([0.001, -0.001, 0.002, 0.0], 0.01, "equivalent"),
-        ([0.0, 0.0, 0.0], 0.01, "equivalent"),
-        ([0.5, 0.5, 0.5], 0.01, "loss"),
-        ([-0.5, -0.5, -0.5], 0.01, "win"),
+        ([0.5, 0.51, 0.5], 0.01, "loss"),
+        ([-0.5, -0.51, -0.5], 0.01, "win"),
+        ([0.0, 0.0, 0.0], 0.01, "undecided"),  # no spread: coarse scores that agree by chance
+        ([-0.5, -0.5, -0.5], 0.01, "undecided"),
         ([0.5, -0.5, 0.1], 0.01, "undecided"),
         ([-0.5, -0.5], 0.01, "undecided"),
     ],
