@@ -151,3 +151,11 @@ def test_every_file_says_what_it_is_for() -> None:
         lines = (config_folder() / file).read_text(encoding="utf-8").splitlines()
         first = lines[lines[0] == "# @package _global_"]
         assert first.startswith("# ") and len(first) > 10, file
+
+
+def test_git_ignores_the_folders_that_verbs_write_to(compose: Callable[..., dict[str, Any]]) -> None:
+    """A file there would cost the next run its rank: R23 wants a clean checkout."""
+    settings = compose()
+    written = [settings["runs"], settings["corpora"], settings["duel"]["folder"], settings["bench"]["raw"]]
+    ignored = (Path(__file__).parents[1] / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {f"/{folder}/" for folder in written} <= set(ignored)

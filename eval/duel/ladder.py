@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cramming.files import write_atomically
@@ -160,6 +161,7 @@ def show(ledger: Ledger, as_json: bool) -> None:
     """Every duel of the ledger, lost ones too, and what they could have been wrong about; with pictures beside it."""
     duels = list(ledger.duels().values())
     spent = sum(duel.terms["error"] for duel in duels)
+    pictures = draw(ledger, duels)
     if as_json:
         print(json.dumps({"duels": [summary(duel) for duel in duels], "error_spent": spent}))
         return
@@ -172,14 +174,22 @@ def show(ledger: Ledger, as_json: bool) -> None:
         f"error budget spent: {spent:.2f} false verdicts expected at most over {counted(len(duels), 'duel')}, of which"
         f" {wins} won; a single win is believed at its own error only if it was the only candidate"
     )
-    by_loss = [duel for duel in duels if duel.terms["measure"] == "loss"]
-    for duel in by_loss:
-        if figure := against_seconds(seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"):
-            write_atomically(ledger.path.parent / duel.id / "curves.svg", svg(figure, duel.id))
+    if pictures:
+        say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
+
+
+def draw(ledger: Ledger, duels: Sequence[Duel]) -> list[Path]:
+    """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
+    by_loss, written = [duel for duel in duels if duel.terms["measure"] == "loss"], []
     drawn = [duel for duel in by_loss if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]]
     if figure := intervals([_interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
-        write_atomically(ledger.path.with_name("ladder.svg"), svg(figure, "ladder"))
-        say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
+        written.append(ledger.path.with_name("ladder.svg"))
+        write_atomically(written[-1], svg(figure, "ladder"))
+    for duel in by_loss:
+        if figure := against_seconds(seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"):
+            written.append(ledger.path.parent / duel.id / "curves.svg")
+            write_atomically(written[-1], svg(figure, duel.id))
+    return written
 
 
 def row(duel: Duel) -> list[str]:
