@@ -127,7 +127,7 @@ def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents
         found.append(_composed(name, shared, str(text)))
     require(
         compared(found[0][1]) != compared(found[1][1]),
-        f"duel.candidate={config.candidate}: the base has the same settings; write behind candidate= what differs",
+        f"duel.candidate='{config.candidate}': the base has the same settings; write behind candidate= what differs",
     )
     return Opponents((found[0][0], found[1][0]), (found[0][1], found[1][1]))
 
@@ -180,9 +180,11 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
             values[0] == values[1], f"{section}.{name}: {values[0]} and {values[1]}; it is to be one for both sides"
         )
     base, candidate = (limits_of(side["budget"]) for side in found)
+    said = [" ".join(f"{unit}={value:.4g}" for unit, value in limits.items()) for limits in (base, candidate)]
     require(
         base.keys() == candidate.keys() and all(candidate[unit] <= base[unit] for unit in base),
-        f"duel: the budgets are {base} and {candidate}; give the candidate as much as the base or less, in one unit",
+        f"duel: the base has budget.{said[0]} and the candidate budget.{said[1]}; give the candidate no more than the"
+        " base, in one unit",
     )
     return Opponents(overrides, found)
 

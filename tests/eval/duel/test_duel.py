@@ -191,8 +191,8 @@ def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_cor
     clocks = on_the_clock(Opponents(([], []), (more, less)), [0, 1])
     assert [side["budget"]["clock"] for side in clocks.settings] == ["cpu", "cpu"]
     for candidate, says in (
-        (more, "as much as the base or less"),
-        (compose("budget.steps=5"), "as much as the base or less"),
+        (more, "no more than the base, in one unit"),
+        (compose("budget.steps=5"), "no more than the base, in one unit"),
         (compose("budget.minutes=1", "train.validations=0"), "train.validations: 4 and 0"),
     ):
         with pytest.raises(UserError, match=says):
