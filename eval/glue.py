@@ -118,6 +118,9 @@ def check(config: dict[str, Any]) -> None:
     else:
         limit = position_limit(build(ModelConfig, config["model"], "model"))
         refuse_length(settings, f"{config['name']}'s model", limit)
+        says = f"{settings.minimal_pairs}: needs a masked language model, which objective=rtd does not leave"
+        has_head = config["objective"]["name"] != "rtd"
+        require(has_head or not settings.minimal_pairs, f"eval.minimal_pairs={says}; set it to null")
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
     if settings.source == "embedded":  # they come with the corpus

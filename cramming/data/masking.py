@@ -97,8 +97,8 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """Replaced-token detection (Clark et al. 2020, ELECTRA): the encoder tells which tokens a generator has put there.
 
     The other fields say how the generator's targets are chosen and hidden. `weight` of the encoder's loss beside the
-    generator's (section 3.1: 50), and `generator_width`, the generator's share of the encoder's width, heads and inner
-    width (table 1: 1/4 to 1/2 is best).
+    generator's (theirs: 50), and `generator_width`, the generator's share of the encoder's width, heads and inner width
+    (they find 1/4 to 1/2 best).
     """
 
     weight: Positive
@@ -165,7 +165,8 @@ class Masker:
         keys_NL >>= np.uint64(1)  # room for a value above every key: the tokens that may not be chosen
         never = np.uint64(2**64 - 1)
         keys_NL[self.is_special_V[answers_NL]] = never
-        keys_NL[:, length - causal :] = never  # after the last token of a row comes another row
+        if causal:
+            keys_NL[:, -1] = never  # after the last token of a row comes another row
         chosen_NC = np.sort(np.argpartition(keys_NL, count - 1, axis=1)[:, :count], axis=1)
         is_target_NC = np.take_along_axis(keys_NL, chosen_NC, 1) != never
         if causal:

@@ -42,7 +42,7 @@ class Embeddings(nn.Module):
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
         if self.projection is not None:
-            hidden_TD = self.projection(hidden_TD)
+            hidden_TD = self.projection(hidden_TD).to(hidden_TD.dtype)  # autocast lowers products, not the stream
         if self.token_types is not None:
             alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
             none = alone or token_types_T is None

@@ -168,6 +168,8 @@ def load_encoder_config(
 
 def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout: float | None = None) -> MaskedLM:
     """A masked language model from an own folder or a stock one; UserError if its weights lack the head."""
+    lacks_head = f"{folder}: an encoder without a masked-LM head (architectures in config.json)"
+    require(not _is_bare(folder), f"{lacks_head}; take a model of objective=mlm")
     config = load_encoder_config(folder, dropout, attention_dropout)
     model = MaskedLM(config)
     model.load_state_dict(_own_state(folder, config, model.state_dict()))
@@ -176,8 +178,13 @@ def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout
 
 def load_exported(folder: Path) -> MaskedLM | Encoder:
     """What `save_pretrained` was given: a masked language model, or an encoder that never had its head."""
+    return load_encoder(folder) if _is_bare(folder) else load_masked_lm(folder)
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether the folder says that its encoder has no head; tied to its embeddings a head may have no weight."""
     bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in FAMILIES.values())}
-    return load_encoder(folder) if bare & {*_read_config(folder).get("architectures", [])} else load_masked_lm(folder)
+    return bool(bare & {*(_read_config(folder).get("architectures") or ())})
 
 
 def load_encoder(

@@ -80,7 +80,7 @@ def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     if role == "tap":  # random signs tell one side from the other; the neighbours have half the token's variance
         nn.init.normal_(parameter, std=(2 * parameter.shape[0]) ** -0.5)
         return
-    if role == "projection":  # projected token vectors are about as long as they were
+    if role == "projection":  # components of projected token vectors are about as large as theirs were
         nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         return
     if role in constants:

@@ -2,9 +2,9 @@
 
 The generator is a small masked language model of the same family. Tokens sampled from what it predicts stand in for the
 targets, and the encoder says of every token whether it is the original one. So all tokens teach it, not the targets
-alone. Both share the token embeddings (section 3.2): the generator projects them to its width and predicts with the
-same table. It learns by its own loss, not by the encoder's, as sampling has no gradient. What is fine-tuned is the
-encoder; the generator is thrown away. Shapes: T tokens, M targets, D hidden size, V vocabulary.
+alone. Both share the token embeddings: the generator projects them to its width and predicts with the same table. It
+learns by its own loss, not by the encoder's, as sampling has no gradient. What is fine-tuned is the encoder; the
+generator is thrown away. Shapes: T tokens, M targets, R rows, D hidden size, V vocabulary.
 """
 
 from dataclasses import replace
@@ -57,8 +57,9 @@ class ReplacedTokens(PretrainedModel):
         """Loss and the share of tokens told right, both times the number of targets.
 
         In training the loss is the generator's mean over targets and `weight` times the encoder's mean over tokens; in
-        evaluation it is the encoder's alone. `uniform_M` decides what is sampled, so the same batch is always shown the
-        same way by the same weights.
+        evaluation it is the encoder's alone. Each row counts by its targets: so micro-batches add up to their batch,
+        and rows without targets, which only fill it up, count nothing. `uniform_M` decides what is sampled, so the same
+        batch is always shown the same way by the same weights.
         """
         states_MD = self.generator.at_targets(ids_T, positions_T, packing, target_positions_M)
         sampled_M = sample(self.generator, states_MD, uniform_M)
@@ -68,9 +69,11 @@ class ReplacedTokens(PretrainedModel):
         shown_T = ids_T.scatter(0, target_positions_M, shown_M)
         replaced_T = torch.zeros_like(ids_T, dtype=torch.float32).scatter(0, target_positions_M, replaced_M)
         logits_T = self.logits(shown_T, positions_T, packing)
-        targets = is_target_M.sum()
-        loss = targets * F.binary_cross_entropy_with_logits(logits_T, replaced_T)
-        hits = targets * ((logits_T > 0) == (replaced_T > 0)).float().mean()
+        length = packing.whole_rows or len(ids_T)
+        targets_R = is_target_M.view(len(ids_T) // length, -1).sum(1)
+        losses_T = F.binary_cross_entropy_with_logits(logits_T, replaced_T, reduction="none")
+        hits_T = ((logits_T > 0) == (replaced_T > 0)).float()
+        loss, hits = ((x_T.view(-1, length).mean(1) * targets_R).sum() for x_T in (losses_T, hits_T))
         if self.training:
             loss = self.generator.loss(states_MD, target_ids_M)[0] + self.weight * loss
         return loss, hits

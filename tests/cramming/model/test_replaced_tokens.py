@@ -12,9 +12,14 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from cramming.config import UserError
+from cramming.data.batches import PINNED, BatchSource, HeldOut
+from cramming.data.corpus import Corpus
+from cramming.data.masking import Masker, ReplacedTokensConfig
+from cramming.model import residual
 from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig
-from cramming.model.export import load_exported
+from cramming.model.export import load_exported, load_masked_lm
 from cramming.model.replaced_tokens import ReplacedTokens, count_parameters, flops_per_token, generator_config, sample
 
 from .conftest import BERT, CRAMMED, MODERN, PARTS, perturbed
@@ -36,8 +41,11 @@ def make(config: ModelConfig, last_layer: LastLayer = "targets", **more: Any) ->
     return perturbed(ReplacedTokens(config, 0.5, 50.0, last_layer=last_layer, **more), 0.2).train()
 
 
-def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Sections 2 and 3.1 of the paper written out: the training loss of a batch, and which tokens are replaced."""
+def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The paper written out: the training loss of a batch, which tokens are replaced, and the share told right.
+
+    A row without all of its targets counts as much less.
+    """
     ids, positions, packing, places, targets, uniform = given
     logits = model.generator.logits(ids, positions, packing, places)
     shown, replaced = ids.tolist(), [0.0] * len(ids)
@@ -46,8 +54,11 @@ def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Te
             shown[place] = next(v for v, reached in enumerate(row.cumsum(0).tolist()) if reached > u)
             replaced[place] = float(shown[place] != target)
     told = model.classifier(model.transform(model.encoder(torch.tensor(shown), positions, packing))).squeeze(1)
-    generated = F.cross_entropy(logits, targets, ignore_index=-100)
-    return generated + 50.0 * F.binary_cross_entropy_with_logits(told, torch.tensor(replaced)), torch.tensor(replaced)
+    generated, truth = F.cross_entropy(logits, targets, ignore_index=-100), torch.tensor(replaced)
+    shares = (targets >= 0).view(2, 4).sum(1) / (targets >= 0).sum()
+    rows = [F.binary_cross_entropy_with_logits(told[k : k + 16], truth[k : k + 16]) for k in (0, 16)]
+    right = ((told.sigmoid() > 0.5) == truth.bool()).float().view(2, 16).mean(1)
+    return generated + 50.0 * (shares[0] * rows[0] + shares[1] * rows[1]), truth, right @ shares
 
 
 @pytest.mark.parametrize("config", [BERT, CRAMMED, MODERN, replace(CRAMMED, **PARTS["value embeddings"])])
@@ -56,18 +67,63 @@ def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Te
 def test_loss_and_gradients_are_those_of_the_paper(config: ModelConfig, last_layer: LastLayer, missing: int) -> None:
     torch.manual_seed(0)
     model, given = make(config, last_layer), batch(missing)
-    loss, _ = model(*given)
-    loss = loss / (len(PLACES) - missing)
+    targets = len(PLACES) - missing
+    loss, hits = (x / targets for x in model(*given))
     loss.backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == dict(model.named_parameters()).keys()
     model.zero_grad()
-    wanted, replaced = reference(model, given)
+    wanted, replaced, right = reference(model, given)
     wanted.backward()
-    assert 0 < replaced.sum() <= len(PLACES) - missing
-    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    assert 0 < replaced.sum() <= targets
+    torch.testing.assert_close((loss, hits), (wanted, right), rtol=1e-5, atol=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+    model.zero_grad()
+    parts = [model(*part) for part in cut(given)]
+    torch.testing.assert_close(sum(part for part, _ in parts) / targets, loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sum(part for _, part in parts) / targets, hits)
+    sum((part / targets for part, _ in parts), torch.zeros(())).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def cut(given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Each row a micro-batch of its own."""
+    ids, positions, _, places, targets, uniform = given
+    one = Packing(ROWS.bounds_S[:2], 16, 16)
+    rows = [(slice(16 * k, 16 * k + 16), slice(4 * k, 4 * k + 4)) for k in (0, 1)]
+    return [(ids[t], positions[t], one, places[m] % 16, targets[m], uniform[m]) for t, m in rows]
+
+
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_validation_is_one_number_whatever_fills_the_last_batch(tiny_corpus: Path, packing: Any) -> None:
+    corpus = Corpus.open(tiny_corpus)
+    objective = ReplacedTokensConfig("rtd", 0.15, 1.0, 0.0, weight=50.0, generator_width=0.5)
+    masker = Masker(objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0)
+    text = HeldOut(BatchSource(corpus.stream("validation"), masker, 24, packing, 0), 250)
+    model = make(replace(BERT, vocab_size=corpus.vocab_size)).eval()
+    found = []
+    for rows in (1, 2, 3, 4, 5):
+        batches = text.batches(PINNED, rows)
+        found.append([sum(numbers).item() for numbers in zip(*(model(*b.inputs) for b in batches))])
+        found[-1].append(sum(b.num_targets for b in batches))
+    assert all(numbers == pytest.approx(found[0], rel=1e-5) for numbers in found)
+
+
+@pytest.mark.parametrize("config", [BERT, CRAMMED, MODERN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_residual_streams_of_both_are_of_one_type(config: ModelConfig, dtype: torch.dtype) -> None:
+    """Under autocast, which makes 16 bits of the projected token vectors."""
+    model, seen = make(config), list[torch.dtype]()
+    for encoder in (model.encoder, model.generator.encoder):
+        if dtype == torch.bfloat16:
+            residual.lower(encoder, dtype)
+        for block in encoder.blocks:
+            block.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0].dtype, output.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*batch())
+    assert seen == [dtype] * 4 * config.num_layers
 
 
 def test_the_generator_learns_nothing_from_the_encoder_and_evaluation_is_the_encoder_alone() -> None:
@@ -76,7 +132,7 @@ def test_the_generator_learns_nothing_from_the_encoder_and_evaluation_is_the_enc
     loss, hits = model(*given)
     loss.backward()
     assert all(p.grad is None for n, p in model.generator.named_parameters() if "embeddings.tokens" not in n)
-    assert 0 <= hits / len(PLACES) <= 1
+    torch.testing.assert_close(hits / len(PLACES), reference(model, given)[2])
     again, _ = model(*given)
     assert torch.equal(loss, again), "the batch's own numbers decide what is sampled"
 
@@ -109,7 +165,7 @@ TABLES = ("tokens", "value_tokens", "positions", "token_types")
 
 def test_a_generator_has_its_share_of_the_heads() -> None:
     config = ModelConfig(vocab_size=512)
-    assert generator_config(config, 0.25).hidden_size == 192  # ELECTRA, table 6: a quarter of small and large
+    assert generator_config(config, 0.25).hidden_size == 192
     assert (generator_config(config, 0.33).num_heads, generator_config(config, 0.33).intermediate_size) == (4, 1024)
 
 
@@ -121,6 +177,8 @@ def test_the_encoder_alone_is_exported(
     encoder = make(config).encoder.eval()
     save(encoder, tmp_path / "final")
     back = load_exported(tmp_path / "final")
+    with pytest.raises(UserError, match=r"final: an encoder without a masked-LM head"):
+        load_masked_lm(tmp_path / "final")
     assert type(back) is type(encoder)
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
     stock = AutoModel.from_pretrained(tmp_path / "final", trust_remote_code=True).eval()

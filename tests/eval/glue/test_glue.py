@@ -94,6 +94,8 @@ def test_all_that_can_be_known_beforehand_is_checked(
     check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}"))
     with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
         check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}", f"eval.minimal_pairs={tmp_path}"))
+    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: needs a masked language model, which objective=rtd"):
+        check(compose("objective=rtd", "model=tiny", "eval=embedded", f"runs={tmp_path}", "eval.minimal_pairs=x"))
     assert not Path(config["runs"]).exists()
 
 
