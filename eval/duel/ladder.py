@@ -210,5 +210,5 @@ def row(duel: Duel) -> list[str]:
 def _interval(duel: Duel) -> Interval:
     verdict = duel.verdict
     assert verdict is not None
-    name = f"{label(duel)} ({budget_text(duel)})"
+    name = f"{budget_text(duel)}: {label(duel)} against {base_label(duel)}"
     return Interval(name, verdict["mean"], verdict["low"], verdict["high"], verdict["verdict"])
