@@ -209,6 +209,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.objective.replaces_tokens and not c.model.tie_embeddings,
         ": the generator of objective=rtd predicts with the token embeddings; set it to true",
     ),
+    (
+        "model.late_layers",
+        lambda c, p: c.objective.replaces_tokens and c.model.late_layers > 1,
+        ": saves nothing in the encoder of objective=rtd, which is asked about all tokens; set it to 1",
+    ),
     ("optim.name", lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p), TORCHAO),
     ("precision.mode", lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p), TORCHAO),
     (

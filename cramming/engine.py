@@ -20,7 +20,6 @@ from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.data.masking import ReplacedTokensConfig
 from cramming.device import compiled_graphs
-from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.optim.build import build_host_optimizer, build_optimizer, set_learning_rate
 from cramming.parallel.apply import apply, place
@@ -35,7 +34,8 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm.
+    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm. With
+    objective=rtd the loss is the weighted sum of both models', and the share that of tokens told right.
 
     `skipped`: the gradient was not finite and no weight moved. `recompilations`: graphs compiled after the first update
     of this process; shapes change with a phase of the objective only, so there should be no others.
@@ -210,9 +210,9 @@ def build_model(config: Config) -> PretrainedModel:
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
     """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
-    for encoder in [module for module in model.modules() if isinstance(module, Encoder)]:
+    for encoder in model.encoders:
         precision.convert(encoder)
-    at_home = set(model.encoder.blocks.parameters()) if memory.offload_weights else set()
+    at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
     optimizer = (
         build_host_optimizer(model, config.optim, device, at_home)
         if memory.offload_optimizer

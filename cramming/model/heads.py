@@ -185,6 +185,11 @@ class PretrainedModel(nn.Module):
     config: ModelConfig
     encoder: Encoder
 
+    @property
+    def encoders(self) -> list[Encoder]:
+        """All that are computed: that of a generator too."""
+        return [module for module in self.modules() if isinstance(module, Encoder)]
+
 
 class MaskedLM(PretrainedModel):
     """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cramming.model.encoder import Attention
-from cramming.model.heads import HeadTransform
+from cramming.model.heads import HeadTransform, MaskedLM
 from cramming.model.layers import MLP
 from cramming.optim.cautious import CautiousAdamW, agreement
 
@@ -50,6 +50,8 @@ def matrices(model: nn.Module) -> Iterator[tuple[Tensor, int]]:
             yield from ((module.up.weight, 2 if module.gated else 1), (module.down.weight, 1))
         elif isinstance(module, HeadTransform):
             yield module.dense.weight, 1
+        elif isinstance(module, MaskedLM) and isinstance(module.transform, nn.Linear):
+            yield module.transform.weight, 1
 
 
 def with_matrices(groups: Iterable[dict[str, Any]], model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

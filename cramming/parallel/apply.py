@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
+from cramming.model.encoder import Encoder
 from cramming.model.heads import PretrainedModel
 
 
@@ -51,20 +52,23 @@ def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) ->
         return model.to(device)
     from cramming.parallel.offload import CopyStream
 
-    blocks, model.encoder.blocks = model.encoder.blocks, nn.ModuleList()
+    at_home = [(encoder, encoder.blocks) for encoder in model.encoders]
+    for encoder, _ in at_home:
+        encoder.blocks = nn.ModuleList()
     model.to(device)
-    model.encoder.blocks = blocks
     copy_stream = CopyStream(device)
-    for parameter in blocks.parameters():
-        parameter.data = copy_stream.host_empty(parameter).copy_(parameter.data)
+    for encoder, blocks in at_home:
+        encoder.blocks = blocks
+        for parameter in blocks.parameters():
+            parameter.data = copy_stream.host_empty(parameter).copy_(parameter.data)
     return model
 
 
 def apply(model: PretrainedModel, config: MemoryConfig, runtime: RuntimeConfig) -> PretrainedModel:
     """Apply the settings to a model in place and return it."""
-    blocks = list(model.encoder.blocks)
     if config.offload_activations or config.offload_weights or config.checkpoint_every:
-        _wrap_blocks(model, config)
+        for encoder in model.encoders:
+            _wrap_blocks(encoder, config)
     if config.activation_budget is not None:
         import torch._functorch.config as partitioner  # only with compile: importing it brings the compiler along
 
@@ -72,22 +76,22 @@ def apply(model: PretrainedModel, config: MemoryConfig, runtime: RuntimeConfig) 
     if runtime.compile != "off":
         forbid_fallback()
     if runtime.compile == "blocks":
-        for block in blocks:
+        for block in [block for encoder in model.encoders for block in encoder.blocks]:
             block.compile(**compile_arguments(runtime))
     elif runtime.compile == "model":
         model.compile(**compile_arguments(runtime))
     return model
 
 
-def _wrap_blocks(model: PretrainedModel, config: MemoryConfig) -> None:
+def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
     from cramming.parallel.offload import CopyStream, linked
     from cramming.parallel.offload_activations import Activations  # only here: most runs keep all on the device
 
-    blocks = list(model.encoder.blocks)
-    copy_stream = CopyStream(model.encoder.embeddings.tokens.weight.device)
+    blocks = list(encoder.blocks)
+    copy_stream = CopyStream(encoder.embeddings.tokens.weight.device)
     activations = Activations(copy_stream, len(blocks)) if config.offload_activations else None
     fetched = linked(blocks, copy_stream) if config.offload_weights else None
-    kept = _PRODUCTS if model.config.attention_dropout else _PRODUCTS | _ATTENTION
+    kept = _PRODUCTS if encoder.config.attention_dropout else _PRODUCTS | _ATTENTION
     selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
     for index, block in enumerate(blocks):
         forward = block.forward

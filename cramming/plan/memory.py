@@ -88,7 +88,8 @@ class Simulation:
             with self.device:  # tensors without data cannot be moved
                 model = build_model(executed)
             if executed.memory.offload_weights:
-                self._move_to_host(model.encoder.blocks)
+                for encoder in model.encoders:
+                    self._move_to_host(encoder.blocks)
             self.tracker.truth = True  # gradients are finite
             self.engine = equip(model, executed, Mesh.solo(self.device), self.device)
             if self.on_gpu:

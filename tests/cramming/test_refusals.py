@@ -180,6 +180,10 @@ def test_a_missing_package_is_found_before_anything_is_written(
             "train.micro_batch=4 x 1 process(es): train.batch_ramp lets the batch grow by a number",
         ),
         (["objective=rtd", "model.tie_embeddings=false"], "model.tie_embeddings=false: the generator of objective=rtd"),
+        (
+            ["objective=rtd", "model.late_layers=2"],
+            "model.late_layers=2: saves nothing in the encoder of objective=rtd",
+        ),
         (["objective.name=xyz"], "objective.name='xyz': choose one of mlm, rtd"),
         (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
         (["precision.residual=bf16"], "precision.residual=bf16: goes with products in bf16 or fp8, and they are"),

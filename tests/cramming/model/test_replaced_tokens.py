@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -21,6 +22,7 @@ from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.export import load_exported, load_masked_lm
 from cramming.model.replaced_tokens import ReplacedTokens, count_parameters, flops_per_token, generator_config, sample
+from cramming.optim.muon import matrices
 
 from .conftest import BERT, CRAMMED, MODERN, PARTS, perturbed
 
@@ -158,6 +160,24 @@ def test_parameters_and_flops_are_counted(config: ModelConfig) -> None:
         model(*batch())[0].backward()
     expected = 32 * flops_per_token(config, 0.5, 16, len(PLACES) / 32, "targets")
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED])
+def test_muon_has_the_matrices_of_both_and_of_their_heads(config: ModelConfig) -> None:
+    model = make(config)
+    names = {p: name for name, p in model.named_parameters()}
+    heads = {"transform.dense.weight", "generator.transform.dense.weight", "generator.transform.weight"}
+    in_blocks = {name for p, name in names.items() if ".blocks." in name and p.ndim == 2}
+    assert {names[p] for p, _ in matrices(model)} == in_blocks | (heads & {*names.values()})
+
+
+@pytest.mark.parametrize("config", [BERT, CRAMMED])
+def test_a_compiler_takes_all_of_it_as_one_graph(config: ModelConfig) -> None:
+    model, given, counter = make(config), batch(2), CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*given), model(*given))
+    assert counter.frame_count == 1
 
 
 TABLES = ("tokens", "value_tokens", "positions", "token_types")

@@ -8,7 +8,9 @@ import torch
 
 from cramming.config import UserError, build
 from cramming.device import RuntimeConfig
-from cramming.parallel.apply import MemoryConfig, apply
+from cramming.model.config import ModelConfig
+from cramming.model.replaced_tokens import ReplacedTokens
+from cramming.parallel.apply import MemoryConfig, apply, place
 
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
 
@@ -56,6 +58,39 @@ def test_compiled_equals_eager(
     assert again == pytest.approx(loss, rel=1e-5)
     for a, b in zip(plain, compiled):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+TRICKS = (memory(2), memory(1, "selective"), memory(offload=True), MemoryConfig(2, "full", None, True, True, False))
+
+
+@pytest.mark.parametrize("config", TRICKS, ids=["checkpoint", "selective", "activations", "both offloads, checkpoint"])
+def test_a_generator_is_treated_as_the_encoder(
+    small_model: ModelConfig, tiny_source: Any, config: MemoryConfig
+) -> None:
+    """Its blocks are wrapped too, and no bit of loss and gradients changes."""
+    batch, found = tiny_source.batch(0, 4), []
+    uniform = torch.rand(len(batch.target_ids_M))
+    for settings in (memory(), config):
+        torch.manual_seed(0)
+        model = apply(place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")), settings, EAGER)
+        torch.manual_seed(3)
+        loss, _ = model(*batch.inputs, uniform)
+        loss.backward()
+        found.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert len(model.encoders) == 2
+    assert all("forward" in vars(block) for encoder in model.encoders for block in encoder.blocks)
+
+
+@pytest.mark.slow
+def test_the_blocks_of_a_generator_are_compiled(small_model: ModelConfig, tiny_source: Any) -> None:
+    batch = tiny_source.batch(0, 4)
+    given = (*batch.inputs, torch.rand(len(batch.target_ids_M)))
+    model = ReplacedTokens(small_model, 0.5, 50.0).eval()
+    loss, hits = model(*given)
+    apply(model, memory(), RuntimeConfig("blocks", False, 1))
+    assert all(block._compiled_call_impl for encoder in model.encoders for block in encoder.blocks)
+    torch.testing.assert_close(model(*given), (loss, hits), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
