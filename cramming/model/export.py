@@ -93,9 +93,9 @@ def save_pretrained(
 def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
     name = stock_family(config)
     if name is None:
-        architecture = AUTO_CLASSES["AutoModelForMaskedLM" if has_head else "AutoModel"]
-        own = {"model_type": "cramming", "architectures": [architecture], "format": OWN_FORMAT}
-        auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items()}
+        head, bare = AUTO_CLASSES["AutoModelForMaskedLM"], AUTO_CLASSES["AutoModel"]
+        own = {"model_type": "cramming", "architectures": [head if has_head else bare], "format": OWN_FORMAT}
+        auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items() if has_head or name != head}
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
     architecture = family.architecture if has_head else family.encoder
