@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from cramming import checkpoint
 from cramming import device as devices
@@ -20,11 +19,12 @@ from cramming.config import UserError
 from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import corpus_folder
-from cramming.data.masking import Masker, ReplacedTokensConfig
+from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
 from cramming.model.config import ModelConfig
+from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
@@ -173,10 +173,11 @@ class TrainState:
         """Print the derived arithmetic before the long part begins."""
         assert self.clock
         config, train, budget, engine = self.config, self.config.train, self.clock.config, self.engine
+        assert isinstance(engine.model, PretrainedModel)
         count, processes = config.parameters, self.mesh.world_size
         say(
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-            f" vocabulary {config.model.vocab_size}{_generator(config, engine.model)};"
+            f" vocabulary {config.model.vocab_size}{engine.model.also()};"
             f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
         )
         targets = ", ".join(
@@ -235,17 +236,6 @@ class TrainState:
         name = objective.validation_name
         say(f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}")
         return {**found, "targets": targets}
-
-
-def _generator(config: Config, model: nn.Module) -> str:
-    """What the line about the model says of a generator, where there is one; the shared table is not its own."""
-    if not isinstance(config.objective, ReplacedTokensConfig):
-        return ""
-    from cramming.model.replaced_tokens import generator_config
-
-    width = generator_config(config.model, config.objective.generator_width).hidden_size
-    own = sum(p.numel() for name, p in model.named_parameters() if name.startswith("generator."))
-    return f"; generator {width} wide with {own / 1e6:.1f}M of the parameters"
 
 
 def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> TrainState:

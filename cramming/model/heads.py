@@ -190,6 +190,10 @@ class PretrainedModel(nn.Module):
         """All that are computed: that of a generator too."""
         return [module for module in self.modules() if isinstance(module, Encoder)]
 
+    def also(self) -> str:
+        """What a line about the model says besides the encoder."""
+        return ""
+
 
 class MaskedLM(PretrainedModel):
     """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.

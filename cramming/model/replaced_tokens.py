@@ -50,6 +50,11 @@ class ReplacedTokens(PretrainedModel):
         self.generator = MaskedLM(narrow, kernel, last_layer, loss_chunk, tokens)
         initialize(self, config, done=nn.ModuleList([self.encoder, self.generator]))
 
+    def also(self) -> str:
+        """The generator's width and weights; the table of tokens is not its own."""
+        own = sum(p.numel() for name, p in self.named_parameters() if name.startswith("generator."))
+        return f"; generator {self.generator.config.hidden_size} wide with {own:,} of the parameters"
+
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor,
         uniform_M: Tensor,

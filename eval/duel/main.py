@@ -43,7 +43,6 @@ ON_THE_CLOCK = (
     ("checkpoint", "every_steps"),
 )  # fmt: skip
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
-UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "score": "points"}
 Measure = Literal["loss", "bits_per_byte", "score"]
 
 
@@ -328,5 +327,5 @@ def say_pair(duel: Duel, count: int) -> Look:
         f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure] is not None
     )
     said = ladder.numbers(state, duel.test.first_look)
-    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {UNITS[measure]}; {said}")
+    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}")
     return state

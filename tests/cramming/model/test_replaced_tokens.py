@@ -187,6 +187,9 @@ def test_a_generator_has_its_share_of_the_heads() -> None:
     config = ModelConfig(vocab_size=512)
     assert generator_config(config, 0.25).hidden_size == 192
     assert (generator_config(config, 0.33).num_heads, generator_config(config, 0.33).intermediate_size) == (4, 1024)
+    model = make(BERT)
+    own = sum(p.numel() for p in set(model.generator.parameters()) - set(model.encoder.parameters()))
+    assert model.also() == f"; generator {model.generator.config.hidden_size} wide with {own:,} of the parameters"
 
 
 @pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED])
