@@ -1,18 +1,18 @@
 """Atomic checkpoints: everything that the next step depends on, in one file that is whole or not there.
 
-A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout) and
-the work counters; the data position is `sequences` of the counters. Time is the journal's (cramming/journal.py), of
-which every checkpoint is an entry before it gets its name: a kill in between leaves an entry without a file; a file
-without an entry is not ours.
+A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout),
+losses by token where masks follow them, and the work counters; the data position is `sequences` of the counters. Time
+is the journal's (cramming/journal.py), of which every checkpoint is an entry before it gets its name: a kill in between
+leaves an entry without a file; a file without an entry is not ours.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,10 +24,15 @@ from cramming.files import overwrite_atomically
 from cramming.journal import Saved
 from cramming.progress import say
 
-if TYPE_CHECKING:
-    from cramming.optim.average import WeightAverage  # only where one is made
-
 KEEP = 2
+
+
+class Part(Protocol):
+    """What a run may have beside model and optimizer: a mean of weights, or losses by token."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class CheckpointConfig:
 
 def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    enter: Callable[[str], None], average: "WeightAverage | None" = None,
+    enter: Callable[[str], None], parts: Mapping[str, Part] | None = None,
 ) -> Path:  # fmt: skip
     """Write `folder/step-<n>.pt` and remove all but the newest two; `enter` puts its SHA-256 on record."""
     cpu_state, gpu_state = random_states()
@@ -56,7 +61,7 @@ def save(
         "work": asdict(work),
         "rng": cpu_state,
         "cuda_rng": gpu_state,
-        **({"average": average.state_dict()} if average else {}),
+        **{name: part.state_dict() for name, part in (parts or {}).items()},
     }
     path = path_of(folder, work.steps)
     overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
@@ -111,15 +116,15 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
 
 def load(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-    average: "WeightAverage | None" = None,
+    parts: Mapping[str, Part] | None = None,
 ) -> Work:  # fmt: skip
     """Restore a checkpoint."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
-    if average:
-        average.load_state_dict(state["average"])
+    for name, part in (parts or {}).items():
+        part.load_state_dict(state[name])
     set_random_states((state["rng"], state["cuda_rng"]))
     return Work(**state["work"])
 

@@ -27,6 +27,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 
 if TYPE_CHECKING:
+    from cramming.data.token_losses import TokenLosses
     from cramming.optim.average import WeightAverage
 
 MAX_SKIPPED_IN_A_ROW = 50
@@ -58,15 +59,22 @@ class Engine:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float | None, mesh: Mesh,
         device: torch.device, cuda_graphs: bool = False, average: "WeightAverage | None" = None,
+        token_losses: "TokenLosses | None" = None,
     ):  # fmt: skip
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.average = average
+        self.average, self.token_losses = average, token_losses
         self._norm: Tensor | None = None  # of the gradients that wait for `update`
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
+
+    @property
+    def parts(self) -> dict[str, "WeightAverage | TokenLosses"]:
+        """What a checkpoint holds beside model, optimizer and loss scale."""
+        parts = {"average": self.average, "token_losses": self.token_losses}
+        return {name: part for name, part in parts.items() if part}
 
     def forward_backward(self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False) -> bool:
         """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
@@ -85,6 +93,8 @@ class Engine:
         set_learning_rate(self.optimizer, learning_rate)
         finite = math.isfinite(self._grad_norm)
         self._clip_and_apply(finite)
+        if self.token_losses and finite:
+            self.token_losses.end_step()
         self._forget_gradients()
         devices.synchronize(self.device)
         self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
@@ -114,6 +124,8 @@ class Engine:
         """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
         self._random_states, self._graphs = devices.random_states(), compiled_graphs()
         self._targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
+        if self.token_losses:
+            self.token_losses.begin_step()
         losses, corrects = [], []
         for batch in batches:
             if self.mesh.world_size == 1 and stop():
@@ -122,6 +134,8 @@ class Engine:
             losses.append(loss_sum)
             corrects.append(correct)
         self.mesh.sum_gradients(self.parameters)
+        if self.token_losses:
+            self.mesh.sum_tensor(self.token_losses.step_2V)
         return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
     def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
@@ -140,17 +154,17 @@ class Engine:
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, 0
         for batch in batches:
-            loss, right = _read(*self._forward(batch))
+            loss, right = _read(*self._forward(batch)[:2])
             loss_sum, correct, targets = loss_sum + loss, correct + right, targets + batch.num_targets
         self.model.train()
         return loss_sum / targets, correct / targets, targets
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch) -> tuple[Tensor, ...]:
         batch = batch.to(self.device)
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            found: tuple[Tensor, Tensor] = self.model(*batch.inputs)
+            found: tuple[Tensor, ...] = self.model(*batch.inputs)
         return found
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -158,8 +172,10 @@ class Engine:
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        loss_sum, correct = self._forward(batch)
+        loss_sum, correct, *each = self._forward(batch)
         self.precision.scaler.scale(loss_sum / self._targets).backward()
+        if self.token_losses:
+            self.token_losses.add(batch.target_ids_M, *each)
         if self.cuda_graphs:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
@@ -204,7 +220,7 @@ def build_model(config: Config) -> PretrainedModel:
         from cramming.model.replaced_tokens import ReplacedTokens
 
         return ReplacedTokens(config.model, objective.generator_width, objective.weight, *how)
-    return MaskedLM(config.model, *how)
+    return MaskedLM(config.model, *how, gives_losses=objective.by_loss is not None)
 
 
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
@@ -219,9 +235,14 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         else build_optimizer(model, config.optim)
     )
     model = apply(model, memory, config.runtime)
-    cuda_graphs, average = config.runtime.cuda_graphs, None
+    cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None
     if config.train.average:
         from cramming.optim.average import WeightAverage
 
         average = WeightAverage(config.train.average, model.parameters())
-    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, cuda_graphs, average)
+    if config.objective.by_loss:
+        from cramming.data.token_losses import TokenLosses
+
+        vocab_size = model.encoder.embeddings.tokens.num_embeddings
+        token_losses = TokenLosses(config.objective.by_loss, vocab_size, device)
+    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, cuda_graphs, average, token_losses)

@@ -168,7 +168,8 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
                 break
 
             step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
-            if size.objective != objective:  # what was made ahead has other targets
+            has_new_weights = engine.token_losses is not None and engine.token_losses.weigh_if_due(progress)
+            if size.objective != objective or has_new_weights:  # what was made ahead has other targets
                 batches.close()
                 objective, batches = size.objective, micro_batch_stream(state, size.objective)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
@@ -293,7 +294,8 @@ def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generat
     """This rank's micro-batches from the position reached on, in one phase of the objective: rank r of w takes every
     w-th run of samples."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
-    source = state.data.source.of(objective)
+    token_losses = state.engine.token_losses
+    source = state.data.source.of(objective, token_losses.weights_V if token_losses else None)
 
     def make(k: int) -> Batch:
         return source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)

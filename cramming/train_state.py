@@ -134,7 +134,7 @@ class TrainState:
         self.metrics.sync()
         self.data.note_changed_files(self.folder)
         tensors, enter = _tensors(self.engine), self.clock.enter_checkpoint
-        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.average)
+        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.parts)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
@@ -185,6 +185,8 @@ class TrainState:
             + f" from {at:.0%} of the budget on" * (at > 0)
             for at, phase in config.objective.each_phase.items()
         )
+        if by_loss := config.objective.by_loss:
+            targets += f", chosen by loss from {by_loss.start:.0%} to {by_loss.until:.0%} of the budget"
         say(
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
@@ -339,7 +341,7 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
 
 
 def _load(checkpoints: Path, steps: int, engine: Engine) -> Work:
-    return checkpoint.load(checkpoint.path_of(checkpoints, steps), *_tensors(engine), engine.average)
+    return checkpoint.load(checkpoint.path_of(checkpoints, steps), *_tensors(engine), engine.parts)
 
 
 def _tensors(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:

@@ -119,11 +119,11 @@ class BatchSource:
         self.num_windows = stream.num_tokens // sequence_length - 1
         self._most_sequences: dict[int, int] = {}  # by rows
 
-    def of(self, objective: ObjectiveConfig) -> "BatchSource":
-        """The same samples with the targets of another phase."""
+    def of(self, objective: ObjectiveConfig, weights_V: np.ndarray | None = None) -> "BatchSource":
+        """The same samples with the targets of another phase, or with other weights of the ids."""
         other = copy.copy(self)
         other.masker = copy.copy(self.masker)
-        other.masker.config = objective
+        other.masker.config, other.masker.weights_V = objective, weights_V
         return other
 
     def most_sequences(self, rows: int) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from cramming.config import Positive, Share, Within
+from cramming.config import Fraction, Positive, Share, Within
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 
@@ -32,6 +32,20 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class ByLoss:
+    """Tokens with a high mean loss are targets more often, from progress `start` to `until` (shares of the budget).
+
+    A token's weight is its loss beside the mean one, to the `power`, from every `every` of the budget on anew
+    (cramming/data/token_losses.py).
+    """
+
+    start: Fraction
+    until: Share
+    every: Positive
+    power: Positive
+
+
+@dataclass(frozen=True)
 class ObjectiveConfig:
     """How targets are chosen and hidden.
 
@@ -46,6 +60,8 @@ class ObjectiveConfig:
     Gisserot-Boukhlef et al. 2025 ("Should we still pretrain encoders with masked language modeling?") find such a phase
     before masked ones best at fixed compute. There too `rate` of the tokens are targets: the vocabulary projection, a
     small model's largest product, costs the same.
+
+    `by_loss`: which tokens are targets, not how many, follows what the model still gets wrong. Null: all alike.
     """
 
     name: str
@@ -54,6 +70,7 @@ class ObjectiveConfig:
     random_share: Share
     phases: tuple[Phase, ...] | None = None
     causal: bool = False
+    by_loss: ByLoss | None = None
     replaces_tokens: ClassVar[bool] = False  # whether the encoder is shown tokens sampled for the targets
     validation_name: ClassVar[str] = "validation loss"
 
@@ -110,6 +127,8 @@ class ReplacedTokensConfig(ObjectiveConfig):
         super().__post_init__()
         if self.causal or any(phase.causal for phase in self.phases or ()):
             raise ValueError("a causal phase is for objective=mlm; set causal=false here and in each of phases")
+        if self.by_loss:
+            raise ValueError("by_loss is for objective=mlm; set it to null")
 
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"mlm": ObjectiveConfig, "rtd": ReplacedTokensConfig}
@@ -142,8 +161,19 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
+def _weighted(keys_NL: np.ndarray, weights_NL: np.ndarray) -> np.ndarray:
+    """Float keys of which the least are a sample without replacement by weights (Efraimidis & Spirakis 2006).
+
+    They are exponentially distributed, with the weights as rates; of equal weights, in the order of the 63-bit keys.
+    """
+    uniform_NL = (keys_NL >> np.uint64(10)).astype(np.float64) / 2.0**53
+    return -np.log1p(-uniform_NL) / weights_NL
+
+
 class Masker:
-    """Applies an objective for one vocabulary."""
+    """Applies an objective for one vocabulary. `weights_V`: how often an id is a target beside others, if not alike."""
+
+    weights_V: np.ndarray | None = None
 
     def __init__(self, config: ObjectiveConfig, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], seed: int):
         assert mask_id in special_ids
@@ -163,7 +193,9 @@ class Masker:
         answers_NL = np.roll(ids_NL, -1, axis=1) if causal else ids_NL
         keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], np.arange(length)[None, :])
         keys_NL >>= np.uint64(1)  # room for a value above every key: the tokens that may not be chosen
-        never = np.uint64(2**64 - 1)
+        never: np.uint64 | float = np.uint64(2**64 - 1)
+        if self.weights_V is not None:
+            keys_NL, never = _weighted(keys_NL, self.weights_V[answers_NL]), np.inf
         keys_NL[self.is_special_V[answers_NL]] = never
         if causal:
             keys_NL[:, -1] = never  # after the last token of a row comes another row

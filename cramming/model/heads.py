@@ -46,19 +46,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
         chunk: int | None, softcap: float | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        loss, hits = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap)
+        loss, hits, losses_M = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap)
         if grads is not None:
             ctx.save_for_backward(*grads.finish())
             ctx.dtype = hidden_MD.dtype
-        ctx.mark_non_differentiable(hits)
-        return loss, hits
+        ctx.mark_non_differentiable(hits, losses_M)
+        return loss, hits, losses_M
 
     @staticmethod
-    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         for gradient in (d_hidden, d_weight, d_bias):
             if gradient is not None:
@@ -69,13 +69,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None",
     chunk: int | None = None, softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Loss and hits over all chunks; each chunk's gradients go to `grads`, where any are wanted.
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Loss and hits over all chunks, and each target's loss; gradients go to `grads`, where any are wanted.
 
     Not summed in place: torch 2.11 compiles a function that returns such a sum to one whose gradients are zero.
     """
     loss = hidden.new_zeros((), dtype=torch.float32)
-    hits = targets_M.new_zeros(())
+    hits, losses = targets_M.new_zeros(()), [loss.new_zeros(0)]
     rows = max(1, (chunk or chunk_elements(hidden.device)) // weight.shape[0])
     for first in range(0, hidden.shape[0], rows):
         h, target = hidden[first : first + rows], targets_M[first : first + rows]
@@ -86,12 +86,13 @@ def _sums(
         top, wanted = logits.amax(-1, keepdim=True), logits.gather(1, index)
         # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
         lse = top.float() - probabilities.amax(-1, keepdim=True).log()
-        loss = loss + ((lse - wanted.float()).squeeze(1) * counted).sum()
+        losses.append((lse - wanted.float()).squeeze(1) * counted)
+        loss = loss + losses[-1].sum()
         hits = hits + ((wanted == top).squeeze(1) & counted).sum()
         if grads is not None:
             slope = None if softcap is None else 1 - (logits / softcap).square()  # of the cap
             grads.add(first, h, probabilities, index, counted, slope)
-    return loss, hits
+    return loss, hits, torch.cat(losses)
 
 
 class _Gradients:
@@ -161,19 +162,20 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 def linear_cross_entropy(
     hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
     chunk: int | None = None, softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, and the hits.
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, hits, and the terms.
 
     `softcap` bounds the logits (see `capped`). Products run in `dtype`, softmax and sums in fp32. Returns an fp32
-    scalar and an int64 scalar: targets whose logit is the largest, or one of several that are, as happens in 16 bits.
+    scalar; an int64 scalar: targets whose logit is the largest, or one of several that are, as happens in 16 bits; and
+    the sum's terms, fp32 [M] without a gradient, 0 for a negative target.
     Only `chunk` logits exist at a time (None: what suits the device). The backward pass can run once; under `no_grad`
     nothing is made for it.
     """
     if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
         bias = None if bias_V is None else bias_V.to(dtype)
         return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk, softcap)
-    loss, hits = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap)
-    return loss, hits
+    loss, hits, losses_M = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap)
+    return loss, hits, losses_M
 
 
 class PretrainedModel(nn.Module):
@@ -201,6 +203,7 @@ class MaskedLM(PretrainedModel):
     `last_layer` says for which tokens the late layers (`config.late_layers`, usually one) are computed: all of them, or
     the targets, which is all that the loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a
     time, None for what suits the device. `tokens`: another encoder's token table, of any width, to share and decode by.
+    `gives_losses`: a forward pass also gives the loss of each target, fp32 [M].
     """
 
     def __init__(
@@ -210,8 +213,10 @@ class MaskedLM(PretrainedModel):
         last_layer: LastLayer = "targets",
         loss_chunk: int | None = None,
         tokens: nn.Embedding | None = None,
+        gives_losses: bool = False,
     ) -> None:
         super().__init__()
+        self.gives_losses = gives_losses
         self.config, self.last_layer, self.loss_chunk = config, last_layer, loss_chunk
         self.encoder = Encoder(config, kernel, tokens)
         vocab, width = self.encoder.embeddings.tokens.weight.shape
@@ -222,12 +227,13 @@ class MaskedLM(PretrainedModel):
 
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
 
         Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
         """
-        return self.loss(self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M)
+        found = self.loss(self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M)
+        return found if self.gives_losses else found[:2]
 
     def at_targets(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
         """What the decoder multiplies, [M, D]."""
@@ -237,8 +243,8 @@ class MaskedLM(PretrainedModel):
             hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
         return self.transform(hidden_MD)
 
-    def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of what `at_targets` found."""
+    def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Summed loss, hits and losses of what `at_targets` found."""
         weight = self.decoder()
         dtype, softcap = compute_dtype(weight), self.config.logit_softcap
         return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk, softcap)

@@ -91,6 +91,11 @@ class Mesh:
         for grad, part in zip(grads, flat.split([g.numel() for g in grads])):
             grad.copy_(part.view_as(grad))
 
+    def sum_tensor(self, tensor: Tensor) -> None:
+        """Sum a tensor over ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.world_size > 1:

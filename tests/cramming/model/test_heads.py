@@ -35,7 +35,7 @@ def test_chunked_loss_and_gradients_are_the_plain_ones(rows: int, with_bias: boo
     results = []
     for function in (plain, lambda *a: linear_cross_entropy(*a, torch.float32, rows * 60)):
         hidden, weight, bias = leaves = [x.clone().requires_grad_() for x in inputs]
-        loss, correct = function(hidden, weight, bias if with_bias else None, targets)
+        loss, correct, *_ = function(hidden, weight, bias if with_bias else None, targets)
         (loss * 0.37).backward()
         results.append([loss.detach(), correct] + [x.grad for x in leaves[: 3 if with_bias else 2]])
     for expected, found in zip(*results):
@@ -52,8 +52,9 @@ def test_capped_loss_and_gradients_are_the_plain_ones(rows: int) -> None:
     hits = int((capped.argmax(-1) == targets).sum())
     for guard in (torch.no_grad, torch.enable_grad):
         with guard():
-            loss, found = linear_cross_entropy(*leaves, targets, torch.float32, rows * 60, softcap=3.0)
+            loss, found, each = linear_cross_entropy(*leaves, targets, torch.float32, rows * 60, softcap=3.0)
         torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(each, F.cross_entropy(capped, targets, ignore_index=-1, reduction="none"))
         assert int(found) == hits
     for mine, plainly in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
         torch.testing.assert_close(mine, plainly, atol=1e-5, rtol=1e-4)
@@ -66,7 +67,7 @@ def test_16_bit_products_stay_near_fp32(dtype: torch.dtype) -> None:
     results = []
     for kind in (torch.float32, dtype):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        loss, _ = linear_cross_entropy(*leaves, targets, kind)
+        loss, *_ = linear_cross_entropy(*leaves, targets, kind)
         loss.backward()
         assert loss.dtype == torch.float32
         results.append([loss.detach(), *(x.grad for x in leaves)])
@@ -103,7 +104,7 @@ def test_no_gradient_is_made_when_none_is_wanted() -> None:
     products = []
     for guard in (torch.enable_grad, torch.no_grad):
         with guard(), FlopCounterMode(display=False) as counter:
-            loss, hits = linear_cross_entropy(*inputs, torch.arange(4), torch.float32)
+            loss, hits, _ = linear_cross_entropy(*inputs, torch.arange(4), torch.float32)
         products.append((counter.get_total_flops(), loss.item(), int(hits), loss.requires_grad))
     one = 2 * 4 * 8 * 9
     assert products == [(3 * one, *products[1][1:3], True), (one, *products[0][1:3], False)]
@@ -114,13 +115,13 @@ def test_hits_are_targets_whose_logit_is_the_largest() -> None:
     hidden, weight = torch.randn(50, 8), torch.randn(30, 8)
     targets = torch.cat([(hidden[:20] @ weight.T).argmax(-1), torch.randint(0, 30, (30,))])
     targets[::7] = -100
-    _, hits = linear_cross_entropy(hidden, weight, None, targets, torch.float32)
+    _, hits, _ = linear_cross_entropy(hidden, weight, None, targets, torch.float32)
     assert int(hits) == int(plain(hidden, weight, None, targets)[1]) > 0
     twice = torch.cat([weight, weight])
     for shift in (0, 30):
-        _, tied = linear_cross_entropy(hidden, twice, None, targets + shift * (targets >= 0), torch.float32)
+        _, tied, _ = linear_cross_entropy(hidden, twice, None, targets + shift * (targets >= 0), torch.float32)
         assert tied == hits
-    _, undefined = linear_cross_entropy(hidden * torch.nan, weight, None, targets, torch.float32)
+    _, undefined, _ = linear_cross_entropy(hidden * torch.nan, weight, None, targets, torch.float32)
     assert int(undefined) == 0
 
 
@@ -132,14 +133,14 @@ def test_a_large_card_has_fewer_and_larger_chunks() -> None:
 
 def test_very_unlikely_targets_have_a_finite_loss() -> None:
     hidden, weight = torch.tensor([[200.0]]), torch.tensor([[1.0], [-1.0]])
-    loss, correct = linear_cross_entropy(hidden, weight, None, torch.tensor([1]), torch.float32)
+    loss, correct, _ = linear_cross_entropy(hidden, weight, None, torch.tensor([1]), torch.float32)
     assert (float(loss), int(correct)) == (400.0, 0)
 
 
 @pytest.mark.parametrize("targets", [torch.full((4,), -100), torch.empty(0, dtype=torch.long)])
 def test_without_targets_loss_and_gradient_are_zero(targets: Tensor) -> None:
     weight = torch.randn(9, 8, requires_grad=True)
-    loss, hits = linear_cross_entropy(torch.randn(len(targets), 8), weight, None, targets, torch.float32)
+    loss, hits, _ = linear_cross_entropy(torch.randn(len(targets), 8), weight, None, targets, torch.float32)
     loss.backward()
     assert weight.grad is not None
     assert (loss.item(), int(hits), weight.grad.abs().max().item()) == (0.0, 0, 0.0)
@@ -317,7 +318,7 @@ def test_gradients_of_the_compiled_loss(dtype: torch.dtype, monkeypatch: pytest.
     targets, gradients = torch.randint(0, 16, (20,)), []
 
     def mean(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        loss, _ = heads.linear_cross_entropy(hidden, weight, bias, targets, dtype)
+        loss, *_ = heads.linear_cross_entropy(hidden, weight, bias, targets, dtype)
         return loss / 20
 
     for function in (mean, torch.compile(mean, backend="aot_eager", fullgraph=True)):
@@ -326,7 +327,7 @@ def test_gradients_of_the_compiled_loss(dtype: torch.dtype, monkeypatch: pytest.
     torch.testing.assert_close(*gradients)
     with torch.no_grad():
         sums = heads._sums(*(x.to(dtype) for x in inputs), targets, None)
-    assert [x._version for x in sums] == [0, 0], "nothing was added in place"
+    assert [x._version for x in sums] == [0, 0, 0], "nothing was added in place"
 
 
 @torch.no_grad()

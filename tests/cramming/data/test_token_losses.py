@@ -1,0 +1,109 @@
+"""Masking by loss: as many targets as before, chosen by the losses of kept steps, and nothing else of a run changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cramming.checks import Config
+from cramming.config import UserError
+from cramming.data.batches import Batch
+from cramming.data.masking import ByLoss, Masker, ObjectiveConfig
+from cramming.data.token_losses import LEAST, MOST, TokenLosses, weights_of
+from cramming.engine import Engine, build_engine
+from cramming.parallel.mesh import Mesh
+from cramming.record import load_record
+
+CPU, SPECIAL, MASK = torch.device("cpu"), (0, 1, 2, 3, 4), 4
+BY_LOSS = ByLoss(start=0.2, until=0.9, every=0.1, power=0.5)
+
+
+def targets(ids_NL: np.ndarray, weights_V: np.ndarray | None, rate: float = 0.25) -> np.ndarray:
+    """Places of targets [N, C] in each row."""
+    masker = Masker(ObjectiveConfig("mlm", rate, 0.8, 0.1), 100, MASK, SPECIAL, 0)
+    masker.weights_V = weights_V
+    found = masker(ids_NL, np.arange(len(ids_NL)))
+    assert (found.target_ids_M >= 5).all()
+    return found.target_positions_M.reshape(len(ids_NL), -1) % ids_NL.shape[1]
+
+
+def test_rows_have_as_many_targets_and_with_equal_weights_the_same() -> None:
+    ids = np.random.default_rng(0).integers(5, 100, (50, 40))
+    ids[:, ::10] = 2
+    even = targets(ids, None)
+    assert np.array_equal(targets(ids, np.full(100, 0.7, np.float32)), even)
+    weighted = targets(ids, np.linspace(LEAST, MOST, 100, dtype=np.float32))
+    assert weighted.shape == even.shape and not np.array_equal(weighted, even)
+    assert all(len(set(row)) == len(row) for row in weighted.tolist())
+
+
+def test_of_one_target_the_probability_is_its_weight() -> None:
+    """Efraimidis & Spirakis: the first that is drawn is one of the weights' distribution. 20,000 rows: 4 deviations."""
+    ids, weights = np.tile(np.arange(5, 15), (20_000, 1)), np.ones(100, np.float32)
+    weights[5:15] = np.linspace(LEAST, MOST, 10)
+    share = np.bincount(targets(ids, weights, rate=0.1)[:, 0], minlength=10) / len(ids)
+    assert np.abs(share - weights[5:15] / weights[5:15].sum()).max() < 4 * np.sqrt(0.25 / len(ids))
+
+
+def test_weights_are_mean_losses_beside_the_mean_within_bounds() -> None:
+    losses, counts = np.array([4e4, 1e4, 0.0, 1e6], np.float32), np.array([1e4, 1e4, 0.0, 1e4], np.float32)
+    mean = losses.sum() / counts.sum()
+    found = weights_of(np.stack([losses, counts]), 0.5)
+    assert found == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, (100 / mean) ** 0.5], rel=1e-2)
+    assert weights_of(np.zeros((2, 4), np.float32), 0.5).tolist() == [LEAST] * 4, "nothing seen: all alike"
+
+
+def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
+    table = TokenLosses(BY_LOSS, 8, CPU)
+    table.totals_2V += 1
+    changed = [step for step in range(100) if table.weigh_if_due(step / 100)]
+    assert changed == [20, 30, 40, 50, 60, 70, 80, 90] and table.weights_V is None
+    assert table.totals_2V[0, 0] == 0.5**10, "at each tenth, the first included"
+
+
+@pytest.fixture
+def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
+    config = Config.of(compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000"))
+    config = replace(config, model=small_model, objective=replace(config.objective, by_loss=BY_LOSS))
+    return build_engine(config, Mesh.solo(CPU), CPU)
+
+
+def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(engine: Engine, tiny_source: Any) -> None:
+    batches: list[Batch] = [tiny_source.batch(0, 2), tiny_source.batch(2, 2)]
+    table, ids = engine.token_losses, torch.cat([batch.target_ids_M for batch in batches])
+    assert table is not None
+    engine.model.eval()  # no dropout
+    with torch.no_grad():
+        logits = torch.cat([engine.model.logits(*batch.inputs[:4]) for batch in batches])  # type: ignore[operator]
+    expected = torch.stack([F.cross_entropy(logits, ids, reduction="none"), torch.ones(len(ids))])
+    expected_2V = torch.zeros(2, 320).index_add_(1, ids, expected)
+    engine.forward_backward(batches)
+    engine.discard()
+    assert table.totals_2V.abs().max() == 0
+    engine.step(batches, 0.0)
+    torch.testing.assert_close(table.totals_2V, expected_2V)
+    engine.evaluate(batches)
+    with torch.no_grad():
+        engine.parameters[0].fill_(torch.nan)
+    assert engine.step(batches, 0.0).skipped
+    torch.testing.assert_close(table.totals_2V, expected_2V)
+
+
+def test_a_run_is_masked_language_modelling_and_even_until_the_start(
+    start: Callable[..., Path], unbroken: Path, losses: Callable[[Path], Any]
+) -> None:
+    run = start("name=a", "objective=mlm-by-loss", "objective.by_loss.start=0.5", "objective.by_loss.power=100")
+    assert losses(run)[:6] == losses(unbroken)[:6] and losses(run)[6] != losses(unbroken)[6]
+    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert found["objective"] == "mlm" and found["exaflops"] == without["exaflops"]
+    assert found["validation"]["targets"] == without["validation"]["targets"]
+
+
+def test_not_for_replaced_tokens(compose: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match=r"^objective: by_loss is for objective=mlm"):
+        Config.of(compose("objective=rtd", "objective.by_loss={start: 0.2, until: 1, every: 0.1, power: 1}"))
