@@ -182,7 +182,7 @@ def draw(ledger: Ledger, duels: Sequence[Duel]) -> list[Path]:
     """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
     by_loss, written = [duel for duel in duels if duel.terms["measure"] == "loss"], []
     drawn = [duel for duel in by_loss if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]]
-    if figure := intervals([_interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
+    if figure := intervals([interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
         written.append(ledger.path.with_name("ladder.svg"))
         write_atomically(written[-1], svg(figure, "ladder"))
     for duel in by_loss:
@@ -207,7 +207,8 @@ def row(duel: Duel) -> list[str]:
     return [label(duel), base_label(duel), budget_text(duel), pairs, *found, reached, over]
 
 
-def _interval(duel: Duel) -> Interval:
+def interval(duel: Duel) -> Interval:
+    """Of a duel with a verdict, for the picture."""
     verdict = duel.verdict
     assert verdict is not None
     name = f"{budget_text(duel)}: {label(duel)} against {base_label(duel)}"
