@@ -34,14 +34,14 @@ cli.main()
 # As `python -m cramming`, but each process keeps the weights that it starts with, in $WEIGHTS-<rank>.pt.
 WEIGHTS_AT_THE_START = """
 import os, torch
-from cramming import cli, train_state
-original = train_state.start_model
-def start_model(engine, start, seed, data, mesh):
+from cramming import cli, start
+original = start.start_engine_from_text
+def start_engine_from_text(engine, *arguments):
     before = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
-    original(engine, start, seed, data, mesh)
+    original(engine, *arguments)
     assert any(not torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
-    torch.save(engine.model.state_dict(), f"{os.environ['WEIGHTS']}-{mesh.rank}.pt")
-train_state.start_model = start_model
+    torch.save(engine.model.state_dict(), f"{os.environ['WEIGHTS']}-{engine.mesh.rank}.pt")
+start.start_engine_from_text = start_engine_from_text
 cli.main()
 """
 
@@ -147,11 +147,13 @@ def test_ctrl_c_ends_with_130_and_the_run_can_go_on(tmp_path: Path, tiny_overrid
 
 @pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> None:
-    """The same losses; and a second start of the finished run has nothing to do, on every rank."""
+    """The same losses, with masks that follow those of all ranks; and a second start of the finished run has nothing to
+    do, on every rank."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cramming"]
-    arguments = ["pretrain", *tiny_overrides, f"runs={tmp_path}", "name=two"]
+    by_loss = ["objective=mlm-by-loss", "objective.by_loss.power=100"]
+    arguments = ["pretrain", *tiny_overrides, *by_loss, f"runs={tmp_path}", "name=two"]
     subprocess.run([*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180)
-    pretrain.main({**compose(*tiny_overrides, "name=one"), "runs": str(tmp_path)})
+    pretrain.main({**compose(*tiny_overrides, *by_loss, "name=one"), "runs": str(tmp_path)})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in two] == [step for step, _ in one]
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-4)
