@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from cramming.config import Fraction, Positive, Share, Within
+from cramming.config import Fraction, Positive, Share, Within, require
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 
@@ -43,6 +43,9 @@ class ByLoss:
     until: Share
     every: Positive
     power: Positive
+
+    def __post_init__(self) -> None:
+        require(self.until > self.start, f"until={self.until:g} is not after start={self.start:g}")
 
 
 @dataclass(frozen=True)

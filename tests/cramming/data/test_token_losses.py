@@ -51,10 +51,10 @@ def test_of_one_target_the_probability_is_its_weight() -> None:
 
 
 def test_weights_are_mean_losses_beside_the_mean_within_bounds() -> None:
-    losses, counts = np.array([4e4, 1e4, 0.0, 1e6], np.float32), np.array([1e4, 1e4, 0.0, 1e4], np.float32)
+    losses, counts = np.array([4e4, 1e4, 0.0, 1e6], np.float32), np.array([1e4, 1e4, 0.0, 1e3], np.float32)
     mean = losses.sum() / counts.sum()
     found = weights_of(np.stack([losses, counts]), 0.5)
-    assert found == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, (100 / mean) ** 0.5], rel=1e-2)
+    assert found == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, MOST], rel=1e-2)
     assert weights_of(np.zeros((2, 4), np.float32), 0.5).tolist() == [LEAST] * 4, "nothing seen: all alike"
 
 
@@ -104,6 +104,16 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
     assert found["validation"]["targets"] == without["validation"]["targets"]
 
 
-def test_not_for_replaced_tokens(compose: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(UserError, match=r"^objective: by_loss is for objective=mlm"):
-        Config.of(compose("objective=rtd", "objective.by_loss={start: 0.2, until: 1, every: 0.1, power: 1}"))
+@pytest.mark.parametrize(
+    ("objective", "until", "message"),
+    [
+        ("rtd", 1, r"^objective: by_loss is for objective=mlm"),
+        ("mlm", 0.2, r"^objective\.by_loss: until=0\.2 is not after start=0\.2"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    compose: Callable[..., dict[str, Any]], objective: str, until: float, message: str
+) -> None:
+    by_loss = f"objective.by_loss={{start: 0.2, until: {until}, every: 0.1, power: 1}}"
+    with pytest.raises(UserError, match=message):
+        Config.of(compose(f"objective={objective}", by_loss))
