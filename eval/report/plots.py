@@ -118,10 +118,10 @@ def intervals(rows: Sequence[Interval], title: str) -> "Figure | None":
     """Differences with their intervals, one line each, the first on top, beside a line at zero; None without any."""
     if not rows:
         return None
-    labels = [_label(row.label) for row in rows]
-    margin = 0.3 + 0.075 * max(map(len, labels))
+    labels = [_label(row.label, 96) for row in rows]
+    margin = 0.3 + 0.072 * max(map(len, labels))
     with _styled():
-        figure = _figure(9.0, 0.7 + 0.26 * len(rows), left=margin, right=0.2, top=0.1, bottom=0.52)
+        figure = _figure(margin + 5.0, 0.7 + 0.26 * len(rows), left=margin, right=0.2, top=0.1, bottom=0.52)
         axes = figure.add_subplot(1, 1, 1, xlabel=title)
         axes.axvline(0.0, color=INK, linewidth=0.8)
         for place, row in enumerate(reversed(rows)):
@@ -143,7 +143,7 @@ def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
     with _styled():
         figure = _figure(9.0, 4.2, left=0.62, right=0.2, top=0.35, bottom=0.52)
         axes = figure.add_subplot(1, 1, 1, xlabel="seconds of the budget", ylabel="validation loss (nats)")
-        axes.set_title(_label(title), fontsize=10)
+        axes.set_title(_label(title, 96), fontsize=10)
         for pair in pairs:
             for points, colour in zip(pair, COLOURS):
                 if points:
@@ -225,6 +225,6 @@ def _legend(curves: Sequence[Curve]) -> tuple[list[str], list[Any]]:
     return labels, lines
 
 
-def _label(text: str) -> str:
+def _label(text: str, longest: int = 48) -> str:
     """A name as Matplotlib may print it: `$` would begin a formula."""
-    return (text if len(text) <= 48 else text[:47] + "…").replace("$", r"\$")
+    return (text if len(text) <= longest else text[: longest - 1] + "…").replace("$", r"\$")
