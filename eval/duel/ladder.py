@@ -144,7 +144,9 @@ def base_label(duel: Duel) -> str:
 
 
 def _only(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    return " ".join(word for word in side["overrides"] if word not in other["overrides"])
+    own = [word for word in side["overrides"] if word not in other["overrides"]]
+    named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
+    return " ".join(named or own)
 
 
 def budget_text(duel: Duel) -> str:

@@ -178,6 +178,20 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
     ladder.show(ledger, as_json=False)
 
 
+@pytest.mark.parametrize(
+    ("base", "candidate", "labels"),
+    [
+        (["a=1", "budget.minutes=8"], ["a=2", "budget.minutes=4"], ("a=2", "a=1")),
+        (["a=1", "budget.minutes=8"], ["a=1", "budget.minutes=4"], ("budget.minutes=4", "budget.minutes=8")),
+        (["a=1"], ["a=1", "b=2"], ("b=2", "the same without it")),
+        (["a=1", "b=2"], ["a=1"], ("without what the base sets", "b=2")),
+    ],
+)
+def test_a_label_is_what_one_side_has_alone(base: list[str], candidate: list[str], labels: tuple[str, str]) -> None:
+    duel = Duel("d0", {"base": {"overrides": base}, "candidate": {"overrides": candidate}})
+    assert (ladder.label(duel), ladder.base_label(duel)) == labels
+
+
 def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_corpus: Any, tmp_path: Path) -> None:
     first, second = make_corpus(tmp_path / "a"), make_corpus(tmp_path / "b", seed=1)
     base, other = compose(f"data.corpus={first}"), compose(f"data.corpus={second}")
