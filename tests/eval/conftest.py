@@ -4,16 +4,22 @@ import copy
 import hashlib
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cramming import environment
+from cramming.cli import VERBS, _load
 from cramming.config import file_sha256
 from cramming.data.task_files import ENTRIES, GLUE, OFFICIAL_SHA256
 from cramming.journal import Journal, first_line_sha256
+from cramming.overrides import compose
 from cramming.record import FORMAT_VERSION, RULES_VERSION
 from eval.finetune.history import PROTOCOL, history_file, stamp
 from eval.tasks.suites import AVERAGES
@@ -265,3 +271,41 @@ def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+# A closed-division run in seconds: all eight embedded tasks, three seeds, checkpoints, heartbeats.
+HONEST_RUN = (
+    "name=honest", "device=cpu", "precision=fp32", "data.size=20000", "tokenizer.vocab_size=300",
+    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
+    "train.sequence_length=32", "train.batch_size=8", "train.micro_batch=4", "train.log_every=10",
+    "train.validations=2", "train.validation_tokens=512", "budget.steps=60", "budget.heartbeat_seconds=0.2",
+    "checkpoint.every_steps=25", "eval.init=[pretrained]", "eval.seeds=[0,1,2]", "eval.workers=1",
+    "eval.baselines=false", "eval.hyperparameters.epochs=1", "eval.hyperparameters.batch_size=400",
+    "eval.hyperparameters.max_length=16",
+)  # fmt: skip
+CLEAN = {"commit": "0123456789abcdef0123", "dirty": False, "changed": [], "diff_sha256": None}
+# The clock counts from the start of the process, so `pretrain` needs one of its own.
+PRETRAIN = f"""
+import sys
+from cramming import cli, environment
+environment.git_state = lambda: {CLEAN}
+cli.run_verb("pretrain", sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="session")
+def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a real run, `runs/honest`, trained and scored; `corpora/` lies beside `runs`. Read-only: tests
+    copy it. Its code is said to be a clean commit, so that it is of the closed division."""
+    place = tmp_path_factory.mktemp("honest")
+    overrides = [*HONEST_RUN, f"runs={place / 'runs'}", f"corpora={place / 'corpora'}"]
+    settings = compose(overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "git_state", lambda: CLEAN)
+        for verb in ("prepare", "pretrain", "glue"):
+            if verb == "pretrain":
+                program = [sys.executable, "-c", PRETRAIN, *overrides]
+                subprocess.run(program, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            else:
+                _load(VERBS[verb].module)(settings)
+    return place / "runs" / "honest"
