@@ -19,7 +19,7 @@ from cramming.journal import Journal, read_lines
 from eval.duel.sequential_test import FEWEST, RULE, SequentialTest
 
 LEDGER = "ledger.jsonl"
-TERMS = ("base", "candidate", *RULE, "measure", "seed", "device", "clock", "budgets", "code")
+TERMS = ("base", "candidate", *RULE, "measure", "seed", "device", "clock", "budgets", "code", "corpora")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Ledger:
         for line in read_lines(self.path):
             event, _ = line["event"], line["previous"]  # without which lines could be changed
             if event == "duel":
-                known = {"first_look": FEWEST, **line}  # which older lines do not have
+                known = {"first_look": FEWEST, "corpora": None, **line}  # which older lines do not have
                 found[line["id"]] = Duel(line["id"], {key: known[key] for key in TERMS})
             elif event == "start":
                 found[line["id"]].starts += 1

@@ -30,12 +30,8 @@ from eval.duel import ladder, sides
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.sequential_test import FEWEST, RULE, Look
 from eval.duel.sides import Side
+from eval.recipe import compared
 
-# Sections that decide what a run learns: by their hash a configuration is known.
-SECTIONS = (
-    "data", "tokenizer", "model", "objective", "optim", "schedule", "start", "train", "budget", "attention",
-    "precision", "memory", "runtime", "parallel", "device",
-)  # fmt: skip
 OWN = ("duel.", "name=", "seed=", "runs=", "resume=", "base=", "candidate=")  # of the duel, not of its sides
 # What takes time of the budget, and is to take it from both sides alike.
 ON_THE_CLOCK = (
@@ -111,7 +107,7 @@ def main(settings: dict[str, Any]) -> None:
     terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
     with lock(config.folder, "fighting a duel"):
         if terms.id not in ledger.duels():
-            begin(ledger, terms.id, opponents, hashes, judged, device)
+            begin(ledger, terms.id, opponents, hashes, {**judged, "corpora": corpora}, device)
         fight(ledger, terms, opponents, config, seed)
 
 
@@ -129,11 +125,6 @@ def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents
         f"duel.candidate='{config.candidate}': the base has the same settings; write behind candidate= what differs",
     )
     return Opponents((found[0][0], found[1][0]), (found[0][1], found[1][1]))
-
-
-def compared(side: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells one configuration from another."""
-    return {section: side[section] for section in SECTIONS}
 
 
 def _composed(name: str, shared: Sequence[str], text: str) -> tuple[list[str], dict[str, Any]]:

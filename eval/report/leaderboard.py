@@ -1,7 +1,8 @@
 """The leaderboard's tables and what their small print needs (templates/leaderboard.j2 says it).
 
-Rows of the closed division on the full official data are ranked by the suite's first average; what is within noise
-shares a place. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
+Entries of the closed division on the full official data are ranked by the suite's first average, track by track
+(standings.py); where runs with other objectives competed by the same clock, all of that track are ranked once more
+together. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
 invalid records, then the rows without pretraining stand in groups of their own and have no rank. Published rows of the
 same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the reason stands below the table.
 """
@@ -11,47 +12,68 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cramming.data.task_files import ENTRIES
-from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words, ranks
+from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
 from eval.report.render import Cell, Figure, Group
 from eval.report.run_page import average_cell, score_cell
+from eval.report.standings import Entry, Identity, Standing, standings
+from eval.report.tracks import Track, in_order, track_of
 from eval.report.wording import (
+    DASH,
     SUBSET,
     SUITE_TITLES,
     anchor,
     budget_words,
     counted,
     model_words,
+    score_words,
+    spread_words,
     title_of,
 )
-from eval.rules.evidence import swept
+from eval.rules.evidence import few, swept
 from eval.rules.fine_tuning import MIN_SEEDS
+from eval.rules.load import Run
 from eval.tasks.suites import AVERAGES
 
 CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
+ANY_OBJECTIVE = "Any objective, same clock"
 AGAIN, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
 PARTS = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
 INVALID = "Not ranked: invalid records (a rule for both divisions is broken)"
-GROUPS = (CLOSED, AGAIN, OPEN, PARTS, INVALID, UNTRAINED)
+GROUPS = (AGAIN, OPEN, PARTS, INVALID, UNTRAINED)
 
 
-def _group_of(row: Row) -> str:
+def _group_of(row: Row) -> str | None:
+    """Of a row without a place; None for those that have one."""
+    if row.competes:
+        return None
     if row.verdict.division == "invalid":
         return INVALID
     if row.baseline:
         return UNTRAINED
     if row.main is None or row.subset:
         return PARTS
-    if row.verdict.division != "closed":
-        return OPEN
-    return AGAIN if row.again else CLOSED
+    return AGAIN if row.again else OPEN
+
+
+def board_of(
+    rows: Sequence[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str], figure: Figure | None
+) -> "Board":
+    """The board of a suite's rows. Tracks where no other objective competes have the closed division alone."""
+    competing = [row for row in rows if row.competes]
+    closed = standings([row for row in competing if row.ranked], runs, verdicts)
+    others = {track_of(row.run.record) for row in competing if not row.ranked}
+    any_objective = standings([row for row in competing if track_of(row.run.record) in others], runs, verdicts)
+    return Board(rows[0].suite, rows, closed, any_objective, figure)
 
 
 @dataclass(frozen=True)
 class Board:
-    """The rows of one suite."""
+    """The rows of one suite; `closed` and `any_objective`: those that have a place, by track."""
 
     suite: str
     rows: Sequence[Row]
+    closed: Mapping[Track | None, Sequence[Standing]]
+    any_objective: Mapping[Track | None, Sequence[Standing]]
     figure: Figure | None = None
 
     @property
@@ -61,20 +83,65 @@ class Board:
     @property
     def columns(self) -> list[str]:
         """The titles of the columns."""
-        return ["#", "Model", "Division", *map(title_of, AVERAGES[self.suite]), *map(title_of, columns_of(self.suite))]
+        averages = map(title_of, AVERAGES[self.suite])
+        return ["#", "Model", "Division", *averages, *self.noise_columns, *map(title_of, columns_of(self.suite))]
+
+    @property
+    def noise_columns(self) -> list[str]:
+        """Those about pretraining seeds; none where every recipe has one run."""
+        several = any(one.entry.confirmed for found in self._tables.values() for one in found)
+        return ["Pretraining seeds", "95 % interval", "p to the row above"] if several else []
+
+    @property
+    def _tables(self) -> dict[str, Sequence[Standing]]:
+        """The ranked entries by the title of their table."""
+        found = {}
+        for track in in_order({*self.any_objective, *self.closed}):
+            where = f", {track.title}" if track else ""
+            found[f"{CLOSED}{where}"] = self.closed.get(track, [])
+            found[f"{ANY_OBJECTIVE}{where}"] = self.any_objective.get(track, [])
+        return found
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Every entry once: of the closed division where it is in it."""
+        placed = [one for found in (self.closed, self.any_objective) for table in found.values() for one in table]
+        return list({one.entry.first: one for one in reversed(placed)}.values())[::-1]
 
     @cached_property
     def groups(self) -> list[Group]:
         """The suite's rows, the ranked ones first."""
-        found = {title: [row for row in self.rows if _group_of(row) == title] for title in GROUPS}
-        closed, baselines = found.pop(CLOSED), distinct(found.pop(UNTRAINED))
-        entries = columns_of(self.suite)
-        best = {entry: max((row.score(entry) or 0.0 for row in closed), default=None) for entry in entries}
-        return [
-            Group([_row(row, str(place), best) for row, place in zip(closed, ranks(closed))], CLOSED),
-            *(Group(list(map(_row, rows)), title, "faint" * (title == INVALID)) for title, rows in found.items()),
-            Group([_baseline_row(row, same) for row, same in baselines.items()], UNTRAINED),
+        return [Group(self._ranked(found), title) for title, found in self._tables.items()] + [
+            Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS
         ]
+
+    def _ranked(self, found: Sequence[Standing]) -> list[list[Cell]]:
+        entries = columns_of(self.suite)
+        best = {task: max((one.entry.score(task)[0] or 0.0 for one in found), default=None) for task in entries}
+        return [self._placed_row(one, best) for one in found]
+
+    def _placed_row(self, standing: Standing, best: Mapping[str, float | None]) -> list[Cell]:
+        entry = standing.entry
+        detail = _entry_words(entry) if entry.confirmed else _row_words(entry.first)
+        small = ", ".join(filter(None, (detail, *entry.remarks)))
+        model = Cell(entry.label, small, "main", anchor(entry.first.run))
+        noise = noise_cells(standing) if self.noise_columns else []
+        cells = entry_cells(entry, best) if entry.confirmed else number_cells(entry.first, best)
+        return self._line([Cell(standing.places), model, division_cell(entry.first)], cells, noise)
+
+    def _unranked(self, title: str) -> list[list[Cell]]:
+        rows = [row for row in self.rows if _group_of(row) == title]
+        lines = (
+            [(_baseline_cells(row, same), row) for row, same in distinct(rows).items()]
+            if title == UNTRAINED
+            else [([Cell(""), _model_cell(row), division_cell(row)], row) for row in rows]
+        )
+        return [self._line(cells, number_cells(row), [Cell("")] * len(self.noise_columns)) for cells, row in lines]
+
+    def _line(self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell]) -> list[Cell]:
+        """What is about pretraining seeds stands behind the averages."""
+        averages = len(AVERAGES[self.suite])
+        return [*named, *numbers[:averages], *noise, *numbers[averages:]]
 
     @property
     def protocols(self) -> dict[str, list[str]]:
@@ -98,20 +165,47 @@ class Board:
         return gaps + gains
 
 
-def _row(row: Row, rank: str = "", best: Mapping[str, float | None] | None = None) -> list[Cell]:
+def _model_cell(row: Row) -> Cell:
+    return Cell(row.run.label, _row_words(row), "main", anchor(row.run))
+
+
+def _row_words(row: Row) -> str:
     parts = [BASELINES.get(row.init, row.init), _seeds_words(row), swept(row.section)]
     if not row.baseline:
         parts += [model_words(row.run.record), budget_words(row.run.record)]
         parts += [f"same weights as {', '.join(row.same_weights)}"] if row.same_weights else []
-    model = Cell(row.run.label, ", ".join(filter(None, parts)), "main", anchor(row.run))
-    return [Cell(rank), model, division_cell(row), *number_cells(row, best)]
+    return ", ".join(filter(None, parts))
 
 
-def _baseline_row(row: Row, same: Sequence[Row]) -> list[Cell]:
+def _entry_words(entry: Entry) -> str:
+    record, names = entry.first.run.record, [row.run.label for row in entry.rows]
+    parts = [f"mean of {few(names)}", f"{_seeds_words(entry.first)} each", model_words(record), budget_words(record)]
+    return ", ".join(filter(None, parts))
+
+
+def _baseline_cells(row: Row, same: Sequence[Row]) -> list[Cell]:
     """A row without pretraining under its own name; the runs that it was scored for stand beside it."""
     runs = ", ".join(dict.fromkeys(r.run.label for r in same))
     detail = f"of {runs}" if row.without_encoder else f"of {runs}, {_seeds_words(row)}"
-    return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row), *number_cells(row)]
+    return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row)]
+
+
+def noise_cells(standing: Standing) -> list[Cell]:
+    """Seeds, interval, and p or the verdict of a duel against the row above; then how many seeds would decide."""
+    entry, bounds = standing.entry, standing.entry.bounds
+    seeds = Cell(str(len(entry.rows)), "" if entry.confirmed else "unconfirmed")
+    between = Cell(f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else DASH)
+    p = DASH if standing.p is None else f"{standing.p:.2g}" if standing.p >= 0.001 else "<0.001"
+    more = f"{standing.needed} seeds each would decide" if standing.needed else ""
+    return [seeds, between, Cell(standing.duel, "in a duel") if standing.duel else Cell(p, more)]
+
+
+def entry_cells(entry: Entry, best: Mapping[str, float | None]) -> list[Cell]:
+    """The means over pretraining seeds of the averages, then of the tasks, with their standard deviations."""
+    suite = entry.first.suite
+    averages = [(*entry.average(name), "main") for name in AVERAGES[suite]]
+    tasks = [(*(found := entry.score(task)), "best" * (found[0] == best[task])) for task in columns_of(suite)]
+    return [Cell(score_words(mean), spread_words(spread), tone) for mean, spread, tone in averages + tasks]
 
 
 def number_cells(row: Row, best: Mapping[str, float | None] | None = None) -> list[Cell]:

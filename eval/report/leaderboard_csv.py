@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
+from eval.recipe import recipe_of
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES
+from eval.report.standings import Standing
 from eval.tasks.suites import AVERAGES
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
@@ -58,20 +60,45 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "device": lambda row: row.run.record.environment.device.name,
     "corpus_sha256": lambda row: row.run.record.corpus.manifest_sha256,
     "validation_corpus_sha256": lambda row: row.run.record.corpus.validation.manifest_sha256,
+    "exaflops": lambda row: row.run.record.training.exaflops,
+    "tokens_per_second": lambda row: row.run.record.training.tokens_per_second,
+    "pretraining_seed": lambda row: row.run.record.training.seed,
+    "recipe": lambda row: (found := recipe_of(row.run.record)) and found.settings,
     "commit": lambda row: row.run.record.environment.git.commit,
     "created": lambda row: row.run.record.created,
 }
 
+# The same of the entry that a ranked row belongs to; `p_above` and `duel_above` are about the entry above it.
+PLACE_COLUMNS: dict[str, Callable[[Standing], Any]] = {
+    "entry": lambda one: one.entry.label,
+    "track": lambda one: one.track and one.track.title,
+    "table": lambda one: "closed" if one.entry.first.ranked else "any objective",
+    "first_place": lambda one: one.first,
+    "last_place": lambda one: one.last,
+    "pretraining_seeds": lambda one: len(one.entry.rows),
+    "mean": lambda one: one.entry.main,
+    "mean_std": lambda one: one.entry.spread,
+    "mean_low": lambda one: one.entry.bounds and one.entry.bounds[0],
+    "mean_high": lambda one: one.entry.bounds and one.entry.bounds[1],
+    "p_above": lambda one: one.p,
+    "duel_above": lambda one: one.duel or None,
+    "seeds_to_decide": lambda one: one.needed,
+    "remarks": lambda one: "; ".join(one.entry.remarks) or None,
+}
 
-def comma_separated(rows: Sequence[Row]) -> str:
+
+def comma_separated(rows: Sequence[Row], standings: Sequence[Standing]) -> str:
     """The text of leaderboard.csv."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [*COLUMNS, "source"], restval="", lineterminator="\n")
+    writer = csv.DictWriter(buffer, [*COLUMNS, *PLACE_COLUMNS, "source"], restval="", lineterminator="\n")
     writer.writeheader()
     lines: list[dict[str, Any]] = [{name: value(row) for name, value in COLUMNS.items()} for row in rows]
-    for row in REFERENCES:
-        averages = {"avg9": row.avg9, "avg8": row.avg8, "source": row.source}
-        lines.append({"kind": "published", "run": row.title, "suite": "glue", **averages, **row.scores})
+    for line, row in zip(lines, rows):
+        standing = next((one for one in standings if row in one.entry.rows), None)
+        line |= {name: value(standing) for name, value in PLACE_COLUMNS.items()} if standing else {}
+    for one in REFERENCES:
+        averages = {"avg9": one.avg9, "avg8": one.avg8, "source": one.source}
+        lines.append({"kind": "published", "run": one.title, "suite": "glue", **averages, **one.scores})
     for line in lines:
         writer.writerow({name: _cell(value) for name, value in line.items() if value is not None})
     return buffer.getvalue()

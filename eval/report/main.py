@@ -22,12 +22,14 @@ from rich.text import Text
 from cramming.config import UserError, build, expand_home
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
+from eval.duel.ledger import Ledger
 from eval.report import plots, render, submission
-from eval.report.leaderboard import Board
+from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.ranking import Row, bars, main_average, rows_of
 from eval.report.render import Figure
 from eval.report.run_page import RunPage
+from eval.report.standings import fought
 from eval.report.wording import DASH, anchor, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Where the report goes."""
+    """Where the report goes; `ledger`: the folder of duels."""
 
     out: Path | None
     each_run: bool
+    ledger: Path
 
 
 def main(config: dict[str, Any]) -> None:
@@ -64,13 +67,11 @@ def main(config: dict[str, Any]) -> None:
         pages.append(page)
         if own:
             _write_page(own, "report", run.label, "report.j2", one=page)
-    boards = [
-        Board(suite, mine, _score_figure(mine, suite, out))
-        for suite in AVERAGES
-        if (mine := [row for row in rows if row.suite == suite])
-    ]
+    verdicts = fought(Ledger(settings.ledger))
+    suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
+    boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
     _write_board(out, runs, boards, pages)
-    _write(out / "leaderboard.csv", comma_separated(rows))
+    _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.standings]))
     _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
 

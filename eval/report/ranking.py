@@ -1,4 +1,5 @@
-"""The scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of.
+"""The scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of. Places have
+standings.py.
 
 One `Row` per run and initialisation, and per baseline without an encoder. Only a trained model of the closed division,
 with every task of the suite on its full official data, competes for a rank: what the open division allows, a downloaded
@@ -18,9 +19,9 @@ from eval.rules.table import Verdict
 from eval.tasks.suites import AVERAGES
 
 BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
+OBJECTIVE_RULE = "R12"  # without which any objective competes, by the same clock
 # Rows without pretraining: initialisation -> in words.
 BASELINES = {"random": "random initialisation", BAG_OF_WORDS: BAG_OF_WORDS, CONSTANT: CONSTANT}
-NOISE = 0.05  # a difference whose p-value is not below this is noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +84,18 @@ class Row:
         return self.section.tasks[entry].score if entry in self.section.tasks else None
 
     @property
+    def competes(self) -> bool:
+        """Whether the row has a place: a trained model that breaks no rule but that of the objective, all tasks, all
+        data, each model once.
+        """
+        whole = self.main is not None and not self.subset and not self.baseline and not self.again
+        only_objective = [finding.rule for finding in self.verdict.broken] == [OBJECTIVE_RULE]
+        return whole and (self.verdict.division == "closed" or only_objective)
+
+    @property
     def ranked(self) -> bool:
-        """Whether the row competes: a trained model of the closed division, all tasks, all data, each model once."""
-        whole = self.main is not None and not self.subset
-        return whole and not self.baseline and not self.again and self.verdict.division == "closed"
+        """Whether that place is in the closed division."""
+        return self.competes and self.verdict.division == "closed"
 
     @property
     def same_weights(self) -> list[str]:
@@ -112,30 +121,9 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     found, seen = [], set()
     for row in ordered:
         model = (row.suite, str(row.section.model_sha256))
-        found.append(replace(row, again=row.ranked and model in seen))
-        seen |= {model} if row.ranked else set()
+        found.append(replace(row, again=row.competes and model in seen))
+        seen |= {model} if row.competes else set()
     return found
-
-
-def ranks(rows: Sequence[Row]) -> list[int]:
-    """The place of each ranked row, best first. A row whose difference to the first of the place above is within noise
-    shares that place.
-    """
-    places: list[int] = []
-    for index, row in enumerate(rows):
-        first = rows[places[-1] - 1] if places else row
-        places.append(places[-1] if places and within_noise(first, row) else index + 1)
-    return places
-
-
-def within_noise(one: Row, other: Row) -> bool:
-    """Whether Welch's t-test on the averages of the single seeds finds no difference (p >= NOISE)."""
-    from scipy.stats import ttest_ind  # takes a second
-
-    samples = [row.of_seeds(main_average(one.suite)) for row in (one, other)]
-    if any(len(values) < 2 for values in samples) or all(len(set(values)) == 1 for values in samples):
-        return one.main == other.main
-    return float(ttest_ind(*samples, equal_var=False).pvalue) >= NOISE
 
 
 def distinct(rows: Sequence[Row]) -> dict[Row, list[Row]]:

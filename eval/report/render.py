@@ -16,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from cramming.progress import compact
 from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
-from eval.report.ranking import BAG_OF_WORDS, CONSTANT, NOISE, columns_of
+from eval.report.noise import NOISE, POWER
+from eval.report.ranking import BAG_OF_WORDS, CONSTANT, columns_of
 from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, OtherProtocol, Reference
 from eval.report.wording import (
     DASH,
@@ -91,6 +92,7 @@ def _environment(form: Literal["html", "md"]) -> Environment:
         "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,
         "AVERAGES": AVERAGES, "BAG_OF_WORDS": BAG_OF_WORDS, "CONSTANT": CONSTANT, "RULES_VERSION": RULES_VERSION,
         "REFERENCES": REFERENCES, "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "PROTOCOL": PROTOCOL, "columns_of": columns_of,
+        "POWER": POWER,
     }  # fmt: skip
     found.globals["f"] = found.get_template(f"{form}.j2").module
     return found

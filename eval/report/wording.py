@@ -70,10 +70,15 @@ def budget_words(record: Record) -> str:
     if limit is None:
         return ""
     device = record.environment.device.name or record.environment.device.kind
-    amount = f"{compact(limit)} {unit}"
-    if unit == "hours":
-        amount = f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
+    amount = amount_words(unit, limit)
     return f"{amount} on {device}" if device else amount
+
+
+def amount_words(unit: str | None, limit: float) -> str:
+    """Such as `24 h`, `3 min`, `13 exaFLOPs`."""
+    if unit == "hours":
+        return f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
+    return f"{compact(limit)} {'exaFLOPs' if unit == 'exaflops' else unit}"
 
 
 def not_comparable(record: Record) -> str:

@@ -31,7 +31,7 @@ def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaderboard(runs: Path) -> str:
-    main({"runs": str(runs), "report": {"out": None, "each_run": True}})
+    main({"runs": str(runs), "report": {"out": None, "each_run": True, "ledger": "no duels"}})
     return (runs / "report" / "leaderboard.md").read_text(encoding="utf-8")
 
 

@@ -1,0 +1,228 @@
+"""Places: entries in their tracks, and which of them pretraining seeds tell apart.
+
+An entry is a recipe (eval/recipe.py) in a track (tracks.py), fine-tuned in one way, with all its pretraining seeds: its
+score is their mean, and its noise their standard deviation. An entry has every place that the others leave open: behind
+those that are better beyond noise, and before those that are worse (Mogstad, Romano, Shaikh and Wilhelm, Inference for
+Ranks, Review of Economic Studies 2024). All pairs of a track are compared, so p-values are adjusted for that
+(noise.py). Between two entries of one run each is only the noise of fine-tuning, which does not confirm a place.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+from cramming.config import settings_hash
+from eval.duel.ladder import MEASURES
+from eval.duel.ledger import Ledger
+from eval.recipe import Recipe, recipe, recipe_of
+from eval.report.noise import NOISE, adjusted, interval, p_value, seeds_needed
+from eval.report.ranking import Row, main_average
+from eval.report.tracks import Track, track_for, track_of
+from eval.rules.evidence import few, made_with, mean_of
+from eval.rules.load import Run
+
+SEED_IN_NAME = re.compile(r"[\W_]*(?:seed|s)?[\W_]*\d*$")
+# A duel's verdict for the candidate and for the base.
+FROM_BOTH_SIDES = {
+    "win": ("won", "lost"), "loss": ("lost", "won"), "equivalent": ("equal",) * 2, "undecided": ("undecided",) * 2
+}  # fmt: skip
+
+
+class Identity(NamedTuple):
+    """What runs of one entry have in common beside the way in which they were fine-tuned. A run whose record does not
+    have its recipe is alone with its folder.
+    """
+
+    track: Track | None
+    recipe: Recipe | str
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """The rows of one recipe, best first; `left_out`: other runs of it in the same track, which have no place."""
+
+    rows: Sequence[Row]
+    left_out: Sequence[Run] = ()
+
+    @property
+    def first(self) -> Row:
+        """Its best row."""
+        return self.rows[0]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Of the average that the suite is ranked by, run by run."""
+        return [row.main for row in self.rows if row.main is not None]
+
+    @cached_property
+    def fine_tunings(self) -> list[float]:
+        """The same of the best run's fine-tuning seeds."""
+        return self.first.of_seeds(main_average(self.first.suite))
+
+    @cached_property
+    def main(self) -> float:
+        """Its score."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it has more than one run."""
+        return len(self.rows) > 1
+
+    @property
+    def label(self) -> str:
+        """Its runs' name without the seed, where that is one; else that of its best run."""
+        stems = {SEED_IN_NAME.sub("", row.run.label) for row in self.rows}
+        return stems.pop() if self.confirmed and len(stems) == 1 else self.first.run.label
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """95 % interval of the mean; None for a single run."""
+        return interval(self.scores)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the score over pretraining seeds; None for a single run."""
+        return statistics.stdev(self.scores) if self.confirmed else None
+
+    def average(self, name: str) -> tuple[float | None, float | None]:
+        """An average over runs, and its standard deviation: of a single run over fine-tuning seeds."""
+        if not self.confirmed:
+            return self.first.averages[name], self.first.spread(name)
+        return _over_runs([row.averages[name] for row in self.rows])
+
+    def score(self, task: str) -> tuple[float | None, float | None]:
+        """The same of one task's score."""
+        return _over_runs([row.score(task) for row in self.rows])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What could be a selection: seeds that are not the first ones, runs without a score; and several commits."""
+        seeds = [row.run.record.training.seed for row in self.rows]
+        commits = {row.run.record.environment.git.commit for row in self.rows}
+        first, expected = set(range(len(seeds))), "0" if len(seeds) == 1 else f"0 to {len(seeds) - 1}"
+        lost = [f"{run.label} ({_why(run)})" for run in self.left_out]
+        return [
+            *([f"pretraining seeds {', '.join(sorted(map(str, seeds)))}, not {expected}"] * (set(seeds) != first)),
+            *([f"not counted of the same recipe: {few(lost)}"] if lost else []),
+            *([f"code of {len(commits)} commits"] if len(commits) > 1 else []),
+        ]
+
+
+def _over_runs(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    return mean_of(values), statistics.stdev(known) if len(known) == len(values) > 1 else None
+
+
+def _why(run: Run) -> str:
+    status = run.record.training.status
+    return status or "no status" if status != "finished" else "not ranked" if run.record.trained else "not scored"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An entry's places, from `first` to `last`, and how it compares to the entry above it.
+
+    `p` is adjusted for all pairs of the track; `needed`: so many seeds each would tell the two apart with a probability
+    of 0.9, if difference and spread are those seen; `duel`: the verdict of a duel of the two, in place of p.
+    """
+
+    entry: Entry
+    first: int
+    last: int
+    p: float | None = None
+    needed: int | None = None
+    duel: str = ""
+
+    @property
+    def track(self) -> Track | None:
+        """Of all its runs."""
+        return track_of(self.entry.first.run.record)
+
+    @property
+    def places(self) -> str:
+        """Such as `1` or `2–4`."""
+        return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
+
+
+def standings(
+    rows: Iterable[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str]
+) -> dict[Track | None, list[Standing]]:
+    """The entries of each track, best first. `rows`: those of one suite that compete with each other; `runs`: all of
+    the report; `verdicts`: of duels, as `fought` has them.
+    """
+    of_recipe: dict[Identity, list[Run]] = {}
+    for run in runs:
+        of_recipe.setdefault(_identity(run), []).append(run)
+    entries: dict[tuple[Identity, str], list[Row]] = {}
+    for row in rows:
+        protocol = settings_hash(row.section.split, made_with(row.section))
+        entries.setdefault((_identity(row.run), protocol), []).append(row)
+    tracks: dict[Track | None, list[Entry]] = {}
+    for (identity, _), own in entries.items():
+        known = {label for row in own for label in (row.run.label, *row.same_weights)}
+        left_out = [run for run in of_recipe[identity] if run.label not in known]
+        tracks.setdefault(identity.track, []).append(Entry(own, left_out))
+    return {track: _placed(found, verdicts) for track, found in tracks.items()}
+
+
+def _identity(run: Run) -> Identity:
+    return Identity(track_of(run.record), recipe_of(run.record) or str(run.folder))
+
+
+def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]) -> list[Standing]:
+    entries = sorted(entries, key=lambda entry: -entry.main)
+    pairs = list(combinations(entries, 2))
+    tested = {(one, other): p for one, other in pairs if (p := p_value(one.scores, other.scores)) is not None}
+    p_values = dict(zip(tested, adjusted(list(tested.values()))))
+    apart = {pair for pair in pairs if (p_values[pair] < NOISE if pair in p_values else _apart_by_fine_tuning(*pair))}
+    found = []
+    for index, entry in enumerate(entries):
+        better = sum((above, entry) in apart for above in entries[:index])
+        worse = sum((entry, below) in apart for below in entries[index + 1 :])
+        standing = Standing(entry, better + 1, len(entries) - worse)
+        if index:
+            pair = (entries[index - 1], entry)
+            needed = _seeds_needed(*pair, len(tested)) if pair in tested and pair not in apart else None
+            said = verdicts.get((_identity(entry.first.run), _identity(pair[0].first.run)), "")
+            standing = replace(standing, p=p_values.get(pair), needed=needed, duel=said)
+        found.append(standing)
+    return found
+
+
+def _apart_by_fine_tuning(one: Entry, other: Entry) -> bool:
+    """By the averages of single fine-tuning seeds of the best runs; without any spread by the scores themselves."""
+    p = p_value(one.fine_tunings, other.fine_tunings)
+    return one.main != other.main if p is None else p < NOISE
+
+
+def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
+    groups = [entry.scores for entry in (one, other) if entry.confirmed]
+    freedom = sum(len(group) - 1 for group in groups)
+    spread = math.sqrt(sum((len(group) - 1) * statistics.variance(group) for group in groups) / freedom)
+    return seeds_needed((one.main - other.main) / spread, NOISE / comparisons)
+
+
+def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
+    """What the ledger's verdicts say of one recipe against another, such as `won by pinned validation loss`: the latest
+    of each pair, from both sides. Duels of before the ledger had the corpora are left out.
+    """
+    found, settings = {}, ledger.configurations()
+    for duel in ledger.duels().values():
+        terms, verdict = duel.terms, (duel.verdict or {}).get("verdict")
+        if terms["corpora"] is None or verdict not in FROM_BOTH_SIDES:
+            continue
+        hashes = (terms["base"]["hash"], terms["candidate"]["hash"])
+        base, candidate = (
+            Identity(track_for(unit, limit, terms["clock"], terms["device"]), recipe(settings[sha256], corpus))
+            for sha256, ((unit, limit),), corpus in zip(hashes, map(dict.items, terms["budgets"]), terms["corpora"])
+        )
+        measure = MEASURES[terms["measure"]][0]
+        for pair, words in zip(((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict]):
+            found[pair] = f"{words} by {measure}"
+    return found

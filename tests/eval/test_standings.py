@@ -1,0 +1,176 @@
+"""Entries by recipe, their tracks, and the places that pretraining seeds leave them."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from cramming.record_schema import read_record
+from eval.duel.ledger import TERMS, Ledger
+from eval.recipe import BESIDE, SECTIONS, recipe_of
+from eval.report.leaderboard import Board, board_of
+from eval.report.leaderboard_csv import PLACE_COLUMNS
+from eval.report.noise import adjusted, p_value
+from eval.report.ranking import rows_of
+from eval.report.standings import Standing, fought
+from eval.report.tracks import in_order, track_for
+from eval.rules.load import load_runs
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, make_record: Any, make_section: Any, write_run: Any) -> Write:
+    """`write(name, base, recipe, seed, change)`: a run whose scores are around `base`."""
+
+    def run(
+        name: str, base: float, recipe: int = 0, seed: int = 0, change: Callable[..., None] = lambda r: None
+    ) -> None:
+        record = make_record() | {"name": name, "config": dict.fromkeys(SECTIONS, recipe) | {"seed": seed}}
+        record["glue"] = {"pretrained": make_section("pretrained", base=base)}
+        record["pretrain"]["seed"] = seed
+        change(record)
+        write_run(tmp_path / name, record)
+
+    return run
+
+
+def _board(runs: Path, duels: Path | None = None) -> Board:
+    found = load_runs(runs)
+    return board_of(rows_of(found), found, fought(Ledger(duels or runs / "duels")), None)
+
+
+def _unscored(record: dict[str, Any], status: str) -> None:
+    record["glue"] = {}
+    record["pretrain"]["status"] = status
+
+
+def _on(record: dict[str, Any], device: str) -> None:
+    record["environment"]["device"]["name"] = device
+
+
+def _standings(runs: Path) -> list[Standing]:
+    return _board(runs).standings
+
+
+def test_a_recipe_is_its_settings_and_its_corpus(make_record: Any) -> None:
+    """Whatever seed, name, budget and device are, and wherever the corpus lies."""
+    record = make_record() | {"config": dict.fromkeys(SECTIONS, 1)}
+    first = recipe_of(read_record(record))
+    for section in SECTIONS:
+        other = record | {"config": record["config"] | {section: 2, "seed": 7, "name": "other"}}
+        assert (recipe_of(read_record(other)) == first) == (section in BESIDE)
+    assert recipe_of(read_record(record | {"corpus": {"manifest_sha256": "0" * 64}})) != first
+    assert recipe_of(read_record(make_record())) is None  # settings that are not all on record
+
+
+def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_path: Path) -> None:
+    scores = {"new": [0.70, 0.706, 0.703], "old": [0.65, 0.652, 0.648], "older": [0.645, 0.649, 0.648]}
+    for recipe, (name, bases) in enumerate(scores.items()):
+        for seed, base in enumerate(bases):
+            write(f"{name}-seed{seed}", base, recipe, seed)
+    new, old, older = _standings(tmp_path)
+    assert [one.entry.label for one in (new, old, older)] == list(scores)
+    assert [one.places for one in (new, old, older)] == ["1", "2–3", "2–3"]
+    runs = [row.main for row in new.entry.rows]
+    assert new.entry.main == pytest.approx(statistics.fmean(runs))  # type: ignore[type-var]
+    assert new.entry.spread == pytest.approx(statistics.stdev(runs))  # type: ignore[type-var]
+    assert new.entry.bounds == pytest.approx(stats.t.interval(0.95, 2, new.entry.main, stats.sem(runs)))
+    pairs = [p_value(a.entry.scores, b.entry.scores) for a, b in ((new, old), (new, older), (old, older))]
+    assert [old.p, older.p] == pytest.approx(adjusted([p for p in pairs if p is not None])[::2])
+    assert new.p is None and old.needed is None and older.needed is not None
+    assert not any(one.entry.remarks for one in (new, old, older))
+
+
+def test_single_runs_look_as_simple_as_they_are(write: Write, tmp_path: Path) -> None:
+    """One that stands among recipes with several seeds is unconfirmed, and has their spread to be told apart by."""
+    for name, base in (("a", 0.7), ("b", 0.699), ("c", 0.65), ("d", 0.65)):
+        write(name, base, recipe=ord(name))
+    board = _board(tmp_path)
+    assert board.noise_columns == [] and [one.places for one in board.standings] == ["1–2", "1–2", "3–4", "3–4"]
+    write("a1", 0.702, recipe=ord("a"), seed=1)
+    write("a2", 0.701, recipe=ord("a"), seed=2)
+    board = _board(tmp_path)
+    rows = board.groups[0].rows
+    assert board.standings[0].entry.confirmed and len(board.noise_columns) == 3
+    assert {len(row) for group in board.groups for row in group.rows} == {len(board.columns)}
+    assert [row[5].small for row in rows] == ["", *["unconfirmed"] * 3]
+
+
+def test_what_could_be_a_selection_is_said(write: Write, tmp_path: Path) -> None:
+    write("a-1", 0.7, seed=1)
+    write("a-4", 0.7, seed=4)
+    for status in ("diverged", "interrupted", "finished"):
+        write(f"a-{status}", 0.0, change=partial(_unscored, status=status))
+    write("other", 0.6, recipe=1, change=lambda r: r["environment"]["git"].update(commit="f" * 20))
+    write("other1", 0.6, recipe=1, seed=1)
+    chosen, other = _standings(tmp_path)
+    assert chosen.entry.remarks == [
+        "pretraining seeds 1, 4, not 0 to 1",
+        "not counted of the same recipe: a-diverged (diverged), a-finished (not scored), a-interrupted (interrupted)",
+    ]
+    assert other.entry.remarks == ["code of 2 commits"]
+
+
+def test_runs_compete_within_their_track(write: Write, tmp_path: Path) -> None:
+    write("cpu", 0.6)
+    for name, device in (("a6000", "NVIDIA RTX A6000"), ("a6000-too", "RTX A6000")):
+        write(name, 0.7, ord(device[0]), change=partial(_on, device=device))
+    board = _board(tmp_path)
+    titles = [group.title for group in board.groups if group.rows]
+    assert titles == ["Closed division, 1 min on RTX A6000", "Closed division, 1 min on Test CPU"]
+    assert [one.places for one in board.standings] == ["1–2", "1–2", "1"]
+
+
+def test_tracks_of_equal_work_know_no_device() -> None:
+    day, work = track_for("hours", 24, None, "NVIDIA A100-SXM4-80GB"), track_for("exaflops", 13, "wall", "Test CPU")
+    assert day == track_for("hours", 24, "wall", "A100 80GB") and day.title == "24 h on A100 80GB"
+    assert work == track_for("exaflops", 13, None, None)
+    assert work.title == "13 exaFLOPs on any device (the day of an RTX A6000)"
+    minutes = track_for("hours", 0.05, "cpu", "AMD EPYC")
+    assert minutes.title == "3 min of CPU time on AMD EPYC"
+    assert in_order([None, work, minutes, day]) == [day, minutes, work, None]
+
+
+def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(write: Write, tmp_path: Path) -> None:
+    write("masked", 0.6)
+
+    def replaced(record: dict[str, Any]) -> None:
+        record["pretrain"].update(objective="rtd", validation={"replaced_token_loss": 0.3})
+
+    write("electra", 0.7, recipe=1, change=replaced)
+    write("dirty", 0.8, recipe=2, change=lambda r: replaced(r) or r["environment"]["git"].update(dirty=True))
+    board = _board(tmp_path)
+    found = {group.title: [row[1].text for row in group.rows] for group in board.groups if group.rows}
+    track = "1 min on Test CPU"
+    assert list(found.values())[:2] == [["masked"], ["electra", "masked"]]
+    assert list(found)[:2] == [f"Closed division, {track}", f"Any objective, same clock, {track}"]
+    assert found["Open division, not ranked"] == ["dirty"]
+    tables = {one.entry.label: PLACE_COLUMNS["table"](one) for one in board.standings}
+    assert tables == {"masked": "closed", "electra": "any objective"}
+
+
+def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Write, tmp_path: Path) -> None:
+    write("new", 0.7, recipe=1)
+    write("new1", 0.702, recipe=1, seed=1)
+    write("old", 0.699, recipe=0)
+    ledger = Ledger(tmp_path / "duels")
+    for recipe in (0, 1):
+        ledger.write("configuration", hash=f"h{recipe}", settings=dict.fromkeys(SECTIONS, recipe))
+    terms = dict.fromkeys(TERMS, 1) | {
+        "base": {"hash": "h0"}, "candidate": {"hash": "h1"}, "measure": "loss", "device": "Test CPU", "clock": "wall",
+        "budgets": [{"hours": 60 / 3600}] * 2, "corpora": ["cd" * 32] * 2,
+    }  # fmt: skip
+    ledger.write("duel", id="older", **{name: value for name, value in terms.items() if name != "corpora"})
+    ledger.write("duel", id="d", **terms)
+    for name in ("older", "d"):
+        ledger.write("verdict", id=name, verdict="win")
+    board = _board(tmp_path)
+    assert board.standings[1].duel == "lost by pinned validation loss"
+    assert board.groups[0].rows[1][7].text == "lost by pinned validation loss"
+    write("old", 0.699, recipe=0, change=partial(_on, device="Other CPU"))
+    assert not any(one.duel for one in _standings(tmp_path))
