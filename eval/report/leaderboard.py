@@ -1,7 +1,7 @@
 """The leaderboard's tables and what their small print needs (templates/leaderboard.j2 says it).
 
 Entries of the closed division on the full official data are ranked by the suite's first average, track by track
-(standings.py); where runs with other objectives competed by the same clock, all of that track are ranked once more
+(entries.py); where runs with other objectives competed by the same clock, all of that track are ranked once more
 together. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
 invalid records, then the rows without pretraining stand in groups of their own and have no rank. Published rows of the
 same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the reason stands below the table.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cramming.data.task_files import ENTRIES
+from eval.report.entries import Entry, Identity, RankedEntry, ranked_entries
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
 from eval.report.render import Cell, Figure, Group
 from eval.report.run_page import average_cell, score_cell
-from eval.report.standings import Entry, Identity, Standing, standings
 from eval.report.tracks import Track, in_order, track_of
 from eval.report.wording import (
     DASH,
@@ -60,9 +60,9 @@ def board_of(
 ) -> "Board":
     """The board of a suite's rows. Tracks where no other objective competes have the closed division alone."""
     competing = [row for row in rows if row.competes]
-    closed = standings([row for row in competing if row.ranked], runs, verdicts)
+    closed = ranked_entries([row for row in competing if row.ranked], runs, verdicts)
     others = {track_of(row.run.record) for row in competing if not row.ranked}
-    any_objective = standings([row for row in competing if track_of(row.run.record) in others], runs, verdicts)
+    any_objective = ranked_entries([row for row in competing if track_of(row.run.record) in others], runs, verdicts)
     return Board(rows[0].suite, rows, closed, any_objective, figure)
 
 
@@ -72,8 +72,8 @@ class Board:
 
     suite: str
     rows: Sequence[Row]
-    closed: Mapping[Track | None, Sequence[Standing]]
-    any_objective: Mapping[Track | None, Sequence[Standing]]
+    closed: Mapping[Track | None, Sequence[RankedEntry]]
+    any_objective: Mapping[Track | None, Sequence[RankedEntry]]
     figure: Figure | None = None
 
     @property
@@ -93,7 +93,7 @@ class Board:
         return ["Pretraining seeds", "95 % interval", "p to the row above"] if several else []
 
     @property
-    def _tables(self) -> dict[str, Sequence[Standing]]:
+    def _tables(self) -> dict[str, Sequence[RankedEntry]]:
         """The ranked entries by the title of their table."""
         found = {}
         for track in in_order({*self.any_objective, *self.closed}):
@@ -103,7 +103,7 @@ class Board:
         return found
 
     @property
-    def standings(self) -> list[Standing]:
+    def ranked_entries(self) -> list[RankedEntry]:
         """Every entry once: of the closed division where it is in it."""
         placed = [one for found in (self.closed, self.any_objective) for table in found.values() for one in table]
         return list({one.entry.first: one for one in reversed(placed)}.values())[::-1]
@@ -115,19 +115,19 @@ class Board:
             Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS
         ]
 
-    def _ranked(self, found: Sequence[Standing]) -> list[list[Cell]]:
+    def _ranked(self, found: Sequence[RankedEntry]) -> list[list[Cell]]:
         entries = columns_of(self.suite)
         best = {task: max((one.entry.score(task)[0] or 0.0 for one in found), default=None) for task in entries}
         return [self._placed_row(one, best) for one in found]
 
-    def _placed_row(self, standing: Standing, best: Mapping[str, float | None]) -> list[Cell]:
-        entry = standing.entry
+    def _placed_row(self, ranked: RankedEntry, best: Mapping[str, float | None]) -> list[Cell]:
+        entry = ranked.entry
         detail = _entry_words(entry) if entry.confirmed else _row_words(entry.first)
         small = ", ".join(filter(None, (detail, *entry.remarks)))
         model = Cell(entry.label, small, "main", anchor(entry.first.run))
-        noise = noise_cells(standing) if self.noise_columns else []
+        noise = noise_cells(ranked) if self.noise_columns else []
         cells = entry_cells(entry, best) if entry.confirmed else number_cells(entry.first, best)
-        return self._line([Cell(standing.places), model, division_cell(entry.first)], cells, noise)
+        return self._line([Cell(ranked.places), model, division_cell(entry.first)], cells, noise)
 
     def _unranked(self, title: str) -> list[list[Cell]]:
         rows = [row for row in self.rows if _group_of(row) == title]
@@ -190,14 +190,14 @@ def _baseline_cells(row: Row, same: Sequence[Row]) -> list[Cell]:
     return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row)]
 
 
-def noise_cells(standing: Standing) -> list[Cell]:
+def noise_cells(ranked: RankedEntry) -> list[Cell]:
     """Seeds, interval, and p or the verdict of a duel against the row above; then how many seeds would decide."""
-    entry, bounds = standing.entry, standing.entry.bounds
+    entry, bounds = ranked.entry, ranked.entry.bounds
     seeds = Cell(str(len(entry.rows)), "" if entry.confirmed else "unconfirmed")
     between = Cell(f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else DASH)
-    p = DASH if standing.p is None else f"{standing.p:.2g}" if standing.p >= 0.001 else "<0.001"
-    more = f"{standing.needed} seeds each would decide" if standing.needed else ""
-    return [seeds, between, Cell(standing.duel, "in a duel") if standing.duel else Cell(p, more)]
+    p = DASH if ranked.p is None else f"{ranked.p:.2g}" if ranked.p >= 0.001 else "<0.001"
+    more = f"{ranked.needed} seeds each would decide" if ranked.needed else ""
+    return [seeds, between, Cell(ranked.duel, "in a duel") if ranked.duel else Cell(p, more)]
 
 
 def entry_cells(entry: Entry, best: Mapping[str, float | None]) -> list[Cell]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from eval.recipe import recipe_of
+from eval.report.entries import RankedEntry
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES
-from eval.report.standings import Standing
 from eval.tasks.suites import AVERAGES
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
@@ -69,7 +69,7 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
 }
 
 # The same of the entry that a ranked row belongs to; `p_above` and `duel_above` are about the entry above it.
-PLACE_COLUMNS: dict[str, Callable[[Standing], Any]] = {
+PLACE_COLUMNS: dict[str, Callable[[RankedEntry], Any]] = {
     "entry": lambda one: one.entry.label,
     "track": lambda one: one.track and one.track.title,
     "table": lambda one: "closed" if one.entry.first.ranked else "any objective",
@@ -87,15 +87,15 @@ PLACE_COLUMNS: dict[str, Callable[[Standing], Any]] = {
 }
 
 
-def comma_separated(rows: Sequence[Row], standings: Sequence[Standing]) -> str:
+def comma_separated(rows: Sequence[Row], ranked_entries: Sequence[RankedEntry]) -> str:
     """The text of leaderboard.csv."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, [*COLUMNS, *PLACE_COLUMNS, "source"], restval="", lineterminator="\n")
     writer.writeheader()
     lines: list[dict[str, Any]] = [{name: value(row) for name, value in COLUMNS.items()} for row in rows]
     for line, row in zip(lines, rows):
-        standing = next((one for one in standings if row in one.entry.rows), None)
-        line |= {name: value(standing) for name, value in PLACE_COLUMNS.items()} if standing else {}
+        ranked = next((one for one in ranked_entries if row in one.entry.rows), None)
+        line |= {name: value(ranked) for name, value in PLACE_COLUMNS.items()} if ranked else {}
     for one in REFERENCES:
         averages = {"avg9": one.avg9, "avg8": one.avg8, "source": one.source}
         lines.append({"kind": "published", "run": one.title, "suite": "glue", **averages, **one.scores})

@@ -24,12 +24,12 @@ from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
 from eval.duel.ledger import Ledger
 from eval.report import plots, render, submission
+from eval.report.entries import fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.ranking import Row, bars, main_average, rows_of
 from eval.report.render import Figure
 from eval.report.run_page import RunPage
-from eval.report.standings import fought
 from eval.report.wording import DASH, anchor, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs
@@ -71,7 +71,7 @@ def main(config: dict[str, Any]) -> None:
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
     _write_board(out, runs, boards, pages)
-    _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.standings]))
+    _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.ranked_entries]))
     _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
 

@@ -1,5 +1,5 @@
 """The scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of. Places have
-standings.py.
+entries.py.
 
 One `Row` per run and initialisation, and per baseline without an encoder. Only a trained model of the closed division,
 with every task of the suite on its full official data, competes for a rank: what the open division allows, a downloaded

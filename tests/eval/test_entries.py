@@ -12,11 +12,11 @@ from scipy import stats
 from cramming.record_schema import read_record
 from eval.duel.ledger import TERMS, Ledger
 from eval.recipe import BESIDE, SECTIONS, recipe_of
+from eval.report.entries import RankedEntry, fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import PLACE_COLUMNS
 from eval.report.noise import adjusted, p_value
 from eval.report.ranking import rows_of
-from eval.report.standings import Standing, fought
 from eval.report.tracks import in_order, track_for
 from eval.rules.load import load_runs
 
@@ -53,8 +53,8 @@ def _on(record: dict[str, Any], device: str) -> None:
     record["environment"]["device"]["name"] = device
 
 
-def _standings(runs: Path) -> list[Standing]:
-    return _board(runs).standings
+def _ranked_entries(runs: Path) -> list[RankedEntry]:
+    return _board(runs).ranked_entries
 
 
 def test_a_recipe_is_its_settings_and_its_corpus(make_record: Any) -> None:
@@ -73,7 +73,7 @@ def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_pa
     for recipe, (name, bases) in enumerate(scores.items()):
         for seed, base in enumerate(bases):
             write(f"{name}-seed{seed}", base, recipe, seed)
-    new, old, older = _standings(tmp_path)
+    new, old, older = _ranked_entries(tmp_path)
     assert [one.entry.label for one in (new, old, older)] == list(scores)
     assert [one.places for one in (new, old, older)] == ["1", "2–3", "2–3"]
     runs = [row.main for row in new.entry.rows]
@@ -91,12 +91,12 @@ def test_single_runs_look_as_simple_as_they_are(write: Write, tmp_path: Path) ->
     for name, base in (("a", 0.7), ("b", 0.699), ("c", 0.65), ("d", 0.65)):
         write(name, base, recipe=ord(name))
     board = _board(tmp_path)
-    assert board.noise_columns == [] and [one.places for one in board.standings] == ["1–2", "1–2", "3–4", "3–4"]
+    assert board.noise_columns == [] and [one.places for one in board.ranked_entries] == ["1–2", "1–2", "3–4", "3–4"]
     write("a1", 0.702, recipe=ord("a"), seed=1)
     write("a2", 0.701, recipe=ord("a"), seed=2)
     board = _board(tmp_path)
     rows = board.groups[0].rows
-    assert board.standings[0].entry.confirmed and len(board.noise_columns) == 3
+    assert board.ranked_entries[0].entry.confirmed and len(board.noise_columns) == 3
     assert {len(row) for group in board.groups for row in group.rows} == {len(board.columns)}
     assert [row[5].small for row in rows] == ["", *["unconfirmed"] * 3]
 
@@ -108,7 +108,7 @@ def test_what_could_be_a_selection_is_said(write: Write, tmp_path: Path) -> None
         write(f"a-{status}", 0.0, change=partial(_unscored, status=status))
     write("other", 0.6, recipe=1, change=lambda r: r["environment"]["git"].update(commit="f" * 20))
     write("other1", 0.6, recipe=1, seed=1)
-    chosen, other = _standings(tmp_path)
+    chosen, other = _ranked_entries(tmp_path)
     assert chosen.entry.remarks == [
         "pretraining seeds 1, 4, not 0 to 1",
         "not counted of the same recipe: a-diverged (diverged), a-finished (not scored), a-interrupted (interrupted)",
@@ -123,7 +123,7 @@ def test_runs_compete_within_their_track(write: Write, tmp_path: Path) -> None:
     board = _board(tmp_path)
     titles = [group.title for group in board.groups if group.rows]
     assert titles == ["Closed division, 1 min on RTX A6000", "Closed division, 1 min on Test CPU"]
-    assert [one.places for one in board.standings] == ["1–2", "1–2", "1"]
+    assert [one.places for one in board.ranked_entries] == ["1–2", "1–2", "1"]
 
 
 def test_tracks_of_equal_work_know_no_device() -> None:
@@ -150,7 +150,7 @@ def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(writ
     assert list(found.values())[:2] == [["masked"], ["electra", "masked"]]
     assert list(found)[:2] == [f"Closed division, {track}", f"Any objective, same clock, {track}"]
     assert found["Open division, not ranked"] == ["dirty"]
-    tables = {one.entry.label: PLACE_COLUMNS["table"](one) for one in board.standings}
+    tables = {one.entry.label: PLACE_COLUMNS["table"](one) for one in board.ranked_entries}
     assert tables == {"masked": "closed", "electra": "any objective"}
 
 
@@ -170,7 +170,7 @@ def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Writ
     for name in ("older", "d"):
         ledger.write("verdict", id=name, verdict="win")
     board = _board(tmp_path)
-    assert board.standings[1].duel == "lost by pinned validation loss"
+    assert board.ranked_entries[1].duel == "lost by pinned validation loss"
     assert board.groups[0].rows[1][7].text == "lost by pinned validation loss"
     write("old", 0.699, recipe=0, change=partial(_on, device="Other CPU"))
-    assert not any(one.duel for one in _standings(tmp_path))
+    assert not any(one.duel for one in _ranked_entries(tmp_path))

@@ -125,7 +125,7 @@ def _why(run: Run) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedEntry:
     """An entry's places, from `first` to `last`, and how it compares to the entry above it.
 
     `p` is adjusted for all pairs of the track; `needed`: so many seeds each would tell the two apart with a probability
@@ -150,9 +150,9 @@ class Standing:
         return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
 
 
-def standings(
+def ranked_entries(
     rows: Iterable[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str]
-) -> dict[Track | None, list[Standing]]:
+) -> dict[Track | None, list[RankedEntry]]:
     """The entries of each track, best first. `rows`: those of one suite that compete with each other; `runs`: all of
     the report; `verdicts`: of duels, as `fought` has them.
     """
@@ -175,7 +175,7 @@ def _identity(run: Run) -> Identity:
     return Identity(track_of(run.record), recipe_of(run.record) or str(run.folder))
 
 
-def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]) -> list[Standing]:
+def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]) -> list[RankedEntry]:
     entries = sorted(entries, key=lambda entry: -entry.main)
     pairs = list(combinations(entries, 2))
     tested = {(one, other): p for one, other in pairs if (p := p_value(one.scores, other.scores)) is not None}
@@ -185,13 +185,13 @@ def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity
     for index, entry in enumerate(entries):
         better = sum((above, entry) in apart for above in entries[:index])
         worse = sum((entry, below) in apart for below in entries[index + 1 :])
-        standing = Standing(entry, better + 1, len(entries) - worse)
+        ranked = RankedEntry(entry, better + 1, len(entries) - worse)
         if index:
             pair = (entries[index - 1], entry)
             needed = _seeds_needed(*pair, len(tested)) if pair in tested and pair not in apart else None
             said = verdicts.get((_identity(entry.first.run), _identity(pair[0].first.run)), "")
-            standing = replace(standing, p=p_values.get(pair), needed=needed, duel=said)
-        found.append(standing)
+            ranked = replace(ranked, p=p_values.get(pair), needed=needed, duel=said)
+        found.append(ranked)
     return found
 
 
