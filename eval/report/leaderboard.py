@@ -124,7 +124,7 @@ class Board:
         entry = ranked.entry
         detail = _entry_words(entry) if entry.confirmed else _row_words(entry.first)
         small = ", ".join(filter(None, (detail, *entry.remarks)))
-        model = Cell(entry.label, small, "main", anchor(entry.first.run))
+        model = Cell(entry.label, small, "main", [anchor(row.run) for row in entry.rows])
         noise = noise_cells(ranked) if self.noise_columns else []
         cells = entry_cells(entry, best) if entry.confirmed else number_cells(entry.first, best)
         return self._line([Cell(ranked.places), model, division_cell(entry.first)], cells, noise)
@@ -166,7 +166,7 @@ class Board:
 
 
 def _model_cell(row: Row) -> Cell:
-    return Cell(row.run.label, _row_words(row), "main", anchor(row.run))
+    return Cell(row.run.label, _row_words(row), "main", [anchor(row.run)])
 
 
 def _row_words(row: Row) -> str:

@@ -1,16 +1,16 @@
 """`cramming report`: the leaderboard over a folder of runs, and a page for each run.
 
     <out>/leaderboard.html       everything on one page that needs no other file
-    <out>/leaderboard.md, .csv   the tables for a repository and for a spreadsheet
-    <out>/plots/*.svg
-    <runs>/<name>/report/        report.md, report.html, plots, and submission.zip where all test predictions exist
+    <out>/leaderboard.md, .csv, .tex    the tables for a repository, for a spreadsheet, for a paper
+    <out>/plots/*.svg            scores, and curves of the best runs
+    <runs>/<name>/report/        report.md, report.html, and submission.zip where all test predictions exist
 
 It only reads run folders, so it works on another machine, on runs still in progress and on records that came by mail.
 A run that cannot be read is listed with what is wrong; it hides no other run. Same records, same bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ from eval.report import plots, render, submission
 from eval.report.entries import fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
+from eval.report.leaderboard_latex import latex
+from eval.report.page_data import Section, curve, details, facts, packed
 from eval.report.ranking import Row, bars, main_average, rows_of
-from eval.report.render import Figure
-from eval.report.run_page import RunPage
-from eval.report.wording import DASH, anchor, counted, title_of
+from eval.report.render import Data, Figure
+from eval.report.run_page import RunPage, links
+from eval.report.wording import DASH, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs
 from eval.tasks.suites import AVERAGES
@@ -38,14 +40,17 @@ from eval.tasks.suites import AVERAGES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
+MOST_BARS = 40  # of the plot of scores
+
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Where the report goes; `ledger`: the folder of duels."""
+    """Where the report goes; `ledger`: the folder of duels; `repository`: web address of the code, for links to commits."""
 
     out: Path | None
     each_run: bool
     ledger: Path
+    repository: str | None
 
 
 def main(config: dict[str, Any]) -> None:
@@ -56,24 +61,29 @@ def main(config: dict[str, Any]) -> None:
     rows = rows_of(runs)
     for place in (out, out / "plots"):
         sweep(place, ".*", locked=False)
-    pages = []
-    for run in runs:
-        if run.problem:
-            continue
-        own = run.folder / "report" if settings.each_run else None
-        places = [out, *([own] if own else [])]
-        figure = _training_figure([run], run.label, f"{anchor(run)}-training", *places)
-        page = RunPage(run, [row for row in rows if row.run is run], figure, submission_lines(run, own))
-        pages.append(page)
-        if own:
-            _write_page(own, "report", run.label, "report.j2", one=page)
+    sections = [_section(run, rows, settings, out) for run in runs if not run.problem]
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
-    _write_board(out, runs, boards, pages)
+    _write_board(out, runs, boards, sections, settings)
     _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.ranked_entries]))
+    _write(out / "leaderboard.tex", latex(boards))
     _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
+
+
+def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> tuple[Section, str]:
+    """The run's part of the leaderboard, and the same in Markdown; writes its own report, with the same content."""
+    own = run.folder / "report" if settings.each_run else None
+    lines, line = submission_lines(run, own), curve(run.metrics, run.record)
+    page = RunPage(run, [row for row in rows if row.run is run], lines, links(run, out, settings.repository, own))
+    markdown, html = (render.fragment(form, "body.j2", one=page) for form in render.FORMS)
+    if own:
+        alone = replace(page, links=links(run, own, settings.repository))
+        data = Data(packed(facts([alone])), packed(details([Section(alone, line)])))
+        _write(own / "report.md", render.markdown("report.j2", one=alone, content=markdown))
+        _write(own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html))
+    return Section(page, line, render.fragment("html", "details.j2", one=page, content=html)), markdown
 
 
 def check(config: dict[str, Any]) -> Path:
@@ -84,19 +94,22 @@ def check(config: dict[str, Any]) -> Path:
     return out
 
 
-def _figure(drawing: "Drawing | None", title: str, name: str, *places: Path) -> Figure | None:
-    """Write a plot to `plots/<name>.svg` below each place; None where there is nothing to draw."""
+def _figure(drawing: "Drawing | None", title: str, name: str, out: Path) -> Figure | None:
+    """Write a plot to `plots/<name>.svg`; None where there is nothing to draw."""
     if drawing is None:
         return None
     found = Figure(title, f"plots/{name}.svg", plots.svg(drawing, name))
-    for place in places:
-        _write(place / found.path, found.svg)
+    _write(out / found.path, found.svg)
     return found
 
 
-def _training_figure(runs: Sequence[Run], title: str, name: str, *places: Path) -> Figure | None:
-    drawing = plots.training([plots.Curve(run.label, run.metrics) for run in runs])
-    return _figure(drawing, f"Training of {title}", name, *places)
+def _training_figure(rows: Sequence[Row], runs: Sequence[Run], out: Path) -> Figure | None:
+    """Of the best runs, as many as there are colours; then of those that have no score."""
+    by_score = list(dict.fromkeys([*(row.run.label for row in rows if not row.baseline), *(run.label for run in runs)]))
+    best = sorted(runs, key=lambda run: by_score.index(run.label))[: len(plots.COLOURS)]
+    drawing = plots.training([plots.Curve(run.label, run.metrics) for run in best])
+    words = "all runs" if len(best) == len(runs) else f"the first {len(best)} of {len(runs)} runs"
+    return _figure(drawing, f"Training of {words}", "training", out)
 
 
 def submission_lines(run: Run, out: Path | None) -> list[str]:
@@ -120,40 +133,48 @@ def submission_lines(run: Run, out: Path | None) -> list[str]:
 
 
 def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
-    title = title_of(main_average(suite))
-    return _figure(plots.scores(bars(rows, suite), title), f"{title} of all rows", f"scores-{suite}", out)
+    title, every = title_of(main_average(suite)), bars(rows, suite)
+    own = [bar for bar in every if bar.kind != "published"]
+    shown = [bar for bar in every if bar.kind == "published" or bar in own[:MOST_BARS]]
+    words = "all rows" if len(own) <= MOST_BARS else f"the first {MOST_BARS} of {len(own)} rows"
+    return _figure(plots.scores(shown, title), f"{title} of {words}", f"scores-{suite}", out)
 
 
-def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], pages: Sequence[RunPage]) -> None:
+def _write_board(
+    out: Path,
+    runs: Sequence[Run],
+    boards: Sequence[Board],
+    sections: Sequence[tuple[Section, str]],
+    settings: ReportConfig,
+) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]
+    pages = [section.page for section, _ in sections]
     trained = [run for run in runs if run.record.pretrain]
-    # One run's plot stands in its own section.
-    curves = _training_figure(trained, "all runs", "training", out) if len(trained) > 1 else None
     problems = {
         "Not readable": {run.folder.name: run.problem for run in runs if run.problem},
         "Odd values in records": {run.folder.name: few(run.record.problems, 12, "; ") for run in _odd(runs)},
     }
     ranked = sum(row.ranked for row in rows)
-    _write_page(
-        out, "leaderboard", "Cramming leaderboard", "leaderboard.j2",
-        counts=f"{counted(len(runs), 'run')}, {counted(len(rows), 'scored row')}, {ranked} ranked",
-        boards=boards,
-        problems=problems,
-        trained=trained,
-        figure=curves,
-        pages=pages,
-    )  # fmt: skip
+    values = {
+        "counts": f"{counted(len(runs), 'run')}, {counted(len(rows), 'scored row')}, {ranked} ranked",
+        "boards": boards,
+        "problems": problems,
+        "trained": trained,
+        "figure": _training_figure(rows, trained, out),
+        "pages": pages,
+        "own": settings.each_run,
+    }
+    data = Data(packed(facts(pages)), packed(details([section for section, _ in sections])))
+    contents = {section.page.anchor: text for section, text in sections}
+    _write(out / "leaderboard.md", render.markdown("leaderboard.j2", **values, contents=contents))
+    title = "Cramming leaderboard"
+    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data, **values, contents={}))
 
 
 def _odd(runs: Sequence[Run]) -> list[Run]:
     """Readable records with values of the wrong kind."""
     return [run for run in runs if not run.problem and run.record.problems]
-
-
-def _write_page(out: Path, name: str, title: str, template: str, **values: Any) -> None:
-    _write(out / f"{name}.md", render.markdown(template, **values))
-    _write(out / f"{name}.html", render.html(title, template, **values))
 
 
 def _write(path: Path, content: str | bytes) -> None:

@@ -188,15 +188,17 @@ def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[flo
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
+def thinned(points: Sequence[Sequence[float]], most: int) -> list[list[float]]:
+    """At most so many points: means over consecutive ones, which also calms a noisy line without shifting it."""
+    size = -(-len(points) // most) or 1
+    groups = (points[i : i + size] for i in range(0, len(points), size))
+    return [[sum(values) / len(values) for values in zip(*group)] for group in groups]
+
+
 def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
-    """The line, of at most POINTS points: means over consecutive ones, which also calms a noisy line without shifting
-    it; and the validations as circles."""
-    points = _points(curve.rows, x, y)
-    size = -(-len(points) // POINTS)
-    groups = [points[i : i + size] for i in range(0, len(points), size or 1)]
-    if groups:
-        xs, ys = ([sum(p[axis] for p in g) / len(g) for g in groups] for axis in (0, 1))
-        axes.plot([a / scale for a in xs], ys, color=colour, linewidth=1.5)
+    """The line, of at most POINTS points, and the validations as circles."""
+    if points := thinned(_points(curve.rows, x, y), POINTS):
+        axes.plot([a / scale for a, _ in points], [b for _, b in points], color=colour, linewidth=1.5)
     if held_out := _points(curve.rows, x, "validation_loss") if y == "loss" else []:
         xs, ys = [a / scale for a, _ in held_out], [b for _, b in held_out]
         axes.plot(xs, ys, "o", color=colour, markersize=4.5, markerfacecolor="none")

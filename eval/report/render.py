@@ -5,13 +5,14 @@ tables come from Python. The HTML needs nothing from the network: style and plot
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from cramming.progress import compact
 from cramming.record import RULES_VERSION
@@ -36,15 +37,19 @@ from eval.rules.evidence import names_of
 from eval.rules.table import RULES
 from eval.tasks.suites import AVERAGES
 
+Form = Literal["html", "md"]
+FORMS: tuple[Form, ...] = ("md", "html")
+TEMPLATES = Path(__file__).parent / "templates"
+
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: text, a smaller second text (spread, detail), a tone (class of style.css), a link in the page."""
+    """A table cell: text, a smaller second text (spread, detail), a tone (class of style.css), the runs that it is about."""
 
     text: str
     small: str = ""
     tone: str = ""
-    link: str = ""
+    runs: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,21 +70,38 @@ class Figure:
     svg: str
 
 
-def html(title: str, template: str, **values: Any) -> str:
-    """A page as one self-contained HTML document."""
-    body = _environment("html").get_template(template).render(values)
-    return _environment("html").get_template("page.html").render(title=title, body=body)
+@dataclass(frozen=True)
+class Data:
+    """What a page's scripts read, packed (page_data.py)."""
+
+    facts: str
+    details: str
+
+
+def html(title: str, template: str, data: Data | None = None, **values: Any) -> str:
+    """A page as one self-contained HTML document, without scripts where there is nothing for them to read."""
+    page, body = _environment("html").get_template("page.html"), fragment("html", template, **values)
+    return page.render(title=title, body=body, data=data)
+
+
+def fragment(form: Form, template: str, **values: Any) -> Markup:
+    """A part of a page, to be given to the page's template."""
+    return Markup(_environment(form).get_template(template).render(values))
 
 
 def markdown(template: str, **values: Any) -> str:
     """A page as GitHub-flavoured Markdown."""
-    text = _environment("md").get_template(template).render(values)
+    text = fragment("md", template, **values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def _source(name: str) -> Markup:
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
 @cache
-def _environment(form: Literal["html", "md"]) -> Environment:
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
+def _environment(form: Form) -> Environment:
+    loader = FileSystemLoader(TEMPLATES)
     found = Environment(
         loader=loader, autoescape=form == "html", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -87,12 +109,13 @@ def _environment(form: Literal["html", "md"]) -> Environment:
         "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
         "score": score_words, "spread": spread_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
         "licences": _licences, "superglue": _superglue, "budget_words": budget_words, "not_comparable": not_comparable,
+        "words_of": _words_of,
     }  # fmt: skip
     found.globals |= {
         "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,
         "AVERAGES": AVERAGES, "BAG_OF_WORDS": BAG_OF_WORDS, "CONSTANT": CONSTANT, "RULES_VERSION": RULES_VERSION,
         "REFERENCES": REFERENCES, "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "PROTOCOL": PROTOCOL, "columns_of": columns_of,
-        "POWER": POWER,
+        "POWER": POWER, "source": _source,
     }  # fmt: skip
     found.globals["f"] = found.get_template(f"{form}.j2").module
     return found
@@ -117,6 +140,10 @@ def _said(value: Any, words: str = "{}", form: str = "compact") -> str:
 
 def _scores_of(row: Reference | OtherProtocol, entries: Sequence[str]) -> list[str]:
     return [score_words(row.scores.get(entry)) for entry in entries]
+
+
+def _words_of(facts: Mapping[str, str]) -> list[str]:
+    return [f"{title.lower()} {words}" for title, words in facts.items() if words]
 
 
 def _licences(sources: Sequence[Any]) -> str:

@@ -1,13 +1,17 @@
 """One run's page (templates/run.j2): its numbers and tables."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Metric, TaskScore
 from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, gain_words
-from eval.report.render import Cell, Figure
+from eval.report.render import Cell
+from eval.report.settings import recipe
 from eval.report.wording import DASH, anchor, budget_words, model_words, score_words, spread_words, title_of
 from eval.rules.load import Run
 from eval.rules.table import RULES, Finding, Rule
@@ -20,12 +24,12 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class RunPage:
-    """What run.j2 shows of one run: `rows` are its own, `lines` are about files beside it."""
+    """What run.j2 shows of one run: `rows` are its own, `lines` are about files beside it, `links` lead to them."""
 
     run: Run
     rows: Sequence[Row]
-    figure: Figure | None = None
     lines: Sequence[str] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def anchor(self) -> str:
@@ -43,6 +47,11 @@ class RunPage:
     def opening(self) -> str:
         """Such as `12.3M parameters, 24 h on 1 RTX A6000`."""
         return ", ".join(filter(None, (model_words(self.run.record), budget_words(self.run.record))))
+
+    @cached_property
+    def recipe(self) -> dict[str, str]:
+        """What was trained with which settings, in words."""
+        return recipe(self.run.record)
 
     @property
     def runs_setting(self) -> str:
@@ -115,6 +124,21 @@ class RunPage:
     def findings(self) -> list[tuple[Rule, Finding]]:
         """Every rule with what was found."""
         return list(zip(RULES, self.run.verdict.findings))
+
+
+FILES = {
+    "record": "record.json", "configuration": "config.yaml", "metrics": "metrics.jsonl", "journal": "budget.jsonl",
+    "logs": "logs",
+}  # fmt: skip
+
+
+def links(run: Run, place: Path, repository: str | None, own: Path | None = None) -> dict[str, str]:
+    """Where a page at `place` leads to, by title: the run's `own` report, its files that are there, and its commit."""
+    found = {"report": own / "report.html"} if own else {}
+    found |= {title: path for title, name in FILES.items() if (path := run.folder / name).exists()}
+    targets = {title: quote(Path(os.path.relpath(path, place)).as_posix()) for title, path in found.items()}
+    commit = run.record.environment.git.commit
+    return targets | ({f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {})
 
 
 def score_cell(task: TaskScore | None, tone: str = "") -> Cell:

@@ -31,7 +31,8 @@ def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaderboard(runs: Path) -> str:
-    main({"runs": str(runs), "report": {"out": None, "each_run": True, "ledger": "no duels"}})
+    settings = {"out": None, "each_run": True, "ledger": "no duels", "repository": None}
+    main({"runs": str(runs), "report": settings})
     return (runs / "report" / "leaderboard.md").read_text(encoding="utf-8")
 
 

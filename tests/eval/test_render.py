@@ -9,7 +9,7 @@ import pytest
 
 from cramming.record_schema import read_record
 from eval.report.ranking import rows_of
-from eval.report.render import Figure, html, markdown
+from eval.report.render import html, markdown
 from eval.report.run_page import RunPage
 from eval.rules.load import Run
 
@@ -24,8 +24,7 @@ def one(make_record: Any) -> RunPage:
     record["environment"]["device"]["name"] = record["corpus"]["sources"][0]["name"] = NASTY
     record["glue"]["pretrained"]["selection"] = record["pretrain"]["status"] = NASTY
     run = Run(Path("runs/a"), NASTY, read_record(record))
-    figure = Figure(NASTY, "plots/loss.svg", '<svg xmlns="http://www.w3.org/2000/svg"></svg>')
-    return RunPage(run, rows_of([run]), figure, [NASTY])
+    return RunPage(run, rows_of([run]), [NASTY], {NASTY: "../record.json"})
 
 
 class _Checker(HTMLParser):
@@ -57,7 +56,7 @@ def test_markdown_tables_keep_their_shape(one: RunPage) -> None:
         assert rows[1].startswith("|---")
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     assert "<script" not in text and "\n\n\n" not in text
-    assert "70.2 ±0.2" in text and "](plots/loss.svg)" in text and "\n- avg-9: " in text
+    assert "70.2 ±0.2" in text and "](../record.json)." in text and "\n- avg-9: " in text
 
 
 def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
@@ -67,10 +66,10 @@ def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
     assert checker.open == []
     assert "<script" not in text
     assert checker.words.count(NASTY) >= 6 and "70.2" in checker.words and "avg-9: " in checker.words
-    assert not re.search(r'(?:src|href)="(?!#)', text) and "@import" not in text and "url(" not in text
+    assert (
+        not re.search(r'(?:src|href)="(?!#|\.\./record\.json)', text) and "@import" not in text and "url(" not in text
+    )
     assert "prefers-color-scheme: dark" in text
-    assert "position: sticky; left: 0" in text[text.index("@media (max-width: 640px)") :]
-    assert "table.tasks td:first-child { white-space: nowrap; }" in text
 
 
 def test_energy_that_was_measured_is_a_fact_and_what_was_not_is_none() -> None:

@@ -25,7 +25,7 @@ from eval.report.wording import DASH
 from eval.rules.load import load_runs
 from eval.tasks.suites import AVERAGES
 
-REPORT = {"out": None, "each_run": True, "ledger": "no duels"}
+REPORT = {"out": None, "each_run": True, "ledger": "no duels", "repository": None}
 
 
 @pytest.fixture
@@ -122,10 +122,10 @@ def test_writes_everything_and_names_the_page_last(runs: Path, drawn: None, caps
     shown = capsys.readouterr().out
     assert shown.strip().splitlines()[-1] == f"report: {out / 'leaderboard.html'}"
     assert "avg-9" in shown and "high" in shown
-    tables = [f"leaderboard.{kind}" for kind in ("md", "html", "csv")]
+    tables = [f"leaderboard.{kind}" for kind in ("md", "html", "csv", "tex")]
     for name in (*tables, "plots/training.svg", "plots/scores-glue.svg"):
         assert (out / name).stat().st_size > 500, name
-    for name in ("report.md", "report.html", "plots/run-high-training.svg"):
+    for name in ("report.md", "report.html"):
         assert (runs / "high" / "report" / name).stat().st_size > 500, name
     assert not list(runs.rglob("*.tmp"))
 
@@ -427,14 +427,8 @@ def test_user_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for settings, words in (
-        (
-            {"runs": str(tmp_path / "none"), "report": REPORT},
-            "no run folder inside",
-        ),
-        (
-            {"runs": str(tmp_path / "empty"), "report": REPORT},
-            "no run folder",
-        ),
+        ({"runs": str(tmp_path / "none"), "report": REPORT}, "no run folder inside"),
+        ({"runs": str(tmp_path / "empty"), "report": REPORT}, "no run folder"),
         ({"runs": str(tmp_path), "report": REPORT | {"out": str(tmp_path / "file")}}, "is a file"),
         ({"runs": str(tmp_path), "report": REPORT | {"colour": 1}}, "report.colour"),
     ):

@@ -1,0 +1,101 @@
+"""How long `cramming report` takes over many runs, how large its page is, and how fast the page is usable in Chromium.
+
+    python benchmarks/report_page.py --run runs/default --runs 500 --chromium /usr/bin/chromium
+
+The runs are copies of one run folder under other names, scores, devices, dates and learning rates, without its checkpoints and weights.
+The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the comparison stands
+too, and of one sort and one filter over all rows. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eval.report.main import main as report
+
+DEVICES = ("H200", "RTX A6000", "RTX 2080 Ti", "EPYC 9354")
+LARGE = shutil.ignore_patterns("checkpoints", "final", "report", "*.safetensors", "*.npz")
+PAINTED = "return new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
+SORT = "() => { document.querySelector('table.scores thead th:nth-child(5) button').click(); " + PAINTED + " }"
+FILTER = (
+    "() => { const name = document.querySelector('.filters [name=name]'); name.value = '7';"
+    " name.dispatchEvent(new Event('input', {bubbles: true})); " + PAINTED + " }"
+)
+
+
+def copies(run: Path, folder: Path, count: int) -> None:
+    """Write so many runs into the folder."""
+    noise = random.Random(0)  # or the curves would pack into the space of one
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    for place in range(count):
+        one = shutil.copytree(run, folder / f"run{place:03d}", ignore=LARGE)
+        record["name"], record["created"] = f"recipe {place}", f"2026-{1 + place % 12:02d}-{1 + place % 28:02d}"
+        record["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]
+        record["config"]["optim"]["lr"] = 1e-3 + place * 1e-6  # a recipe of its own
+        for section in record["glue"].values():
+            for average in section["averages"].values():
+                average["value"] = 40 + 45 * (place * 0.618 % 1)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        noisy = [row | {"loss": row["loss"] * noise.gauss(1, 0.02)} if "loss" in row else row for row in rows]
+        (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in noisy), encoding="utf-8")
+        (one / "record.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    """Wall time of a call."""
+    start = time.perf_counter()
+    action()
+    return round(time.perf_counter() - start, 3)
+
+
+def in_chromium(page_file: Path, chromium: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step, of `rounds` fresh pages."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, list[float]] = {"usable": [], "complete": [], "sort": [], "filter": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for _ in range(rounds):
+            page = browser.new_page(viewport={"width": 1600, "height": 900})
+            start = time.perf_counter()
+            page.goto(page_file.as_uri(), wait_until="commit")
+            for step, state in (("usable", "html[data-ready]"), ("complete", "html[data-ready=compared]")):
+                page.wait_for_selector(state)
+                found[step].append(round(time.perf_counter() - start, 3))
+            for step, script in (("sort", SORT), ("filter", FILTER)):
+                found[step].append(seconds(partial(page.evaluate, script)))
+            page.close()
+        browser.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="a run folder")
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--chromium", help="path of the browser; without it the page is not opened")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "runs"
+        copies(asked.run, folder, asked.runs)
+        settings = {"runs": str(folder), "report": {"out": None, "each_run": True, "ledger": str(folder / "duels"), "repository": None}}
+        cpu = time.process_time()
+        found: dict[str, Any] = {"runs": asked.runs, "report_seconds": seconds(lambda: report(settings))}
+        found["report_cpu_seconds"] = round(time.process_time() - cpu, 2)
+        page_file = folder / "report" / "leaderboard.html"
+        found["page_megabytes"] = round(page_file.stat().st_size / 1e6, 2)
+        if asked.chromium:
+            found["page_seconds"] = in_chromium(page_file, asked.chromium, asked.rounds)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The leaderboard's page in a headless Chromium: what a reader does with it, and what a browser or axe-core objects to.
+
+Skipped without Playwright and axe-core (`pip install 'cramming[browser]'`) or without a Chromium in the PATH.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.report import plots
+from eval.report.main import main
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SETTINGS = {"out": None, "each_run": True, "ledger": "no duels", "repository": "https://example.org/cramming"}
+DEVICES = ("RTX A6000", "RTX 2080 Ti")
+NAMES = [f"run{place}" for place in range(4)]
+
+Page = Any  # of Playwright, which need not be there
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'cramming[browser]'")
+    if CHROMIUM is None:
+        pytest.skip("needs a Chromium in the PATH")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def _write_runs(folder: Path, count: int, make_record: Any, make_section: Any, write_run: Any) -> Path:
+    """Runs on two devices, a minute apart in score, with two widths; every fourth is open."""
+    for place in range(count):
+        record = make_record() | {"name": f"run{place}", "created": f"2030-01-0{1 + place % 9}T00:00:00+00:00"}
+        record["environment"]["device"]["name"] = DEVICES[place % 2]
+        record["division_requested"] = "open" if place % 4 == 3 else "closed"
+        record["config"] = {"model": {"hidden_size": 256 << place % 2, "num_layers": 4}, "seed": 0}
+        record["pretrain"]["exaflops"] = 1.0 + place
+        record["glue"]["pretrained"] = make_section("pretrained", base=0.6 + 0.05 * (place % 4))
+        write_run(folder / f"run{place}", record)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture
+def page_file(
+    folder: Path, make_record: Any, make_section: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Written once."""
+    found = folder / "report" / "leaderboard.html"
+    if not found.exists():
+        monkeypatch.setattr(plots, "training", lambda curves: None)
+        main({"runs": str(_write_runs(folder, len(NAMES), make_record, make_section, write_run)), "report": SETTINGS})
+    return found
+
+
+@pytest.fixture
+def opened(browser: Any, page_file: Path) -> Iterator[Page]:
+    """The page, ready; at the end nothing was reported to the console, and nothing was asked of the network."""
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: wrong.append(request.url) if request.url != page_file.as_uri() else None)
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("html[data-ready=compared]")
+    yield page
+    page.close()
+    assert wrong == []
+
+
+def _names(page: Page, table: str = "table.scores") -> list[str]:
+    """The runs in a table's visible rows, from top to bottom."""
+    return list(
+        page.eval_on_selector_all(f"{table} tbody tr:not([hidden]) > th a", "all => all.map(a => a.textContent)")
+    )
+
+
+def test_tables_sort_within_their_groups_by_mouse_and_by_keyboard(opened: Page) -> None:
+    assert _names(opened) == ["run2", "run1", "run0", "run3"]  # the last is of the open division
+    head = opened.locator("table.scores thead th", has_text="RTE")
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending" and _names(opened) == ["run2", "run1", "run0", "run3"]
+    head.locator("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending" and _names(opened) == ["run0", "run1", "run2", "run3"]
+    opened.locator("[aria-label=Recipes] thead button", has_text="Width").click()
+    widths = opened.eval_on_selector_all(
+        "[aria-label=Recipes] tbody td:nth-child(4)", "all => all.map(a => a.textContent)"
+    )
+    assert widths == sorted(widths, reverse=True) and set(widths) == {"256", "512"}
+
+
+def test_filters_hide_rows_in_every_table_and_say_how_many_are_left(opened: Page) -> None:
+    for name, value, left in (
+        ("device", DEVICES[1], ["run1", "run3"]),
+        ("division", "open", ["run3"]),
+        ("since", "2030-01-03", ["run2", "run3"]),
+        ("name", "N2", ["run2"]),
+    ):
+        field = opened.locator(f".filters [name={name}]")
+        field.select_option(value) if name in ("device", "division") else field.fill(value)
+        for table in ("table.scores", "[aria-label=Pretraining]", "[aria-label=Recipes]"):
+            assert sorted(_names(opened, table)) == left
+        assert opened.locator(".filters output").text_content() == f"{len(left)} of 4 runs"
+        opened.locator(".filters button[type=reset]").click()
+        opened.wait_for_function("document.querySelector('.filters output').textContent === '4 of 4 runs'")
+
+
+def test_a_row_opens_to_tasks_rules_curves_and_files(opened: Page) -> None:
+    row = opened.locator("table.scores tr", has=opened.locator("a", has_text="run2"))
+    row.locator("button.more").press("Enter")
+    panel = opened.locator("tr.detail .panel")
+    panel.locator("canvas").wait_for()
+    text = panel.text_content()
+    assert "MNLI-mm" in text and "Closed division. Every rule holds." in text and "layers 4, width 256" in text
+    targets = {a.text_content(): a.get_attribute("href") for a in panel.locator("a").all()}
+    assert targets["configuration"] == "../run2/config.yaml" and targets["report"] == "../run2/report/report.html"
+    assert targets["commit 0123456789ab"] == "https://example.org/cramming/commit/0123456789abcdef0123"
+    row.locator("button.more").click()
+    assert panel.count() == 0
+
+
+def test_curves_tell_their_values_and_the_comparison_what_differs(opened: Page) -> None:
+    compared = opened.locator("#compare")
+    assert "1 of 3 settings differ" in compared.text_content()
+    assert compared.locator("table.differences tbody tr").all_text_contents() == ["model.hidden_size256512256"]
+    opened.locator("[aria-label='Compare run1']").first.uncheck()
+    assert "0 of 3 settings differ" in compared.text_content()
+    for axis in ("tokens", "hours", "exaFLOPs"):
+        compared.locator("select").nth(1).select_option(axis)
+        plot = compared.locator(".u-over")
+        plot.hover(position={"x": 200, "y": 100})
+        values = compared.locator(".u-legend .u-value").all_text_contents()
+        assert len(values) == 5 and "–" not in values
+    compared.locator(".plot").press("ArrowRight")
+    assert compared.locator(".u-legend .u-value").first.text_content() != values[0]
+
+
+def test_score_against_cost_names_the_run_and_opens_it(opened: Page) -> None:
+    opened.locator(".cost select").select_option("exaFLOPs")
+    plot = opened.locator(".cost .u-over")
+    plot.hover(position={"x": plot.bounding_box()["width"] - 4, "y": 4})
+    assert opened.locator(".cost .u-legend").text_content().count("79.2 run3") == 1
+    plot.click(position={"x": plot.bounding_box()["width"] - 4, "y": 4})
+    opened.locator("tr.detail section[aria-label=run3]").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_no_overflow_and_nothing_serious_for_axe(opened: Page, width: int, scheme: str) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe: pip install 'cramming[browser]'"
+    )
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.emulate_media(color_scheme=scheme)
+    opened.locator("button.more").first.click()
+    opened.locator("tr.detail canvas").wait_for()
+    opened.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    first = opened.locator("table.scores tbody tr:not(.group) > th").first
+    before = first.bounding_box()["x"]
+    opened.locator("[aria-label=GLUE]").evaluate("one => { one.scrollLeft = 300; }")
+    assert before - 60 < first.bounding_box()["x"] <= before  # the name stays in sight
+    found = axe.Axe().run(opened).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_without_scripts_the_tables_stand_and_lead_to_each_runs_report(browser: Any, page_file: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    assert page.locator("table.scores tbody th a").count() == 4 and page.locator(".controls").count() == 0
+    page.locator("table.scores a", has_text="run2").click()
+    page.locator("li:target a").click()
+    assert page.title() == "run2" and "Every rule holds" in page.text_content("main")
+    context.close()
+
+
+def test_a_page_of_500_runs_stays_below_5_megabytes(
+    tmp_path: Path, make_record: Any, make_section: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "training", lambda curves: None)
+    monkeypatch.setattr(plots, "scores", lambda bars, title: None)
+    sizes = {}
+    for count in (2, 8):
+        runs = _write_runs(tmp_path / str(count), count, make_record, make_section, write_run)
+        main({"runs": str(runs), "report": SETTINGS | {"each_run": False}})
+        sizes[count] = (runs / "report" / "leaderboard.html").stat().st_size
+    assert sizes[8] + 492 * (sizes[8] - sizes[2]) / 6 < 5e6
