@@ -2,9 +2,9 @@
 
     python benchmarks/report_page.py --run runs/default --runs 500 --chromium /usr/bin/chromium
 
-The runs are copies of one run folder under other names, scores, devices, dates and learning rates, without its checkpoints and weights.
-The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the comparison stands
-too, and of one sort and one filter over all rows. Prints one line of JSON.
+The runs are copies of one run folder without its checkpoints, under other names, scores, devices, dates, weights and
+learning rates. The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the
+comparison stands too, and of one sort and one filter over all rows. Prints one line of JSON.
 """
 
 import argparse
@@ -40,6 +40,7 @@ def copies(run: Path, folder: Path, count: int) -> None:
         record["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]
         record["config"]["optim"]["lr"] = 1e-3 + place * 1e-6  # a recipe of its own
         for section in record["glue"].values():
+            section["model_sha256"] = f"{place:064x}"
             for average in section["averages"].values():
                 average["value"] = 40 + 45 * (place * 0.618 % 1)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -86,7 +87,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runs"
         copies(asked.run, folder, asked.runs)
-        settings = {"runs": str(folder), "report": {"out": None, "each_run": True, "ledger": str(folder / "duels"), "repository": None}}
+        settings = {
+            "runs": str(folder),
+            "report": {"out": None, "each_run": True, "ledger": str(folder / "duels"), "repository": None},
+        }
         cpu = time.process_time()
         found: dict[str, Any] = {"runs": asked.runs, "report_seconds": seconds(lambda: report(settings))}
         found["report_cpu_seconds"] = round(time.process_time() - cpu, 2)

@@ -25,7 +25,9 @@ def latex(boards: Sequence[Board]) -> str:
 
 
 def _table(board: Board) -> str:
-    published = [Group(_published(board), f"Published results, same protocol ({PROTOCOL})")] if board.suite == "glue" else []
+    published = (
+        [Group(_published(board), f"Published results, same protocol ({PROTOCOL})")] if board.suite == "glue" else []
+    )
     groups = [group for group in (*board.groups, *published) if group.rows]
     columns = board.columns
     return "\n".join([

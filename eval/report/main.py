@@ -45,7 +45,7 @@ MOST_BARS = 40  # of the plot of scores
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Where the report goes; `ledger`: the folder of duels; `repository`: web address of the code, for links to commits."""
+    """Where the report goes; `ledger`: the folder of duels; `repository`: the web address of the code, for links."""
 
     out: Path | None
     each_run: bool

@@ -44,7 +44,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: text, a smaller second text (spread, detail), a tone (class of style.css), the runs that it is about."""
+    """A table cell: text, a smaller second text (spread, detail), a tone (class of style.css), the runs it is about."""
 
     text: str
     small: str = ""

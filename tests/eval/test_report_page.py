@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eval.recipe import SECTIONS
 from eval.report import plots
 from eval.report.main import main
 
@@ -85,12 +86,12 @@ def _names(page: Page, table: str = "table.scores") -> list[str]:
 
 
 def test_tables_sort_within_their_groups_by_mouse_and_by_keyboard(opened: Page) -> None:
-    assert _names(opened) == ["run2", "run1", "run0", "run3"]  # the last is of the open division
+    assert _names(opened) == ["run1", "run2", "run0", "run3"]  # the first has a track of its own, the last is open
     head = opened.locator("table.scores thead th", has_text="RTE")
     head.locator("button").click()
-    assert head.get_attribute("aria-sort") == "descending" and _names(opened) == ["run2", "run1", "run0", "run3"]
+    assert head.get_attribute("aria-sort") == "descending" and _names(opened) == ["run1", "run2", "run0", "run3"]
     head.locator("button").press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending" and _names(opened) == ["run0", "run1", "run2", "run3"]
+    assert head.get_attribute("aria-sort") == "ascending" and _names(opened) == ["run1", "run0", "run2", "run3"]
     opened.locator("[aria-label=Recipes] thead button", has_text="Width").click()
     widths = opened.eval_on_selector_all(
         "[aria-label=Recipes] tbody td:nth-child(4)", "all => all.map(a => a.textContent)"
@@ -131,7 +132,7 @@ def test_a_row_opens_to_tasks_rules_curves_and_files(opened: Page) -> None:
 def test_curves_tell_their_values_and_the_comparison_what_differs(opened: Page) -> None:
     compared = opened.locator("#compare")
     assert "1 of 3 settings differ" in compared.text_content()
-    assert compared.locator("table.differences tbody tr").all_text_contents() == ["model.hidden_size256512256"]
+    assert compared.locator("table.differences tbody tr").all_text_contents() == ["model.hidden_size512256256"]
     opened.locator("[aria-label='Compare run1']").first.uncheck()
     assert "0 of 3 settings differ" in compared.text_content()
     for axis in ("tokens", "hours", "exaFLOPs"):
@@ -171,6 +172,27 @@ def test_no_overflow_and_nothing_serious_for_axe(opened: Page, width: int, schem
     assert before - 60 < first.bounding_box()["x"] <= before  # the name stays in sight
     found = axe.Axe().run(opened).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
+    browser: Any, tmp_path: Path, make_record: Any, make_section: Any, write_run: Any
+) -> None:
+    for seed in (0, 1):
+        record = make_record() | {"name": f"mine-seed{seed}", "config": dict.fromkeys(SECTIONS, 1)}
+        record["pretrain"]["seed"] = seed
+        record["glue"] = {"pretrained": make_section("pretrained", base=0.6 + seed / 100)}
+        write_run(tmp_path / f"mine{seed}", record)
+    main({"runs": str(tmp_path), "report": SETTINGS | {"each_run": False}})
+    page = browser.new_page()
+    page.goto((tmp_path / "report" / "leaderboard.html").as_uri())
+    page.wait_for_selector("html[data-ready=compared]")
+    page.locator(".filters [name=name]").fill("seed1")
+    assert _names(page) == ["mine"]
+    page.locator("table.scores button.more").click()
+    page.locator("tr.detail section").nth(1).wait_for()
+    sections = page.locator("tr.detail section").all()
+    assert sorted(one.get_attribute("aria-label") for one in sections) == ["mine-seed0", "mine-seed1"]
+    page.close()
 
 
 def test_without_scripts_the_tables_stand_and_lead_to_each_runs_report(browser: Any, page_file: Path) -> None:
