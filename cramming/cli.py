@@ -53,6 +53,9 @@ VERBS = {
         "runs of equal budget: vocab | data | architectures | schedules | batch | masking",
         "study.what",
     ),
+    "project": Verb(
+        "eval.extras.project:main", "predict the full budget from runs of one recipe with growing budgets", "runs"
+    ),
     "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 from cramming.config import UserError, config_folder, require
 
-JSON = "--json"  # with `duel`: what it prints is for a program
+JSON = "--json"  # what the verb prints is for a program
+WITH_JSON = ("duel", "project")
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
@@ -46,8 +47,8 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
-    require(not found.json or verb == "duel", f"{JSON}: is for the verb duel")
-    overrides = [*found.overrides, *["duel.json=true"] * found.json]
+    require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
+    overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
 

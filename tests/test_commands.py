@@ -17,13 +17,16 @@ from cramming.overrides import compose, with_quotes
 from cramming.plan.search import PlanConfig, planned_config
 from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
+from eval.extras.project import ProjectConfig
 from eval.extras.study import StudyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
-SECTIONS: dict[str, type] = {"bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "study": StudyConfig}
+SECTIONS: dict[str, type] = {
+    "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "study": StudyConfig,
+}  # fmt: skip
 FLAGS = ("--check", "--json", "--multirun", "-m")
 
 

@@ -22,6 +22,7 @@ from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
+from eval.extras.project import ProjectConfig
 from eval.extras.study import StudyConfig
 from eval.finetune.config import EvalConfig
 from eval.report.main import ReportConfig
@@ -34,6 +35,7 @@ SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "export": ExportConfig,
     "inspect": InspectConfig,
     "study": StudyConfig,
+    "project": ProjectConfig,
     "duel": DuelConfig,
     "plan": PlanConfig,
 }

@@ -155,6 +155,30 @@ def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
     return figure
 
 
+def projection(
+    curves: Sequence[Curve], ends: Sequence[tuple[float, float]], law: Sequence[Sequence[float | None]], level: str
+) -> "Figure":
+    """Validation loss over compute: within each run as a thin line, at the runs' ends as points, and the law as rows of
+    (exaflops, loss, lower and upper end of its band or None)."""
+    with _styled():
+        figure = _figure(9.0, 4.2, left=0.62, right=0.2, top=0.15, bottom=0.52)
+        axes = figure.add_subplot(1, 1, 1, xscale="log", xlabel="exaFLOPs of model compute")
+        axes.set_ylabel("validation loss (nats)")
+        for place, curve in enumerate(curves):
+            label = "within a run: no part of the fit" if place == 0 else None
+            points = _points(curve.rows, "exaflops", "validation_loss")
+            axes.plot(*zip(*points), color=COLOURS[0], linewidth=1.0, alpha=0.45, label=label)
+        axes.plot(*zip(*ends), "o", color=COLOURS[0], markersize=5, label="end of a run")
+        amounts, losses, low, high = zip(*law)
+        axes.plot(amounts, losses, color=COLOURS[1], linewidth=1.5, label="power law")
+        if None not in (*low, *high):
+            axes.fill_between(
+                amounts, low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=f"a new run, {level}"
+            )
+        axes.legend()
+    return figure
+
+
 def png(figure: "Figure") -> bytes:
     """The figure as a PNG on white."""
     buffer = io.BytesIO()

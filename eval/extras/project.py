@@ -1,0 +1,85 @@
+"""`cramming project`: what would the full budget give? A law through runs of one recipe with growing budgets.
+
+The saturating power law of power_law.py is fitted to the ends of runs (projection_runs.py) over compute, tokens and
+seconds, and, where runs have scores, to the points that they lack to 100. Runs of one budget with several seeds are
+points of their own. The law's record comes with it: each budget from the fourth on is predicted from the shorter ones
+alone. The picture is the cramming paper's figure 1 (Geiping and Goldstein 2022) with the law in it. A projection knows
+nothing of what only begins beyond the runs, such as reading the corpus for a second time.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cramming.config import Positive, build, expand_home, require
+from cramming.files import overwrite_atomically, write_atomically
+from cramming.progress import say, use_stderr
+from cramming.record_schema import number
+from eval.extras import projection_words
+from eval.extras.power_law import LEVEL
+from eval.extras.projection import Projection, project
+from eval.extras.projection_runs import Point, read_runs
+from eval.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AXES = ("exaflops", "tokens", "seconds")  # what a law is over; the first predicts
+DRAWN = 200  # points of the law's line
+
+
+@dataclass(frozen=True)
+class ProjectConfig:
+    """Section `project`. The full budget is `exaflops`, or what `hours` give at the longest run's speed."""
+
+    names: list[str] | None
+    hours: Positive
+    exaflops: Positive | None
+    out: Path | None
+    json: bool
+
+
+def main(settings: dict[str, Any]) -> None:
+    """The verb `project`."""
+    config = build(ProjectConfig, settings["project"], "project")
+    if config.json:
+        use_stderr()
+    folder = expand_home(settings["runs"], "runs")
+    runs = read_runs(folder, config.names)
+    longest = runs.points[-1]
+    times = (config.exaflops or 3600 * config.hours * longest.exaflops / longest.seconds) / longest.exaflops
+    laws = {axis: project(runs.points, axis, times, lambda point: point.loss) for axis in AXES}
+    found = {axis: projection for axis, projection in laws.items() if projection}
+    require(AXES[0] in found, f"project: losses in {folder} do not fall with compute; train with longer budgets")
+    scored = [point for point in runs.points if point.score is not None]
+    scores = project(scored, AXES[0], times, lambda point: 100 - (point.score or 0.0))
+    out = config.out or folder / "projection"
+    figure = draw(runs.points, found[AXES[0]])
+    write_atomically(out / "projection.svg", plots.svg(figure, "projection"))
+    overwrite_atomically(out / "projection.png", lambda path: path.write_bytes(plots.png(figure)))
+    if config.json:
+        print(json.dumps(projection_words.for_programs(runs, found, scores)), flush=True)
+    else:
+        projection_words.show(runs, found, scores)
+    say(f"pictures: {out / 'projection.svg'} and .png")
+
+
+def draw(points: Sequence[Point], projection: Projection) -> "Figure":
+    """Validation loss over compute within each run, the runs' ends, and the law with its band up to the full budget."""
+    law = projection.law
+    amounts = np.geomspace(points[0].exaflops, max(projection.amount, law.largest), DRAWN)
+    lines = [(amount, *law.predict(amount)) for amount in amounts.tolist()]
+    curves = [plots.Curve(point.run.label, [*validations(point)]) for point in points]
+    return plots.projection(curves, [(point.exaflops, point.loss) for point in points], lines, f"{LEVEL:.0%}")
+
+
+def validations(point: Point) -> Iterator[dict[str, float]]:
+    """Those during the run, with the `exaflops` that its tokens had taken by then."""
+    for row in point.run.metrics:
+        tokens, loss = number(row.get("tokens")), number(row.get("validation_loss"))
+        if tokens and loss is not None:
+            yield {"exaflops": tokens / point.tokens * point.exaflops, "validation_loss": loss}

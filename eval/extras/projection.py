@@ -1,0 +1,62 @@
+"""A power law over the ends of runs, and its record: each budget from the fourth on as the shorter ones predict it."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from eval.extras.power_law import Estimate, PowerLaw
+from eval.extras.projection_runs import FEWEST, Point, budgets_of
+
+
+class HeldOut(NamedTuple):
+    """A budget that runs with shorter ones predict: `measured` is the mean over its own runs, which had no part in it.
+
+    `beyond` is its amount over the largest that the law has seen; `error` is in percent of what was measured.
+    """
+
+    budget: tuple[str, float]
+    beyond: float
+    predicted: Estimate
+    measured: float
+    error: float
+
+
+class Projection(NamedTuple):
+    """A law over one axis, what it predicts of `amount`, and how it did on held-out budgets."""
+
+    law: PowerLaw
+    amount: float
+    predicted: Estimate
+    held_out: list[HeldOut]
+
+
+def project(points: Sequence[Point], axis: str, times: float, measure: Callable[[Point], float]) -> Projection | None:
+    """The law of a measure over an axis, and what it predicts at `times` the largest amount.
+
+    None with fewer than FEWEST budgets, or where the measure does not fall.
+    """
+    law = fit(points, axis, measure)
+    if law is None:
+        return None
+    amount = times * law.largest
+    return Projection(law, amount, law.predict(amount), list(held_out(points, axis, measure)))
+
+
+def held_out(points: Sequence[Point], axis: str, measure: Callable[[Point], float]) -> Iterator[HeldOut]:
+    """Each budget that has enough shorter ones, as a law through those alone predicts it."""
+    budgets = budgets_of(points)
+    for place in range(FEWEST, len(budgets)):
+        law = fit([point for shorter in budgets[:place] for point in shorter], axis, measure)
+        if law:
+            amount = statistics.fmean(getattr(point, axis) for point in budgets[place])
+            predicted, measured = law.predict(amount), statistics.fmean(map(measure, budgets[place]))
+            error = 100 * (predicted.value / measured - 1)
+            yield HeldOut(budgets[place][0].budget, amount / law.largest, predicted, measured, error)
+
+
+def fit(points: Sequence[Point], axis: str, measure: Callable[[Point], float]) -> PowerLaw | None:
+    """The law through these points, if there is one."""
+    if len(budgets_of(points)) < FEWEST:
+        return None
+    law = PowerLaw([getattr(point, axis) for point in points], [measure(point) for point in points])
+    return law if law.falls else None

@@ -1,0 +1,130 @@
+"""The runs that a projection is made of: of one recipe, each with a budget of its own, and what each spent and reached.
+
+One run is one point: its end. A learning rate schedule follows the budget, so that what a long run has learned after a
+tenth of it is not what a run with a tenth of the budget learns (Hoffmann et al. 2022, "Training compute-optimal large
+language models", section 2): losses within a run are too high for the compute that they took.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cramming.config import UserError, require
+from cramming.journal import unit_on
+from cramming.record_schema import Record
+from eval.recipe import BESIDE, SECTIONS, recipe_of
+from eval.report.ranking import main_average
+from eval.report.wording import counted
+from eval.rules.load import Run, load_run, load_runs
+from eval.tasks.suites import AVERAGES
+
+FEWEST = 3  # budgets: as many as the law has parameters
+SHOWN = 3  # of settings that differ, in one line
+
+
+class Point(NamedTuple):
+    """The end of one run: what it spent, its pinned validation loss in nats per target, and its score in percent."""
+
+    run: Run
+    budget: tuple[str, float]  # unit and limit
+    exaflops: float
+    tokens: float
+    seconds: float
+    loss: float
+    score: float | None
+
+
+class Runs(NamedTuple):
+    """Of one recipe: the points in order of their compute, and in one line each which other runs are none, and why."""
+
+    points: list[Point]
+    left_out: list[str]
+
+
+def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
+    """The runs of one recipe in `folder`; UserError unless they have FEWEST budgets.
+
+    `names` says which; without it, those of the one recipe that has enough budgets.
+    """
+    runs = load_runs(folder) if names is None else [load_run(folder / name) for name in names]
+    usable, left_out = dict[str, list[Point]](), []
+    for run in runs:
+        point = run.problem or point_of(run)
+        if isinstance(point, str):
+            left_out.append(f"{run.label}: {point}")
+        else:
+            usable.setdefault(str(recipe_of(run.record)), []).append(point)
+    recipes = sorted(usable.values(), key=lambda points: -len(budgets_of(points)))
+    enough = [points for points in recipes if len(budgets_of(points)) >= FEWEST]
+    if len(enough) > 1 or (names is not None and len(recipes) > 1):
+        one, other = (points[0].run for points in recipes[:2])
+        raise UserError(
+            f"project: {one.label} and {other.label} do not compare, {difference(one.record, other.record)}; name runs"
+            " of one recipe with project.names=[...]"
+        )
+    most = max((len(budgets_of(points)) for points in recipes), default=0)
+    because = f" ({'; '.join(left_out[:SHOWN])})" if left_out else ""
+    require(
+        enough,
+        f"project: {folder} has {counted(most, 'finished budget')} of one recipe, a law takes {FEWEST}{because}; train"
+        " with others, for example budget.minutes=2, 4 and 8",
+    )
+    for points in recipes[1:]:
+        other = points[0].run
+        left_out += [f"{point.run.label}: {difference(enough[0][0].run.record, other.record)}" for point in points]
+    return Runs(sorted(enough[0], key=lambda point: point.exaflops), left_out)
+
+
+def point_of(run: Run) -> Point | str:
+    """The run's end, or why it has none."""
+    training, budget = run.record.training, run.record.training.budget
+    if training.status != "finished":
+        return f"is {training.status or 'no pretraining'}"
+    values = (training.exaflops, training.tokens, budget.spent_seconds, training.validation.loss, budget.limit)
+    if None in values or recipe_of(run.record) is None:
+        return "its record lacks the pinned loss, what was spent or the configuration"
+    exaflops, tokens, seconds, loss, limit = (float(value) for value in values if value is not None)
+    unit = unit_on(budget.clock, budget.unit) if budget.unit == "hours" else budget.unit
+    return Point(run, (str(unit), limit), exaflops, tokens, seconds, loss, _score(run.record))
+
+
+def budgets_of(points: Sequence[Point]) -> list[list[Point]]:
+    """The points of each budget, seeds together, in order of their compute."""
+    ordered = sorted(points, key=lambda point: (point.budget, point.exaflops))
+    groups = [list(group) for _, group in groupby(ordered, key=lambda point: point.budget)]
+    return sorted(groups, key=lambda group: group[0].exaflops)
+
+
+def difference(one: Record, other: Record) -> str:
+    """Which settings make two recipes of two runs, such as `optim.lr 0.001 and 0.002`."""
+    first, second = (dict(_settings(record)) for record in (one, other))
+    names = [name for name in first | second if first.get(name) != second.get(name)]
+    shown = [f"{name} {first.get(name)} and {second.get(name)}" for name in names[:SHOWN]]
+    more = [f"{len(names) - SHOWN} more settings"] if len(names) > SHOWN else []
+    return ", ".join([*shown, *more])
+
+
+def _settings(record: Record) -> Iterator[tuple[str, Any]]:
+    """All that makes a recipe, by name."""
+    yield "corpus", str(record.corpus.manifest_sha256)[:8]
+    for section in SECTIONS:
+        if section not in BESIDE:
+            yield from _flat(section, record.config[section])
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def _score(record: Record) -> float | None:
+    """The average that the run's suite is ranked by."""
+    scored = record.trained
+    if scored is None or scored.suite not in AVERAGES:
+        return None
+    average = scored.averages.get(main_average(scored.suite))
+    return None if average is None else average.value

@@ -1,0 +1,119 @@
+"""What a projection says: tables and sentences for people, JSON for programs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cramming.progress import compact, say, show_table
+from eval.extras.power_law import LEVEL, PARAMETERS, Estimate
+from eval.extras.projection import HeldOut, Projection
+from eval.extras.projection_runs import Point, Runs
+from eval.report.wording import counted, duration, or_dash
+
+RUNS = ("run", "budget", "exaflops", "tokens", "time", "loss", "above law", "score")
+HELD_OUT = ("over", "budget", "beyond", "predicted", "measured", "error")
+LAWS = ("over", "E", "A", "alpha", "full budget", "loss there")
+
+
+def show(runs: Runs, laws: Mapping[str, Projection], scores: Projection | None) -> None:
+    """The runs beside the law over compute, how each axis did on held-out budgets, and what it says of the full one."""
+    projection = next(iter(laws.values()))
+    rows = [_run(point, projection) for point in runs.points]
+    show_table(f"{counted(len(rows), 'run')} of one recipe", RUNS, rows)
+    for line in runs.left_out:
+        say(f"left out: {line}")
+    rows = [[axis, *_held_out(held)] for axis, one in laws.items() for held in one.held_out]
+    if rows:
+        show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, rows)
+    rows = [[axis, *_law(one)] for axis, one in laws.items()]
+    show_table(f"loss = E + A (amount / longest run's)^-alpha; intervals of {LEVEL:.0%}", LAWS, rows)
+    for line in sentences(runs.points, projection, scores):
+        say(line)
+
+
+def sentences(points: list[Point], projection: Projection, scores: Projection | None) -> Iterator[str]:
+    """The result, and what it rests on."""
+    times = projection.amount / projection.law.largest
+    longest, corpus = points[-1], points[-1].run.record.corpus.tokens
+    where = f"{projection.amount:.3g} exaflops ({duration(times * longest.seconds)}, x{times:.3g} of the longest run)"
+    yield f"full budget of {where}: pinned validation loss {_interval(projection.predicted)}"
+    if scores:
+        best, worst = (None if lost is None else 100 - lost for lost in scores.predicted[1:])
+        yield f"score there {_interval(Estimate(100 - scores.predicted.value, worst, best), 1)}"
+    if projection.law.noise is None:
+        yield f"no interval: {PARAMETERS} runs fix the law's {PARAMETERS} numbers and leave nothing to judge it by"
+    if projection.held_out and times > (beyond := max(held.beyond for held in projection.held_out)):
+        yield f"held-out budgets were at most x{beyond:.3g} beyond their runs; further out intervals rest on the law"
+    if corpus and (epochs := times * longest.tokens / corpus) > 1 >= longest.tokens / corpus:
+        yield f"the full budget reads the corpus {epochs:.1f} times, of which the law knows nothing"
+    devices = sorted({str(point.run.record.environment.device.name) for point in points})
+    if len(devices) > 1:
+        yield f"seconds are of several devices and do not compare: {', '.join(devices)}"
+
+
+def for_programs(runs: Runs, laws: Mapping[str, Projection], scores: Projection | None) -> dict[str, Any]:
+    """All of it as JSON; `scores` are points to 100, `error_percent` is in percent of what was measured."""
+    fields = ("exaflops", "tokens", "seconds", "loss", "score")
+    return {
+        "level": LEVEL,
+        "runs": [
+            {"name": point.run.label, "budget": _budget(point.budget), "seed": point.run.record.training.seed}
+            | {name: getattr(point, name) for name in fields}
+            for point in runs.points
+        ],
+        "left_out": runs.left_out,
+        "laws": {axis: _law_for_programs(one) for axis, one in laws.items()},
+        "lost_score": scores and _law_for_programs(scores),
+    }
+
+
+def _law_for_programs(projection: Projection) -> dict[str, Any]:
+    law = projection.law
+    return {
+        "E": law.floor._asdict(),
+        "A": law.gain,
+        "alpha": law.alpha._asdict(),
+        "longest": law.largest,
+        "noise": law.noise,
+        "full_budget": projection.amount,
+        "predicted": projection.predicted._asdict(),
+        "held_out": [
+            {**held._asdict(), "budget": _budget(held.budget), "predicted": held.predicted._asdict()}
+            for held in projection.held_out
+        ],
+    }
+
+
+def _run(point: Point, projection: Projection) -> list[str]:
+    above = point.loss - projection.law.predict(point.exaflops).value
+    spent = [f"{point.exaflops:.3g}", compact(point.tokens), duration(point.seconds)]
+    score = or_dash(point.score, lambda score: f"{score:.1f}")
+    return [point.run.label, _budget(point.budget), *spent, f"{point.loss:.4f}", f"{above:+.4f}", score]
+
+
+def _held_out(held: HeldOut) -> list[str]:
+    return [
+        _budget(held.budget), f"x{held.beyond:.3g}", _interval(held.predicted), f"{held.measured:.4f}",
+        f"{held.error:+.2f}%",
+    ]  # fmt: skip
+
+
+def _law(projection: Projection) -> list[str]:
+    law = projection.law
+    return [
+        _interval(law.floor), f"{law.gain:.4f}", _interval(law.alpha), compact(projection.amount),
+        _interval(projection.predicted),
+    ]  # fmt: skip
+
+
+def _interval(estimate: Estimate, digits: int = 3) -> str:
+    low, high = (or_dash(end, lambda value: f"{value:.{digits}f}") for end in (estimate.low, estimate.high))
+    return f"{estimate.value:.{digits}f} [{low}, {high}]"
+
+
+def _budget(budget: tuple[str, float]) -> str:
+    unit, limit = budget
+    return (
+        f"{duration(3600 * limit)}{unit.removeprefix('hours')}"
+        if unit.startswith("hours")
+        else f"{compact(limit)} {unit}"
+    )
