@@ -124,7 +124,7 @@ def test_what_makes_no_law_is_refused(write_budget: Write, verb: Any) -> None:
     with pytest.raises(UserError, match=r"2 finished budgets of one recipe, a law takes 3 \(4-0-0.001: is diverged\)"):
         verb()
     write_budget(4.0, lr=2e-3)
-    with pytest.raises(UserError, match="do not compare, optim.lr 0.001 and 0.002; name runs of one recipe"):
+    with pytest.raises(UserError, match=r"do not compare, optim\.lr 0\.001 and 0\.002; name runs of one recipe"):
         verb(names=["1-0-0.001", "2-0-0.001", "4-0-0.002"])
     for exaflops in (2.0, 4.0, 8.0):
         write_budget(exaflops, off=exaflops)
