@@ -197,9 +197,9 @@ class BudgetClock:
         if checkpoint_sha256 and not self.has_ended:
             self._write("resume", sha256=checkpoint_sha256)
 
-    def enter_checkpoint(self, sha256: str) -> None:
-        """Note that the present state is saved, in a file with this SHA-256."""
-        self._write("checkpoint", sha256=sha256)
+    def enter_checkpoint(self, sha256: str, kept: bool = False) -> None:
+        """Note that the present state is saved, in a file with this SHA-256 that is `kept` or makes room for newer."""
+        self._write("checkpoint", sha256=sha256, **({"kept": True} if kept else {}))
 
     def step_synchronised(self, update_seconds: float) -> bool:
         """Note that a step has ended now, on the device too, and how long its update took.
@@ -222,15 +222,18 @@ class BudgetClock:
         """Seconds charged so far, earlier processes included."""
         return self.earlier_seconds + self.config.timer() - self._began
 
-    def spent(self) -> float:
-        """What is charged so far, in the budget's unit."""
-        return self._in_unit(
-            self.elapsed_seconds(), self.work.flops + self.lost_flops, self.work.tokens, self.work.steps
-        )
+    def spent(self, seconds: float | None = None) -> float:
+        """What is charged so far, in the budget's unit; of its time these `seconds`, if given."""
+        seconds = self.elapsed_seconds() if seconds is None else seconds
+        return self._in_unit(seconds, self.work.flops + self.lost_flops, self.work.tokens, self.work.steps)
 
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
         return min(1.0, self.spent() / self.config.limit)
+
+    def progress_of_work(self) -> float:
+        """The same when the last step that is in the weights had ended: without what a crash threw away."""
+        return min(1.0, self.spent(self.work.last_step_seconds) / self.config.limit)
 
     def seconds_left(self) -> float:
         """Until the deadline; infinity where the budget is not one of time."""

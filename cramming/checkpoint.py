@@ -3,7 +3,8 @@
 A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout),
 losses by token where masks follow them, and the work counters; the data position is `sequences` of the counters. Time
 is the journal's (cramming/journal.py), of which every checkpoint is an entry before it gets its name: a kill in between
-leaves an entry without a file; a file without an entry is not ours.
+leaves an entry without a file; a file without an entry is not ours. The newest two are there, `step-<n>.pt`, and those
+that are kept for a replay (cramming/replay.py), `kept-<n>.pt`.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ import torch
 from torch import nn
 
 from cramming.budget import Work
-from cramming.config import Count, Positive, UserError, file_sha256
+from cramming.config import Count, Fraction, Positive, UserError, file_sha256
 from cramming.device import random_states, set_random_states
 from cramming.files import overwrite_atomically
 from cramming.journal import Saved
 from cramming.progress import say
 
 KEEP = 2
+NEWEST, KEPT = "step", "kept"  # how a file's name begins
 
 
 class Part(Protocol):
@@ -37,24 +39,46 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save: every so many minutes, and every so many steps if given."""
+    """When to save: every so many minutes, every so many steps if given, and to be kept at these shares of the budget,
+    of which 0 is before the first step."""
 
     every_minutes: Positive
     every_steps: Count | None
+    keep_at: tuple[Fraction, ...] = ()
 
     def is_due(self, steps: int, seconds_since_last: float) -> bool:
         """Whether to save after step number `steps`."""
         by_steps = self.every_steps is not None and steps % self.every_steps == 0
         return by_steps or seconds_since_last >= 60 * self.every_minutes
 
+    def is_to_keep(self, before: float, now: float) -> bool:
+        """Whether one of the shares was reached between the ends of two steps, at progress `before` and `now`."""
+        return any(before < share <= now for share in self.keep_at)
+
 
 def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    enter: Callable[[str], None], parts: Mapping[str, Part] | None = None,
+    enter: Callable[[str], None], parts: Mapping[str, Part] | None = None, kept: bool = False,
 ) -> Path:  # fmt: skip
-    """Write `folder/step-<n>.pt` and remove all but the newest two; `enter` puts its SHA-256 on record."""
+    """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
+
+    With `kept` it is `kept-<n>.pt`, which stays.
+    """
+    state = contents(model, optimizer, scaler, work, parts)
+    path = folder / f"{KEPT if kept else NEWEST}-{work.steps:08d}.pt"
+    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
+    for old in _files(folder, NEWEST)[KEEP:]:
+        old.unlink()
+    return path
+
+
+def contents(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
+    parts: Mapping[str, Part] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a checkpoint of the present state holds."""
     cpu_state, gpu_state = random_states()
-    state = {
+    return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
@@ -63,11 +87,12 @@ def save(
         "cuda_rng": gpu_state,
         **{name: part.state_dict() for name, part in (parts or {}).items()},
     }
-    path = path_of(folder, work.steps)
-    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
-    for old in _files(folder)[KEEP:]:
-        old.unlink()
-    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The `contents` of a file, in main memory."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
 
 
 class _Hashed(BufferedWriter):
@@ -119,7 +144,7 @@ def load(
     parts: Mapping[str, Part] | None = None,
 ) -> Work:  # fmt: skip
     """Restore a checkpoint."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read(path)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
@@ -131,13 +156,15 @@ def load(
 
 def path_of(folder: Path, steps: int) -> Path:
     """Where the checkpoint after so many steps lies."""
-    return folder / f"step-{steps:08d}.pt"
+    return next((path for path in _files(folder) if _steps(path) == steps), folder / f"{NEWEST}-{steps:08d}.pt")
 
 
 def _steps(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
+    return int(path.stem.partition("-")[2])
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, kind: str = f"{NEWEST}|{KEPT}") -> list[Path]:
     """Checkpoints, newest first."""
-    return sorted((path for path in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+", path.stem)), reverse=True)
+    return sorted(
+        (path for path in folder.glob("*.pt") if re.fullmatch(rf"({kind})-\d+", path.stem)), key=_steps, reverse=True
+    )

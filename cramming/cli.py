@@ -56,6 +56,11 @@ VERBS = {
     "project": Verb(
         "eval.extras.project:main", "predict the full budget from runs of one recipe with growing budgets", "runs"
     ),
+    "replay": Verb(
+        "cramming.replay:main",
+        "train stretches of a run once more and compare: is its log what training gives?",
+        "replay.run",
+    ),
     "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }

@@ -18,10 +18,9 @@ from cramming.train_state import ResumeWithLessError, TrainState
 def finish(state: TrainState, reason: EndReason) -> None:
     """Export the model and complete the record."""
     assert state.clock and state.metrics
-    work, average, objective = state.work, state.engine.average, state.config.objective
-    if average and average.count and reason == "finished":
-        average.take()
-        say(f"{state.folder}: the final weights are the mean of {average.count} along the way (train.average)")
+    work, objective = state.work, state.config.objective
+    if reason == "finished":
+        take_average(state)
     validation = validate_fully(state) if reason == "finished" and work.steps else None
     status: Status = "interrupted" if reason != "finished" else "exhausted"
     if validation:
@@ -56,6 +55,14 @@ def finish(state: TrainState, reason: EndReason) -> None:
             f"{state.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
             f", {objective.validation_name} {loss:.3f}; model in {state.folder / 'final'} (format: {form})"
         )
+
+
+def take_average(state: TrainState) -> None:
+    """Let the mean of the weights along the way be the final ones, where one was made."""
+    average = state.engine.average
+    if average and average.count:
+        average.take()
+        say(f"{state.folder}: the final weights are the mean of {average.count} along the way (train.average)")
 
 
 def validate_fully(state: TrainState) -> dict[str, Any]:

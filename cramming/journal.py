@@ -47,6 +47,7 @@ class Event(TypedDict):
     clock: NotRequired[str]
     corpus: NotRequired[str | None]
     sha256: NotRequired[str]  # of a checkpoint and a resume
+    kept: NotRequired[bool]  # of a checkpoint that stays
     reason: NotRequired[EndReason]
     previous: NotRequired[str]
 

@@ -141,20 +141,23 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     return reason
 
 
-def train(state: TrainState, stop: StopRequest) -> EndReason:
+def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndReason:
     """The experiment. Returns why it ended."""
     work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
     objective = config.objective.at(0.0)
     batches = micro_batch_stream(state, objective)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
-    recent = deque[StepStats](maxlen=config.train.log_every)
+    recent = deque[tuple[float, StepStats]](maxlen=config.train.log_every)  # each with what it began at
     timer = config.budget.timer
     began = last_save = time.monotonic()
     tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
+    saved_for_good = clock.progress_of_work() if clock else 0.0
     is_kept = True
     reason: EndReason = "finished"
 
-    with Progress("pretrain", total=100.0, unit="%", before=100 * reached) as bar:
+    if clock and not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
+        state.save_checkpoint(kept=True)
+    with Progress(title, total=100.0, unit="%", before=100 * reached) as bar:
         while True:
             progress, fits, stopped, is_kept = before_step(state, pace, stop, is_kept)
             if not is_kept:  # the machine stood still in the update
@@ -200,21 +203,23 @@ def train(state: TrainState, stop: StopRequest) -> EndReason:
 
             seconds, compiled = timer() - step_began, compiled_graphs() != graphs
             pace.note(size.micro_batches, seconds, update_seconds, compiled)
-            recent.append(stats)
+            recent.append((progress, stats))
             before, reached = reached, clock.progress()
             rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
             speed = format_count(rate, "tokens")
             bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
             bar.update(100 * reached)
             is_due = config.checkpoint.is_due(work.steps, time.monotonic() - last_save)
-            is_saved = is_due or clock.is_near_the_end(before, reached)
+            is_to_keep = config.checkpoint.is_to_keep(saved_for_good, reached)
+            saved_for_good = reached
+            is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
             is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if is_logged:
                 state.log_step(recent, reached, learning_rate, rate)
             if is_validation_due(config.train, before, reached):
                 validate_if_it_fits(state, reached, pace, size.micro_batches)
             if is_saved:
-                state.save_checkpoint()
+                state.save_checkpoint(is_to_keep)
                 last_save = time.monotonic()
     batches.close()
     if recent and not is_logged:

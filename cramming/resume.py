@@ -121,15 +121,15 @@ def _more_than_the_journal(folder: Path, events: Sequence[Event], newest: int | 
 
 
 def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Iterator[str]:
-    """A run that ended has its last checkpoint; and before each the log has a row, which says as the journal does when
-    the step ended."""
+    """A run that ended has its last checkpoint; and before each that holds a step the log has a row, which says as the
+    journal does when the step ended."""
     if saved is None:
         if steps := ended_after(events):
             yield f"{folder}: the run ended after {steps} steps and its last checkpoint is gone; {_OTHER}"
         return
     ended = [event["last_step_seconds"] for event in events if event.get("sha256") == saved.sha256]
     rows = [row for row in load_metrics(folder) if "loss" in row and row["step"] == saved.steps]
-    if not any(row.get("seconds") in ended for row in rows):
+    if saved.steps and not any(row.get("seconds") in ended for row in rows):
         yield (
             f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
             f" made (an earlier version's need not have one); restore it or {_OTHER}"

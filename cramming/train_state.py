@@ -6,6 +6,7 @@ how a run ends in cramming/finish.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,13 +129,13 @@ class TrainState:
     metrics: MetricsLog | None
     validation: list[Batch]
 
-    def save_checkpoint(self) -> None:
+    def save_checkpoint(self, kept: bool = False) -> None:
         """Write the present state, once its row of the log is on the disk and what it was trained on is looked at."""
         assert self.clock and self.metrics
         self.metrics.sync()
         self.data.note_changed_files(self.folder)
-        tensors, enter = _tensors(self.engine), self.clock.enter_checkpoint
-        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.parts)
+        tensors, enter = tensors_of(self.engine), partial(self.clock.enter_checkpoint, kept=kept)
+        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.parts, kept)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
@@ -147,7 +148,7 @@ class TrainState:
                 f" kept: back to step {saved.steps if saved else 0}"
             )
         steps = int(self.mesh.from_main(saved.steps if saved else 0))
-        self.work = _load(folder, steps, self.engine) if steps else Work()
+        self.work = _load(checkpoint.path_of(folder, steps), self.engine) if steps else Work()
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
@@ -204,19 +205,27 @@ class TrainState:
         if warning := tiny_defaults(config):
             say(warning)
 
-    def log_step(self, recent: Sequence[StepStats], progress: float, learning_rate: float, rate: float) -> None:
-        """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second."""
+    def log_step(
+        self, recent: Sequence[tuple[float, StepStats]], progress: float, learning_rate: float, rate: float
+    ) -> None:
+        """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second.
+
+        What each of these steps began at, its progress, and its own loss are what a replay needs (cramming/replay.py).
+        """
         assert self.metrics
+        each_progress, each = zip(*recent, strict=True)
         row = {
             "step": self.work.steps,
             "progress": progress,
             "seconds": self.work.last_step_seconds,
             "tokens": self.work.tokens,
-            "loss": sum(s.loss for s in recent) / len(recent),
-            "accuracy": sum(s.accuracy for s in recent) / len(recent),
-            "grad_norm": recent[-1].grad_norm,
+            "loss": sum(s.loss for s in each) / len(each),
+            "accuracy": sum(s.accuracy for s in each) / len(each),
+            "grad_norm": each[-1].grad_norm,
             "lr": learning_rate,
             "tokens_per_second": rate,
+            "each_progress": each_progress,
+            "each_loss": [s.loss for s in each],
         }
         self.metrics.write(row)
 
@@ -254,7 +263,8 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
     if mesh.is_main:
         clock = begin_record(settings, config, data, gates, folder, mesh, device)
     steps = int(mesh.from_main(saved.steps if saved else 0))
-    engine, work = start_engine(config, data, folder, mesh, device, steps)
+    newest = checkpoint.path_of(folder / "checkpoints", steps) if steps else None
+    engine, work = start_engine(config, data, folder, mesh, device, newest)
     if clock:
         clock.attach(work, saved.sha256 if saved else None)
     config = with_micro_batch(config, data, engine, folder)
@@ -283,7 +293,7 @@ def begin_record(
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
     What any process of the run forced, or compiled elsewhere, a resume without it does not take back.
     """
-    create_run_folder(folder, settings, environment(asdict(devices.describe(device))), resume=config.resume)
+    create_run_folder(folder, settings, environment_here(device), resume=config.resume)
     before = load_record(folder).get("pretrain", {})
     alone = mesh.world_size == 1  # the meter would know of one card only
     joules = devices.nvml_reader(device, "TotalEnergyConsumption") if alone else lambda: None
@@ -300,16 +310,22 @@ def begin_record(
     return clock
 
 
+def environment_here(device: torch.device) -> dict[str, Any]:
+    """The record's section `environment`."""
+    return {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
+
+
 def start_engine(
-    config: Config, data: RunData, folder: Path, mesh: Mesh, device: torch.device, steps: int
+    config: Config, data: RunData, folder: Path, mesh: Mesh, device: torch.device, saved: Path | None
 ) -> tuple[Engine, Work]:
-    """The engine with the state after `steps`, from its checkpoint, and the work that is done."""
+    """The engine with the state that is `saved`, if any is, else that before the first step, and the work that is
+    done."""
     devices.prepare(config.runtime, device, folder)
     devices.seed_everything(config.seed)
     try:
         engine = build_engine(config, mesh, device)
-        if steps:
-            return engine, _load(folder / "checkpoints", steps, engine)
+        if saved:
+            return engine, _load(saved, engine)
         if isinstance(config.start, CooccurrenceStart):
             from cramming.start import start_engine_from_text
 
@@ -340,10 +356,10 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
     return config
 
 
-def _load(checkpoints: Path, steps: int, engine: Engine) -> Work:
-    return checkpoint.load(checkpoint.path_of(checkpoints, steps), *_tensors(engine), engine.parts)
+def _load(saved: Path, engine: Engine) -> Work:
+    return checkpoint.load(saved, *tensors_of(engine), engine.parts)
 
 
-def _tensors(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+def tensors_of(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
     """What a checkpoint holds of an engine."""
     return engine.model, engine.optimizer, engine.precision.scaler

@@ -15,6 +15,7 @@ from cramming.checks import tiny_defaults
 from cramming.config import build
 from cramming.overrides import compose, with_quotes
 from cramming.plan.search import PlanConfig, planned_config
+from cramming.replay import ReplayConfig
 from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
 from eval.extras.project import ProjectConfig
@@ -25,7 +26,8 @@ VERB = f"(?:{'|'.join(cli.VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 SECTIONS: dict[str, type] = {
-    "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "study": StudyConfig,
+    "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "replay": ReplayConfig,
+    "study": StudyConfig,
 }  # fmt: skip
 FLAGS = ("--check", "--json", "--multirun", "-m")
 

@@ -190,8 +190,8 @@ def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
         if where == "enter_checkpoint":
             original = BudgetClock.enter_checkpoint
 
-            def enter(self: BudgetClock, sha256: str) -> None:
-                original(self, sha256)
+            def enter(self: BudgetClock, sha256: str, kept: bool) -> None:
+                original(self, sha256, kept)
                 if self.work.steps == 6:
                     crash()
 
