@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 
 from cramming import device as devices
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
+from cramming.config import Count, Natural, Positive, RootConfig, Tracker, UserError, build, expand_home, require
 from cramming.data.corpus import MANIFEST, ORDERS
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import RuntimeConfig
@@ -238,6 +238,14 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         "budget.clock",
         lambda c, p: c.budget.clock == "cpu" and c.runtime.compile != "off",
         ": does not see the compiler's processes; set runtime.compile=off",
+    ),
+    *(
+        (
+            "trackers",
+            lambda c, p, name=name: p.trains and name in c.trackers and find_spec(name) is None,
+            f": needs the package {name}; pip install 'cramming[{name}]', or set trackers=[]",
+        )
+        for name in get_args(Tracker)
     ),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
     ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),

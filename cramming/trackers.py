@@ -1,0 +1,130 @@
+"""TensorBoard and Weights & Biases as copies of the rows of `metrics.jsonl`, for looking at (`trackers`).
+
+The file is what counts, so training waits for no tracker: each is imported, opened, fed and closed by a thread of its
+own, to which `write` hands a row in about 20 microseconds. One that fails says so in one line and is off until the
+process ends. A resumed run goes on in the same place: TensorBoard drops what lies behind the checkpoint, and Weights &
+Biases knows the run by the first line of its journal.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, Protocol
+
+from cramming.journal import JOURNAL, first_line_sha256
+from cramming.progress import say
+from cramming.record import MetricsLog, finite
+
+CLOSE_SECONDS = 60.0  # after the run's end, for what is still to be written
+
+
+class Tracked(NamedTuple):
+    """A run for a tracker: its folder, after how many steps this process goes on, and its settings."""
+
+    folder: Path
+    steps: int
+    settings: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Where rows go: numbers by name, among them `step`."""
+
+    def write(self, row: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `<run>/tensorboard`; `tensorboard --logdir runs` shows all runs."""
+
+    def __init__(self, run: Tracked) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.folder / "tensorboard"
+        self._writer = SummaryWriter(folder, purge_step=run.steps + 1, flush_secs=5)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run in `<run>/wandb`, which `wandb sync` uploads, or online where the variable WANDB_MODE says so.
+
+    WANDB_PROJECT and the other variables of the package hold. Validation rows have a step of their own, and a resume
+    repeats steps, so `step` is an axis and not the package's counter, which only grows.
+    """
+
+    def __init__(self, run: Tracked) -> None:
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "cramming"),
+            name=run.folder.name,
+            id=(first_line_sha256(run.folder / JOURNAL) or "")[:32],
+            resume="allow",
+            dir=run.folder,
+            config=dict(run.settings),
+            mode=mode,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+class _Feed(Thread):
+    """Takes rows, None at the end, to one tracker."""
+
+    def __init__(self, tracker: str, run: Tracked) -> None:
+        super().__init__(name=tracker, daemon=True)
+        self.rows: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._run = run
+        self.start()
+
+    def run(self) -> None:
+        try:
+            tracker = TRACKERS[self.name](self._run)
+            while (row := self.rows.get()) is not None:
+                tracker.write({name: value for name, value in finite(row).items() if value is not None})
+            tracker.close()
+        except Exception as error:  # whatever a tracker does, the run goes on
+            reason = " ".join(str(error).split()) or type(error).__name__
+            say(f"warning: trackers={self.name}: {reason}; off until this process ends, metrics.jsonl has all rows")
+
+
+class TrackedLog(MetricsLog):
+    """The log of a run whose rows go to trackers, too."""
+
+    def __init__(self, names: Sequence[str], run: Tracked) -> None:
+        super().__init__(run.folder)
+        self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row to the file, and hand it on."""
+        super().write(row)
+        for feed in self._feeds:
+            feed.rows.put(row)
+
+    def close(self) -> None:
+        """Close the file and the trackers."""
+        super().close()
+        for feed in self._feeds:
+            feed.rows.put(None)
+            feed.join(CLOSE_SECONDS)
+            if feed.is_alive():
+                say(f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; metrics.jsonl has all rows")

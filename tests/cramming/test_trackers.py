@@ -1,0 +1,108 @@
+"""Trackers get what metrics.jsonl gets; training neither waits for them nor ends with them."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from cramming import checks, trackers
+from cramming.config import UserError
+from cramming.engine import Engine
+from cramming.journal import first_line_sha256
+from cramming.record import load_metrics
+from cramming.trackers import Tracked, TrackedLog
+
+ROW = {"step": 1, "loss": 5.5, "grad_norm": float("nan")}
+
+
+class Held:
+    """Opens once it may, and keeps the rows."""
+
+    may_open, rows = Event(), list[Mapping[str, float]]()
+
+    def __init__(self, run: Tracked) -> None:
+        assert self.may_open.wait(60)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self.rows.append({"step": -1})
+
+
+def test_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Held)
+    log = TrackedLog(["wandb"], Tracked(tmp_path, 0, {}))
+    log.write(ROW)
+    assert load_metrics(tmp_path) == [ROW | {"grad_norm": None}] and not Held.rows
+    Held.may_open.set()
+    log.close()
+    assert Held.rows == [{"step": 1, "loss": 5.5}, {"step": -1}]
+
+
+def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
+    start: Callable[..., Path], unbroken: Path, losses: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    class Full(Held):
+        def write(self, row: Mapping[str, float]) -> None:
+            raise OSError("no room\nleft")
+
+    Held.may_open.set()
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Full)
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+    assert losses(start("trackers=[tensorboard]")) == losses(unbroken)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "trackers" in line]
+    assert len(warnings) == 1 and warnings[0].startswith("warning: trackers=tensorboard: no room left; off")
+
+
+def test_a_package_that_is_missing_is_said_before_the_run(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"trackers=.*: needs the package wandb; pip install 'cramming\[wandb\]'"):
+        start("trackers=[wandb]")
+    assert not (tmp_path / "runs" / "default" / "record.json").exists()
+
+
+def stopped_and_resumed(start: Callable[..., Path], *overrides: str) -> Path:
+    original, calls = Engine.forward_backward, [0]
+
+    def stop_at_8(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Engine, "forward_backward", stop_at_8)
+        start(*overrides)
+    return start(*overrides, "resume=true")
+
+
+def test_tensorboard_has_the_rows_of_a_stopped_and_resumed_run(start: Callable[..., Path]) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = stopped_and_resumed(start, "trackers=[tensorboard]")
+    events = reader.EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    rows = load_metrics(run)
+    assert {name for row in rows for name in row} - {"step"} == set(events.Tags()["scalars"])
+    for name in ("loss", "lr", "validation_loss"):
+        expected = [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row]
+        assert [(event.step, event.value) for event in events.Scalars(name)] == expected, name
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline_has_one_run(start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run = stopped_and_resumed(start, "trackers=[wandb]")
+    name = (first_line_sha256(run / "budget.jsonl") or "")[:32]
+    files = [file.read_bytes() for file in sorted((run / "wandb").glob(f"offline-run-*/run-{name}.wandb"))]
+    assert len(files) == 2  # of one run, a file for each process
+    for row in load_metrics(run):
+        assert any(json.dumps(row["tokens"]).encode() in file for file in files)
