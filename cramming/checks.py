@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 
 from cramming import device as devices
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
-from cramming.config import Count, Natural, Positive, RootConfig, Tracker, UserError, build, expand_home, require
+from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
 from cramming.data.corpus import MANIFEST, ORDERS
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import RuntimeConfig
@@ -170,16 +170,13 @@ def _unit(config: Config, place: Place) -> int:
     return place.processes * (1 if config.train.micro_batch == "auto" else config.train.micro_batch)
 
 
-def _lacks_torchao(place: Place) -> bool:
-    return place.trains and find_spec("torchao") is None
-
-
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
+EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
-UNCOMPILED = ": works uncompiled only; set runtime.compile=off"
+EAGER = ": works uncompiled only; set runtime.compile=off"
 SCALED = ": fp16 scales gradients on the device; set precision=bf16 or fp32"  # and the host would read too early
 CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
@@ -214,8 +211,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.objective.replaces_tokens and c.model.late_layers > 1,
         ": saves nothing in the encoder of objective=rtd, which is asked about all tokens; set it to 1",
     ),
-    ("optim.name", lambda c, p: c.optim.name in LOW_BIT and _lacks_torchao(p), TORCHAO),
-    ("precision.mode", lambda c, p: c.precision.mode == "fp8" and _lacks_torchao(p), TORCHAO),
+    ("optim.name", lambda c, p: c.optim.name in LOW_BIT and p.trains and not find_spec("torchao"), TORCHAO),
+    ("precision.mode", lambda c, p: c.precision.mode == "fp8" and p.trains and not find_spec("torchao"), TORCHAO),
     (
         "precision.mode",
         lambda c, p: p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY,
@@ -239,14 +236,7 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.budget.clock == "cpu" and c.runtime.compile != "off",
         ": does not see the compiler's processes; set runtime.compile=off",
     ),
-    *(
-        (
-            "trackers",
-            lambda c, p, name=name: p.trains and name in c.trackers and find_spec(name) is None,
-            f": needs the package {name}; pip install 'cramming[{name}]', or set trackers=[]",
-        )
-        for name in get_args(Tracker)
-    ),
+    ("trackers", lambda c, p: p.trains and not all(map(find_spec, c.trackers)), EXTRAS),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
     ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),
     (
@@ -254,12 +244,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.memory.activation_budget is not None and c.runtime.compile == "off",
         ": only a compiler can keep it; set runtime.compile=model",
     ),
-    (
-        "memory.offload_activations",
-        lambda c, p: c.memory.offload_activations and c.runtime.compile != "off",
-        UNCOMPILED,
-    ),
-    ("memory.offload_weights", lambda c, p: c.memory.offload_weights and c.runtime.compile != "off", UNCOMPILED),
+    ("memory.offload_activations", lambda c, p: c.memory.offload_activations and c.runtime.compile != "off", EAGER),
+    ("memory.offload_weights", lambda c, p: c.memory.offload_weights and c.runtime.compile != "off", EAGER),
     (
         "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and c.memory.checkpoint_every > 0 and c.memory.checkpoint == "selective",

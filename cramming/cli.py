@@ -61,6 +61,7 @@ VERBS = {
         "train stretches of a run once more and compare: is its log what training gives?",
         "replay.run",
     ),
+    "submit": Verb("eval.submit:main", "judge a run and make the archive of it that others check", "submit.run"),
     "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }

@@ -44,7 +44,6 @@ Positive = Annotated[float, Within(lambda x: x > 0, "above 0")]
 NotNegative = Annotated[float, Within(lambda x: x >= 0, "at least 0")]
 Share = Annotated[float, Within(lambda x: 0 <= x <= 1, "from 0 to 1")]
 Fraction = Annotated[float, Within(lambda x: 0 <= x < 1, "at least 0 and below 1")]
-Tracker = Literal["tensorboard", "wandb"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class RootConfig:
     model_path: str | None
     gates: Path
     forced: list[str]
-    trackers: list[Tracker]
+    trackers: list[Literal["tensorboard", "wandb"]]
 
 
 def folder_name(name: str, setting: str, place: object) -> str:

@@ -110,8 +110,9 @@ class _Feed(Thread):
 class TrackedLog(MetricsLog):
     """The log of a run whose rows go to trackers, too."""
 
-    def __init__(self, names: Sequence[str], run: Tracked) -> None:
-        super().__init__(run.folder)
+    def __init__(self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]) -> None:
+        super().__init__(folder)
+        run = Tracked(folder, steps, settings)
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -269,17 +269,12 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
         clock.attach(work, saved.sha256 if saved else None)
     config = with_micro_batch(config, data, engine, folder)
     validation = data.held_out.batches(PINNED, config.train.rows) if mesh.is_main else []
-    metrics = open_log(settings, config, folder, steps) if mesh.is_main else None
+    metrics = MetricsLog(folder) if mesh.is_main else None
+    if metrics and config.trackers:
+        from cramming.trackers import TrackedLog  # only for those who ask
+
+        metrics = TrackedLog(folder, config.trackers, steps, settings)
     return TrainState(folder, config, mesh, data, engine, work, steps, kernels, gates, clock, metrics, validation)
-
-
-def open_log(settings: Mapping[str, Any], config: Config, folder: Path, steps: int) -> MetricsLog:
-    """The log of a process that goes on after so many steps."""
-    if not config.trackers:
-        return MetricsLog(folder)
-    from cramming.trackers import Tracked, TrackedLog  # only for those who ask
-
-    return TrackedLog(config.trackers, Tracked(folder, steps, settings))
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:

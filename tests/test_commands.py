@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cramming import cli
 from cramming.bench.main import BenchConfig
@@ -20,6 +21,7 @@ from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
 from eval.extras.project import ProjectConfig
 from eval.extras.study import StudyConfig
+from eval.submit import SubmitConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
@@ -27,7 +29,7 @@ LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 SECTIONS: dict[str, type] = {
     "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "replay": ReplayConfig,
-    "study": StudyConfig,
+    "study": StudyConfig, "submit": SubmitConfig,
 }  # fmt: skip
 FLAGS = ("--check", "--json", "--multirun", "-m")
 
@@ -111,3 +113,14 @@ def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
             settings = composed(with_quotes(words))
             if settings is not None:
                 assert tiny_defaults(planned_config(settings)) is None, shown
+
+
+def test_the_workflow_for_submissions_uses_verbs_that_exist() -> None:
+    """docs/submission.yml parses, and its commands are accepted."""
+    workflow = yaml.safe_load((ROOT / "docs" / "submission.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+    shown = [found for line in lines for found in re.findall(r"\bcramming (\w+)([^<>|;&]*)", line)]
+    assert [verb for verb, _ in shown] == ["verify", "report"] and not [line for line in lines if "${{" in line]
+    for verb, words in shown:
+        composed(with_quotes(cli.with_positional(verb, shlex.split(words) or ["eval/records/x"])))

@@ -165,6 +165,7 @@ def closure(module: str, package: str) -> set[str]:
         "eval.report.plots",
         "eval.report.references",
         "eval.report.model_card",
+        "eval.submit",
     ],
 )
 def test_rules_and_report_read_records_only(entry: str) -> None:
@@ -187,6 +188,7 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
         "eval.glue",
         "eval.report.main",
         "eval.export",
+        "eval.submit",
         "eval.extras.study",
         "eval.duel.main",
     }

@@ -1,0 +1,149 @@
+"""The archive of a run: what is in it, that it comes back as it was, and that nothing else is unpacked."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError, file_sha256
+from eval import archive
+from eval.archive import LIST, altered_since, opened, pack, unpack
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]) -> Path:
+    """A run folder with what belongs into an archive, and with what does not."""
+    folder = write_run(tmp_path / "runs" / "first", make_record())
+    for name in ("final/model.safetensors", "checkpoints/step-00000100.pt", "git.diff"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    for name in ("report/report.html", "export/config.json", "glue/.history.jsonl.1.tmp", ".lock", "first.record.zip"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("not of the record")
+    return folder
+
+
+def test_holds_the_record_and_knows_the_weights_by_hash(run: Path, tmp_path: Path) -> None:
+    listed = pack(run, tmp_path / "a.zip")
+    predictions = {f"glue/pretrained/predictions/{p.name}" for p in run.glob("glue/pretrained/predictions/*")}
+    kept = {
+        "record.json",
+        "budget.jsonl",
+        "metrics.jsonl",
+        "config.yaml",
+        "git.diff",
+        "glue/history.jsonl",
+        *predictions,
+    }
+    assert listed["files"].keys() == kept and len(predictions) > 20
+    weights = run / "final" / "model.safetensors"
+    assert listed["outside"].keys() == {"final/model.safetensors", "checkpoints/step-00000100.pt"}
+    assert listed["outside"]["final/model.safetensors"] == {"sha256": file_sha256(weights), "bytes": 23}
+    unpacked = unpack(tmp_path / "a.zip", tmp_path / "out")
+    assert {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()} == {*kept, LIST}
+    assert all((unpacked / name).read_bytes() == (run / name).read_bytes() for name in kept)
+    assert altered_since(unpacked) == []
+
+
+def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    pack(run, tmp_path / "a.zip")
+    for path in run.rglob("*"):
+        path.touch()
+    (run / "report" / "more.html").write_text("made meanwhile")
+    pack(run, tmp_path / "b.zip")
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_every_change_is_named(run: Path, tmp_path: Path) -> None:
+    """One bit anywhere in any file, the list itself included; a file more, a file less. A report in it is no change."""
+    pack(run, tmp_path / "a.zip")
+    folder = unpack(tmp_path / "a.zip", tmp_path / "out")
+    (folder / "report").mkdir()
+    (folder / "report" / "report.html").write_text("made of it")
+    assert altered_since(folder) == []
+    for path in [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "report"]:
+        name, whole = str(path.relative_to(folder)), path.read_bytes()
+        for place in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            expected = f"{LIST} is not as it was written" if name == LIST else f"{name} was changed"
+            assert altered_since(folder) == [expected]
+        path.write_bytes(whole)
+    (folder / "config.yaml").rename(folder / "README.md")
+    assert altered_since(folder) == ["config.yaml is missing", f"README.md is not in {LIST}"]
+
+
+def test_a_list_that_was_made_to_agree_is_another(run: Path, tmp_path: Path) -> None:
+    """The SHA-256 at its end stands for the whole run."""
+    before = pack(run, tmp_path / "a.zip")
+    (run / "final" / "model.safetensors").write_bytes(b"other weights")
+    assert pack(run, tmp_path / "a.zip")["sha256"] != before["sha256"]
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, content in files.items():
+            bundle.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../record.json", "a/../../record.json", "/record.json", "a/glue/../../../x", "a\\..\\record.json"),
+        *("a/.git/config", "a/glue/", "a/cramming/pretrain.py", "record.json", "b/record.json", "a/checkpoints/x.pt"),
+    ],
+)
+def test_nothing_is_unpacked_elsewhere(tmp_path: Path, name: str) -> None:
+    whole = {f"a/{LIST}": b"{}", "a/record.json": b"{}"}
+    (tmp_path / "a.zip").write_bytes(packed({**whole, name: b"x"}))
+    with pytest.raises(UserError, match=r"a.zip: (holds|not one run folder)"):
+        unpack(tmp_path / "a.zip", tmp_path / "deep" / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a.zip"]
+
+
+def test_a_link_becomes_no_link(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("a/record.json")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as bundle:
+        bundle.writestr(f"a/{LIST}", "{}")
+        bundle.writestr(link, "/etc/passwd")
+    folder = unpack(tmp_path / "a.zip", tmp_path / "out")
+    assert not (folder / "record.json").is_symlink() and (folder / "record.json").read_text() == "/etc/passwd"
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that says its size, nor one that does not, nor one file twice."""
+    monkeypatch.setattr(archive, "MOST_BYTES", 10_000)
+    whole = {f"a/{LIST}": b"{}", "a/record.json": bytes(20_000)}
+    says = packed(whole)
+    lies = says.replace((20_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    twice = packed({**whole, "a/record.json": b"{}", "a/config.yaml": b"{}"}).replace(b"config.yaml", b"record.json")
+    for content, reason in ((says, "at most"), (lies, "can be unpacked"), (twice, "some twice")):
+        (tmp_path / "a.zip").write_bytes(content)
+        with pytest.raises(UserError, match=reason):
+            unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_a_damaged_archive_is_refused_in_one_line_or_its_file_is_named(run: Path, tmp_path: Path) -> None:
+    for path in run.glob("glue/pretrained/predictions/*"):
+        path.unlink()
+    pack(run, tmp_path / "a.zip")
+    whole, outcomes = (tmp_path / "a.zip").read_bytes(), set()
+    for place in range(0, len(whole), 199):
+        (tmp_path / "b.zip").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            with opened(tmp_path / "b.zip") as folder:
+                outcomes.add("altered" if altered_since(folder) else "as it was")  # dates and rights mean nothing
+        except UserError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    (tmp_path / "b.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="not an archive"), opened(tmp_path / "b.zip"):
+        pass
+    assert "refused" in outcomes
+    assert json.loads((run / "record.json").read_text())["name"] == "first"
