@@ -215,7 +215,7 @@ def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndR
             is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
             is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
             if is_logged:
-                state.log_step(recent, reached, learning_rate, rate)
+                state.log_step(recent, reached, rate)
             if is_validation_due(config.train, before, reached):
                 validate_if_it_fits(state, reached, pace, size.micro_batches)
             if is_saved:
@@ -223,7 +223,7 @@ def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndR
                 last_save = time.monotonic()
     batches.close()
     if recent and not is_logged:
-        state.log_step(recent, reached, learning_rate, rate)
+        state.log_step(recent, reached, rate)
     return reason
 
 

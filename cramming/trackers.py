@@ -100,7 +100,7 @@ class _Feed(Thread):
         try:
             tracker = TRACKERS[self.name](self._run)
             while (row := self.rows.get()) is not None:
-                tracker.write({name: value for name, value in finite(row).items() if value is not None})
+                tracker.write({name: value for name, value in finite(row).items() if isinstance(value, int | float)})
             tracker.close()
         except Exception as error:  # whatever a tracker does, the run goes on
             reason = " ".join(str(error).split()) or type(error).__name__

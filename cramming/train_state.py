@@ -29,7 +29,7 @@ from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
-from cramming.schedule import ramp_step
+from cramming.schedule import learning_rate_factor, ramp_step
 
 
 class ResumeWithLessError(UserError):
@@ -205,9 +205,7 @@ class TrainState:
         if warning := tiny_defaults(config):
             say(warning)
 
-    def log_step(
-        self, recent: Sequence[tuple[float, StepStats]], progress: float, learning_rate: float, rate: float
-    ) -> None:
+    def log_step(self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float) -> None:
         """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second.
 
         What each of these steps began at, its progress, and its own loss are what a replay needs (cramming/replay.py).
@@ -222,7 +220,7 @@ class TrainState:
             "loss": sum(s.loss for s in each) / len(each),
             "accuracy": sum(s.accuracy for s in each) / len(each),
             "grad_norm": each[-1].grad_norm,
-            "lr": learning_rate,
+            "lr": self.config.peak_learning_rate * learning_rate_factor(self.config.schedule, each_progress[-1]),
             "tokens_per_second": rate,
             "each_progress": each_progress,
             "each_loss": [s.loss for s in each],

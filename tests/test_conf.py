@@ -17,6 +17,7 @@ from cramming.data.inspect import InspectConfig
 from cramming.overrides import compose as compose_root
 from cramming.plan.main import PlanConfig
 from cramming.record_schema import read_record
+from cramming.replay import ReplayConfig
 from cramming.schedule import sequences_per_step
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
@@ -26,6 +27,7 @@ from eval.extras.project import ProjectConfig
 from eval.extras.study import StudyConfig
 from eval.finetune.config import EvalConfig
 from eval.report.main import ReportConfig
+from eval.submit import SubmitConfig
 
 SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "tokenizer": TokenizerConfig,
@@ -37,6 +39,8 @@ SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "study": StudyConfig,
     "project": ProjectConfig,
     "duel": DuelConfig,
+    "replay": ReplayConfig,
+    "submit": SubmitConfig,
     "plan": PlanConfig,
 }
 FILES = sorted(path.relative_to(config_folder()) for path in config_folder().rglob("*.yaml"))
