@@ -23,7 +23,7 @@ from cramming.files import LOCK, lock, sweep, sync, write_atomically
 FORMAT_VERSION = 1
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
 Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
-RULES_VERSION = "5"
+RULES_VERSION = "6"
 
 
 def run_folder(settings: Mapping[str, Any]) -> Path:

@@ -103,6 +103,8 @@ class Git:
 
 @dataclass(frozen=True)
 class Environment:
+    """A machine and its code."""
+
     python: Text
     torch: Text
     transformers: Text
@@ -110,6 +112,7 @@ class Environment:
     cpu_count: Number
     device: Device
     git: Git
+    raw: Any
 
 
 @dataclass(frozen=True)
@@ -404,8 +407,9 @@ class OtherRun:
 
 @dataclass(frozen=True)
 class Record:
-    """A run's record.json. `journal`, `history_file`, `beside` and `elsewhere` are made from the files beside it
-    (eval/rules/load.py)."""
+    """A run's record.json. `journal`, `history_file`, `beside`, `elsewhere`, `contradictions` and `known` are made from
+    the files (eval/rules/load.py): where the folder contradicts itself, and whether this project shipped the record
+    under older rules."""
 
     format: Any
     name: Text
@@ -428,6 +432,8 @@ class Record:
     history_file: History | None
     beside: Files
     elsewhere: list[OtherRun]
+    contradictions: list[str] | None
+    known: bool | None
     raw: Any
     problems: list[str] = field(default_factory=list)
 

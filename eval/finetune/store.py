@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from cramming.config import file_sha256, texts_sha256
 from cramming.data.task_files import ExampleFile, Task
@@ -32,7 +31,7 @@ from eval.finetune import history
 from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
-from eval.tasks.metrics import score
+from eval.tasks.metrics import score, spread
 from eval.tasks.suites import SUITES, Average, SuiteName
 
 
@@ -194,25 +193,6 @@ def _entry(
         "score": None if median is None else 100 * median,
         "problem": "; ".join(problems) or None,
         "notes": notes,
-    }
-
-
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Values with median, mean, sample standard deviation and `mean_ci95`, Student's interval of the mean.
-
-    All are null if a value is; the last two also for one seed.
-    """
-    known = [value for value in values if value is not None]
-    complete = len(known) == len(values)
-    mean = statistics.fmean(known) if complete else None
-    std = statistics.stdev(known) if complete and len(known) > 1 else None
-    half = float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5 if std is not None else None
-    return {
-        "per_seed": list(values),
-        "median": statistics.median(known) if complete else None,
-        "mean": mean,
-        "std": std,
-        "mean_ci95": None if mean is None or half is None else [mean - half, mean + half],
     }
 
 

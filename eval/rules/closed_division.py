@@ -50,7 +50,7 @@ def from_scratch(record: Record) -> Outcome:
     """All weights start at random or from counts over the run's own corpus, made on the clock; no pretrained weights
     are used anywhere."""
     start, init = record.training.start, record.training.init
-    if start is None and record.rules_version == "1" and init == "scratch":
+    if start is None and before(record, "2") and init == "scratch":
         start = "random"  # then there was no other
     old = "" if init in (None, "scratch") else f", initial weights {init}"
     return start in FROM_SCRATCH and not old, f"start: {start or 'not on record'}{old}"

@@ -15,11 +15,16 @@ from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
 from eval.finetune.history import history_file, read_history
+from eval.rules.consistency import contradictions
 from eval.rules.journal import last_logged_seconds, summarise_journal
 from eval.rules.table import Verdict, judge
 
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
-FROM_FILES = ("journal", "history_file", "beside", "elsewhere")  # sections of `Record` that no record.json has
+# Sections of `Record` that no record.json has.
+FROM_FILES = ("journal", "history_file", "beside", "elsewhere", "contradictions", "known")
+# The records of this project from before version 6 of the rules, by their SHA-256: no other is judged by older rules,
+# whatever version it names.
+KNOWN = frozenset({"545b8dc7ed7e6188fc76693ebe9a79fef52e0ba06827dbfdc61d8056f1f69f48"})
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ def load_run(folder: Path) -> Run:
     """Read one run folder; what is wrong with it ends in `problem`."""
     try:
         raw = {key: value for key, value in load_record(folder).items() if key not in FROM_FILES}
-        raw["beside"] = _files_beside(folder)
+        raw["beside"], raw["known"] = _files_beside(folder), file_sha256(folder / "record.json") in KNOWN
     except UserError as error:
         return Run(folder, folder.name, problem=str(error))
     except OSError as error:
@@ -84,6 +89,8 @@ def load_run(folder: Path) -> Run:
     if (journal := folder / JOURNAL).exists():
         raw["journal"] = {**summarise_journal(journal), "logged_seconds": last_logged_seconds(metrics)}
     record = read_record(raw)
+    found = None if record.known else list(contradictions(folder, record, metrics))
+    record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
     return Run(folder, label, record, metrics)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from cramming.record_schema import Record, read_record
-from eval.rules import closed_division, fine_tuning, validity
+from eval.rules import closed_division, consistency, fine_tuning, validity
 from eval.rules.evidence import Outcome
 
 
@@ -83,6 +83,7 @@ RULES = (
     Rule("R24", "closed", closed_division.nothing_forced, untrained=False),
     Rule("R25", "closed", closed_division.compiled_on_the_clock, untrained=False),
     Rule("R26", "closed", closed_division.predictions_beside),
+    Rule("R27", "both", consistency.folder_agrees),
 )
 # What a run can already break when its training begins.
 FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")

@@ -36,20 +36,9 @@ JOURNAL_ROUNDING_SECONDS = 0.01
 
 def format_and_versions(record: Record) -> Outcome:
     """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
-    3, 4 or 5), not an older one than wrote it.
+    3, 4, 5 or 6).
     """
     said = f"format {record.format}, suite {record.suite_version}, rules {record.rules_version}"
-    training, journal = record.training, record.journal
-    since_5 = {
-        "corpus.changed": record.corpus.changed,
-        "pretrain.journal_start": training.journal_start,
-        "pretrain.final_files": training.final_files,
-        "pretrain.compiled": training.compiled,
-        "a linked journal": (journal and journal.chained) or None,
-    }
-    newer = [name for name, value in since_5.items() if value is not None]
-    if newer and before(record, "5"):
-        return False, f"{said}, but {', '.join(newer)} as only version 5 writes it"
     return record.format == FORMAT_VERSION and bool(record.suite_version) and record.rules_version in COMPARABLE, said
 
 

@@ -9,11 +9,14 @@ every published table. `metric_modules/glue` offers the same as a Hugging Face `
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 MODULE_FOLDER = Path(__file__).resolve().parent / "metric_modules" / "glue"
 
@@ -127,3 +130,22 @@ def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> 
         [f"{', '.join(undefined)} undefined: {' and '.join(constant) or 'too few examples'}"] if undefined else []
     )
     return Scores(values, problems, [] if undefined else constant)
+
+
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Values with median, mean, sample standard deviation and `mean_ci95`, Student's interval of the mean.
+
+    All are null if a value is; the last two also for one seed.
+    """
+    known = [value for value in values if value is not None]
+    complete = len(known) == len(values)
+    mean = statistics.fmean(known) if complete else None
+    std = statistics.stdev(known) if complete and len(known) > 1 else None
+    half = float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5 if std is not None else None
+    return {
+        "per_seed": list(values),
+        "median": statistics.median(known) if complete else None,
+        "mean": mean,
+        "std": std,
+        "mean_ci95": None if mean is None or half is None else [mean - half, mean + half],
+    }

@@ -1,6 +1,7 @@
 """Run folders as the verbs leave them, made up in the test: a valid record of the closed division to start from."""
 
 import copy
+import functools
 import hashlib
 import json
 import math
@@ -9,19 +10,25 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cramming import environment
 from cramming.cli import VERBS, _load
-from cramming.config import file_sha256
+from cramming.config import build, choose, file_sha256
 from cramming.data.task_files import ENTRIES, GLUE, OFFICIAL_SHA256
 from cramming.journal import Journal, first_line_sha256
+from cramming.model.config import ModelConfig, flops_per_token
 from cramming.overrides import compose
 from cramming.record import FORMAT_VERSION, RULES_VERSION
+from cramming.schedule import SCHEDULES, learning_rate_factor
 from eval.finetune.history import PROTOCOL, history_file, stamp
+from eval.rules.consistency import count_parameters_of
+from eval.tasks.metrics import spread
 from eval.tasks.suites import AVERAGES
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
@@ -29,7 +36,12 @@ SEEDS = [0, 1, 2]
 FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
 PREDICTIONS = b"as many as there are examples"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-NO_LIMIT = dict.fromkeys(("exaflops", "tokens", "steps"))
+CREATED = "2030-01-01T00:00:00+00:00"
+BEGAN = datetime.fromisoformat(CREATED).timestamp()
+MADE_UP = (
+    "model=tiny", "model.vocab_size=8192", "device=cpu", "precision=fp32", "train.batch_size=4", "train.micro_batch=4",
+    "train.sequence_length=25", "train.log_every=1", "schedule=linear",
+)  # fmt: skip
 PREDICTIONS_SHA256 = hashlib.sha256(PREDICTIONS).hexdigest()
 
 
@@ -48,16 +60,12 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         if suite == "embedded" and name in ("mnli_mismatched", "wnli"):
             continue
         values = [base + 0.01 * place + 0.002 * seed for seed in range(len(seeds))]
-        median = statistics.median(values)
-        std = statistics.stdev(values) if len(values) > 1 else None
-        mean = statistics.fmean(values)
-        interval = None if std is None else [mean - std, mean + std]
-        summary = {"per_seed": values, "median": median, "mean": mean, "std": std, "mean_ci95": interval}
+        summary = spread(values)
         official = suite == "glue"
         tasks[name] = {
             "title": source.title, "task": task.name, "metrics": {metric: dict(summary) for metric in task.metrics},
             "main_metric": task.main_metric, "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
-            "score": 100 * median, "problem": None, "notes": [],
+            "score": 100 * summary["median"], "problem": None, "notes": [],
             "train_examples": task.train.examples, "official_train_examples": task.train.examples if official else None,
             "eval_examples": source.examples, "official_eval_examples": source.examples if official else None,
             "subset": False, "texts_sha256": "34" * 32,
@@ -85,22 +93,52 @@ def averages_of(section: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def _config() -> dict[str, Any]:
+    """Of 100 steps of 100 tokens in a minute."""
+    config = compose(MADE_UP)
+    config["budget"].update(hours=60 / 3600)
+    return config
+
+
+def _flops() -> float:
+    """Of one token."""
+    length, config = _config()["train"]["sequence_length"], _config()
+    share = round(config["objective"]["rate"] * length) / length
+    return flops_per_token(build(ModelConfig, config["model"], "model"), length, share)
+
+
+def _seconds(step: int) -> float:
+    """When a step had ended, on the budget's clock: the second process begins after 20 s, at step 40."""
+    return 18.5 * step / 40 if step <= 40 else 23 + 36.5 * (step - 40) / 60
+
+
 def journal_lines() -> list[dict[str, Any]]:
-    """Two processes: one killed after 20 s, one that finished."""
+    """Two processes: one killed after 20 s, one that finished; a heartbeat every two seconds."""
 
     def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> dict[str, Any]:
-        common = {"event": kind, "process": process, "elapsed": elapsed, "wall": 1e9}
-        seconds = 59.5 if steps == 100 else 20.0 * process + elapsed - 0.5
-        return {**common, "steps": steps, "tokens": steps * 100, "last_step_seconds": seconds, **more}
+        wall = BEGAN + 30 * process + elapsed
+        counters = {"steps": steps, "sequences": 4 * steps, "tokens": 100 * steps, "flops": 100 * steps * _flops()}
+        rest = {"skipped_steps": 0, "recompilations": 0, "data_wait_seconds": 0.595 * steps / 100}
+        ended = {"last_step_seconds": _seconds(steps), "charged_flops": counters["flops"]}
+        common = {"event": kind, "process": process, "elapsed": elapsed, "wall": wall}
+        return {**common, **counters, **rest, **ended, **more}
+
+    def beats(process: int, seconds: range) -> list[dict[str, Any]]:
+        def steps(now: float) -> int:
+            return sum(_seconds(step) <= now for step in range(1, 101))
+
+        return [event("heartbeat", process, float(s), steps(20.0 * process + s)) for s in seconds]
 
     limit = {"unit": "hours", "limit": 60 / 3600, "corpus": "cd" * 32}
     return [
         event("start", 0, 1.0, 0, **limit),
+        *beats(0, range(2, 19, 2)),
         event("checkpoint", 0, 19.0, 40, sha256="77" * 32),
         event("heartbeat", 0, 20.0, 40),
         event("start", 1, 2.0, 0, **limit),
         event("resume", 1, 3.0, 40, sha256="77" * 32),
-        event("heartbeat", 1, 30.0, 90),
+        *beats(1, range(4, 40, 2)),
         event("end", 1, 41.0, 100, reason="finished"),
     ]
 
@@ -111,8 +149,8 @@ def _record(suite: str) -> dict[str, Any]:
         "unit": "hours", "limit": 60 / 3600, "spent": 59.5 / 3600, "spent_seconds": 59.5, "overrun_seconds": 0.0,
         "journal_sha256": "filled in when written",
         "processes": [
-            {"started": 1e9, "spent_seconds": 20.0, "ended": "killed"},
-            {"started": 1e9, "spent_seconds": 41.0, "ended": "finished"},
+            {"started": BEGAN + 1, "spent_seconds": 20.0, "ended": "killed"},
+            {"started": BEGAN + 32, "spent_seconds": 41.0, "ended": "finished"},
         ],
     }  # fmt: skip
     validation = {
@@ -120,10 +158,12 @@ def _record(suite: str) -> dict[str, Any]:
         "bits_per_byte": 1.875, "tokens": 7000,
     }  # fmt: skip
     pretrain = {
-        "status": "finished", "objective": "mlm", "devices": 1, "parameters": 12_345_678,
-        "parameters_without_embeddings": 9_000_000, "budget": budget, "steps": 100, "tokens": 10_000, "sequences": 80,
-        "exaflops": 1e-6, "corpus_epochs": 0.01, "train_loss": 5.4321, "validation": validation,
-        "tokens_per_second": 250.0, "model_flops_utilization": None, "data_wait_share": 0.01,
+        "status": "finished", "objective": "mlm", "devices": 1, "budget": budget,
+        **count_parameters_of(build(ModelConfig, _config()["model"], "model")), "precision": "fp32",
+        "peak_learning_rate": _config()["optim"]["lr"], "recompilations": 0, "steps": 100, "tokens": 10_000,
+        "sequences": 400, "exaflops": 10_000 * _flops() / 1e18, "corpus_epochs": 0.01, "train_loss": 5.4321,
+        "validation": validation,
+        "tokens_per_second": 10_000 / 59.5, "model_flops_utilization": None, "data_wait_share": 0.01,
         "peak_memory_bytes": 2**30, "skipped_steps": 0, "final_sha256": "ab" * 32, "final_files": dict(FILES),
         "seed": 0, "forced": [], "start": "random", "compile_cache": "own", "compiled": True,
     }  # fmt: skip
@@ -144,9 +184,9 @@ def _record(suite: str) -> dict[str, Any]:
         "removed": {"empty": 3}, "decontamination": decontamination,
     }  # fmt: skip
     return {
-        "format": FORMAT_VERSION, "name": "first", "created": "2030-01-01T00:00:00+00:00", "suite_version": "0.1.0",
-        "rules_version": RULES_VERSION, "division_requested": "closed", "config": {"seed": 0},
-        "environment": _environment(), "corpus": corpus, "pretrain": pretrain,
+        "format": FORMAT_VERSION, "name": "first", "created": CREATED, "suite_version": "0.1.0",
+        "rules_version": RULES_VERSION, "division_requested": "closed", "config": copy.deepcopy(_config()),
+        "environment": _environment(), "resumed": [_environment()], "corpus": corpus, "pretrain": pretrain,
         "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
     }  # fmt: skip
 
@@ -157,7 +197,13 @@ def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         made_with = {key: section.get(key) for key in PROTOCOL}
         for entry, task in section["tasks"].items():
             for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
-                run = {"suite": section["suite"], "init": init, "task": task["task"], "seed": seed}
+                run = {
+                    "time": "2030-01-01T00:10:00+00:00",
+                    "suite": section["suite"],
+                    "init": init,
+                    "task": task["task"],
+                    "seed": seed,
+                }
                 digests = {"model_sha256": section["model_sha256"], "predictions_sha256": PREDICTIONS_SHA256}
                 more = {"subset": False, "version": 5, "git": section["environment"]["git"]}
                 yield {**run, **made_with, **more, "scores": {entry: value}, **digests}
@@ -165,13 +211,15 @@ def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _metrics() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    schedule, peak = choose(SCHEDULES, _config()["schedule"], "schedule"), _config()["optim"]["lr"]
     for step in range(1, 101):
-        progress = step / 100
-        common = {"step": step, "progress": progress, "seconds": 0.6 * step, "tokens": 100 * step}
-        lr = 1e-3 * min(progress / 0.1, 1 - progress)
-        rows.append({**common, "loss": 5 + 4 * math.exp(-4 * progress), "lr": lr, "grad_norm": 1.0})
+        seconds, fall = _seconds(step), math.exp(-step / 25) - math.exp(-4)
+        progress = seconds / 60
+        common = {"step": step, "progress": progress, "seconds": seconds, "tokens": 100 * step}
+        lr = peak * learning_rate_factor(schedule, progress)
+        rows.append({**common, "loss": 5.4321 + 4 * fall, "accuracy": 0.2, "lr": lr, "grad_norm": 1.0})
         if step % 25 == 0:
-            rows.append({**common, "validation_loss": 5.1 + 4 * math.exp(-4 * progress)})
+            rows.append({**common, "validation_loss": 5.5 + 4 * fall, "validation_accuracy": 0.21})
     return rows
 
 
@@ -213,7 +261,7 @@ def write_run() -> Callable[..., Path]:
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
         path, past = folder / "budget.jsonl", history_file(folder)
         _write_journal(path, journal_lines())
-        (folder / "config.yaml").write_text("budget: " + json.dumps({**NO_LIMIT, "hours": 60 / 3600}))
+        (folder / "config.yaml").write_text(yaml.safe_dump(record.get("config", {})))
         if "pretrain" in record:
             record["pretrain"]["budget"]["journal_sha256"] = file_sha256(path)
             record["pretrain"]["journal_start"] = first_line_sha256(path)
@@ -233,6 +281,12 @@ def write_run() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def records_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that change records alone: R27 finds no contradiction with the other files."""
+    monkeypatch.setattr("eval.rules.load.contradictions", lambda *_: iter(()))
 
 
 @pytest.fixture(scope="session")
@@ -287,8 +341,8 @@ CLEAN = {"commit": "0123456789abcdef0123", "dirty": False, "changed": [], "diff_
 # The clock counts from the start of the process, so `pretrain` needs one of its own.
 PRETRAIN = f"""
 import sys
-from cramming import cli, environment
-environment.git_state = lambda: {CLEAN}
+from cramming import cli, environment, record
+environment.git_state, record.git = lambda: {CLEAN}, lambda *_: None
 cli.run_verb("pretrain", sys.argv[1:])
 """
 

@@ -20,6 +20,8 @@ from eval.report.ranking import rows_of
 from eval.report.tracks import in_order, track_for
 from eval.rules.load import load_runs
 
+pytestmark = pytest.mark.usefixtures("records_only")
+
 Write = Callable[..., None]
 
 

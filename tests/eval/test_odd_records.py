@@ -16,6 +16,8 @@ from eval.report.main import main
 from eval.rules.load import load_run
 from eval.rules.table import judge
 
+pytestmark = pytest.mark.usefixtures("records_only")
+
 LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text
 ODD = [
     None, True, "", "NaN", "=1+1", "half \ud800", -1, 0, 0.5, 1e308, -1e308, LONGEST, -(10**400), float("nan"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.data.task_files import GLUE
 from cramming.record import load_record
 from eval.finetune import history, scoring
@@ -56,13 +56,16 @@ def test_each_fine_tuning_is_a_line_and_a_second_set_shows(
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
-def test_what_was_scored_before_there_was_a_history_may_be_scored_again(few: dict[str, Any]) -> None:
+def test_what_was_scored_before_there_was_a_history_may_be_scored_again(
+    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     main(few)
     past(few).unlink()
     path = Path(few["runs"]) / "first" / "record.json"
     older = {key: value for key, value in json.loads(path.read_text()).items() if key != "history"}
     path.write_text(json.dumps(older | {"rules_version": "4"}))
     main(few)  # finds all of it stored
+    monkeypatch.setattr("eval.rules.load.KNOWN", {file_sha256(path)})
     assert not past(few).exists() and finding(few, "R7")[0]
 
 

@@ -10,8 +10,9 @@ import scipy.stats
 from cramming.config import build, config_folder
 from cramming.data.task_files import GLUE, ExampleFile
 from eval.finetune.config import EvalConfig, Hyperparameters
-from eval.finetune.store import is_subset, spread, summarise
+from eval.finetune.store import is_subset, summarise
 from eval.tasks.datasets import Split, TaskData
+from eval.tasks.metrics import spread
 
 Section = Callable[..., dict[str, Any]]
 
