@@ -233,9 +233,11 @@ def _write_journal(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 @pytest.fixture
-def make_record() -> Callable[..., dict[str, Any]]:
-    """`make_record(suite="glue")`: a fresh record that passes every rule once its journal is beside it."""
-    return lambda suite="glue": copy.deepcopy(_record(suite))
+def make_record(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
+    """`make_record(suite="glue")`: a fresh record that passes every rule once its journal is beside it; in tests of
+    `records_only` no settings make two of them one recipe."""
+    without: dict[str, Any] = {"config": {}} if "records_only" in request.fixturenames else {}
+    return lambda suite="glue": copy.deepcopy(_record(suite) | without)
 
 
 @pytest.fixture
@@ -261,7 +263,8 @@ def write_run() -> Callable[..., Path]:
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
         path, past = folder / "budget.jsonl", history_file(folder)
         _write_journal(path, journal_lines())
-        (folder / "config.yaml").write_text(yaml.safe_dump(record.get("config", {})))
+        settings = record.get("config", {}) | {"budget": _config()["budget"]}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
         if "pretrain" in record:
             record["pretrain"]["budget"]["journal_sha256"] = file_sha256(path)
             record["pretrain"]["journal_start"] = first_line_sha256(path)

@@ -52,7 +52,8 @@ def _unscored(record: dict[str, Any], status: str) -> None:
 
 
 def _on(record: dict[str, Any], device: str) -> None:
-    record["environment"]["device"]["name"] = device
+    for process in (record["environment"], *record["resumed"]):
+        process["device"]["name"] = device
 
 
 def _ranked_entries(runs: Path) -> list[RankedEntry]:
