@@ -33,7 +33,9 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
-    "verify": Verb("cramming.data.inspect:verify", "check every file of a corpus folder by its SHA-256", "data.corpus"),
+    "verify": Verb(
+        "eval.verify:main", "check a run by the rules and its files, or a corpus folder by its SHA-256", "data.corpus"
+    ),
     "inspect": Verb("cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"),
     "plan": Verb(
         "cramming.plan.main:main", "predict memory and speed on a device; propose the fastest setting that fits"

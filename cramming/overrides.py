@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, cast, get_args
 from cramming.config import UserError, config_folder, require
 
 JSON = "--json"  # what the verb prints is for a program
-WITH_JSON = ("duel", "project")
+WITH_JSON = ("duel", "project", "replay", "verify")
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),

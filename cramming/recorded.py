@@ -57,6 +57,7 @@ class RecordedRun:
         run = cls(folder, load_record(folder), read_journal(folder / JOURNAL), rows, {
             row["step"]: row for row in log if "progress" in row and "loss" not in row
         })  # fmt: skip
+        require(run.events, f"{folder / JOURNAL}: no journal there; a replay needs the whole run folder")
         require(
             {"config", "environment", "corpus", "pretrain"} <= run.record.keys(),
             f"{folder / 'record.json'}: no training on record; give the folder of a run that `cramming pretrain` made",
@@ -193,6 +194,8 @@ class RecordedClock(BudgetClock):
 
 
 def _has_each_step(row: Mapping[str, Any]) -> bool:
+    if not all(isinstance(row.get(name), float | int) for name in ("progress", "tokens")):
+        return False
     progress, losses = row.get("each_progress"), row.get("each_loss")
     if not isinstance(progress, list) or not isinstance(losses, list) or len(progress) != len(losses) or not losses:
         return False

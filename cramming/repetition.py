@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -105,7 +106,7 @@ class Replay:
         return 1 if self.rounding is None else 1 + REPETITIONS
 
     def outcome(self, segment: Segment) -> Outcome:
-        """Of one segment. UserError where the checkpoint that it begins with is not there."""
+        """Of one segment."""
         begins = f"after step {segment.start.steps}" if segment.start else "from the seed"
         found = Outcome(begins, segment.last - segment.first + 1)
         if segment.start and (altered := self._altered(segment.start)):
@@ -143,6 +144,9 @@ class Replay:
         found.state = "equal" if exported == section.get("final_sha256") else "differs"
         if found.state != "equal":
             found.problems.append("model.safetensors on record is not what the last checkpoint gives")
+        weights = run.folder / "final" / "model.safetensors"
+        if weights.exists() and file_sha256(weights) != exported:
+            found.problems.append(f"{weights} is not what the last checkpoint gives")
         return [found]
 
     def repeat(self, segment: Segment, twin: int = 0) -> Repetition:
@@ -183,9 +187,10 @@ class Replay:
         )
 
     def _altered(self, saved: Saved) -> str | None:
-        """What to say of a checkpoint that is not the journal's; UserError where it is not there."""
+        """What to say of a checkpoint that is not there, or not the journal's."""
         path = self.run.path_of(saved)
-        require(path.exists(), f"{path}: this checkpoint of the journal is not there; put it back, or draw others")
+        if not path.exists():
+            return f"{path.parent} has no checkpoint of step {saved.steps}, which the journal has; put it back"
         return None if file_sha256(path) == saved.sha256 else f"{path} is not the file that the journal has (SHA-256)"
 
     def _compare_losses(
@@ -200,8 +205,9 @@ class Replay:
             at, passed = each.index(found.difference) + segment.first, not any(each)
             floor = None
         else:
+            skipped = {n for n, (a, b) in enumerate(zip(recorded, replayed)) if a == b == math.inf}
             reference, *others, claimed = (
-                _padded(losses) for losses in (replayed, *(t.losses for t in twins), recorded)
+                _padded(losses, skipped) for losses in (replayed, *(t.losses for t in twins), recorded)
             )
             floor = NoiseFloor(self.rounding, [distances(reference, other) for other in others])
             verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
@@ -319,9 +325,11 @@ def _allowed(strayed: Sequence[float]) -> float:
     return max(LEAST, MULTIPLE * max(strayed))
 
 
-def _padded(losses: Sequence[float]) -> list[float]:
-    """To whole windows, in which curves are compared."""
-    return [*losses, *[0.0] * (-len(losses) % WINDOW)]
+def _padded(losses: Sequence[float], skipped: set[int]) -> list[float]:
+    """To whole windows, in which curves are compared: steps that are left over stand for their window in turn, and of
+    steps that both sides skipped nothing is compared."""
+    known = [0.0 if step in skipped else loss for step, loss in enumerate(losses)]
+    return [*known, *islice(cycle(known[len(known) // WINDOW * WINDOW :]), -len(known) % WINDOW)]
 
 
 def _tensors_in(node: Any, path: str = "") -> Tensors:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from cramming.config import Count, Seed, build
 from cramming.progress import say, show_table, use_stderr
-from cramming.record import run_folder
+from cramming.record import finite, run_folder
 from cramming.recorded import RecordedRun, Segment
 from cramming.repetition import Outcome, Replay
 
@@ -58,7 +58,7 @@ def main(settings: dict[str, Any]) -> None:
         + (f", {cost['seconds_share']:.1%} of what the run was charged" if cost["seconds_share"] else ""))  # fmt: skip
     if config.json:
         found = {"run": str(run.folder), "seed": seed, "how": replay.how, **cost}
-        print(json.dumps({**found, "outcomes": [asdict(outcome) for outcome in outcomes]}))
+        print(json.dumps(finite({**found, "outcomes": [asdict(outcome) for outcome in outcomes]})))
     if any(outcome.problems for outcome in outcomes):
         raise SystemExit(1)
 

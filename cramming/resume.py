@@ -140,7 +140,8 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
 # (the record keeps what any of its processes forced).
 _FREE_TO_CHANGE = {
     "resume", "runs", "corpora", "checkpoint", "data.workers", "eval", "report", "export", "study", "bench", "plan",
-    "inspect", "experiment", "model_path", "division", "gates", "forced", "submit", "trackers",
+    "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
+    "trackers", "verify",
 }  # fmt: skip
 
 

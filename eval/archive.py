@@ -65,7 +65,7 @@ def altered_since(folder: Path) -> list[str]:
     text = path.read_bytes()
     try:
         listed = json.loads(text)
-        was: dict[str, Any] = listed["files"]
+        was: dict[str, Any] = dict(listed["files"])
         is_whole = text == _text(_signed(listed))
     except (ValueError, LookupError, TypeError, RecursionError):
         is_whole, was = False, {}
@@ -87,6 +87,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
                 entry = zipfile.ZipInfo(f"{folder.name}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 bundle.writestr(entry, _text(files) if name == LIST else (folder / name).read_bytes())
+            _checked(archive, bundle.infolist())
 
     overwrite_atomically(archive, write)
     return files
@@ -132,6 +133,9 @@ def _checked(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
     inside = [name.partition("/")[2] for name in names]
     odd = [
         name for name, inner in zip(names, inside) if not NAME.fullmatch(name) or not (inner == LIST or is_kept(inner))
+    ]
+    odd += [
+        entry.filename for entry in entries if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     ]
     folders, size = {name.partition("/")[0] for name in names}, sum(entry.file_size for entry in entries)
     require(not odd, f"{archive}: holds {odd[:1]}, which no run's archive does")

@@ -17,6 +17,7 @@ SECTIONS = (
     "precision", "memory", "runtime", "parallel", "device",
 )  # fmt: skip
 BESIDE = ("data", "tokenizer", "budget", "device")  # of these, what corpus and track stand for
+NOT_LEARNT_FROM = ("log_every", "validation_corpus")  # of section `train`; the latter is a folder's path
 
 
 class Recipe(NamedTuple):
@@ -34,6 +35,7 @@ def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 def recipe(settings: Mapping[str, Any], corpus: str) -> Recipe:
     """The recipe of a configuration on a corpus."""
     own = {section: value for section, value in compared(settings).items() if section not in BESIDE}
+    own["train"] = {name: value for name, value in own["train"].items() if name not in NOT_LEARNT_FROM}
     return Recipe(settings_hash(own), corpus)
 
 

@@ -32,6 +32,7 @@ def main(config: dict[str, Any]) -> None:
     folder = (settings.run or run_folder(config)).absolute()
     run, out = load_run(folder), settings.out or folder / f"{folder.name}{SUFFIX}"
     require(not run.problem, str(run.problem))
+    require(out.name.endswith(SUFFIX), f"submit.out={out}: not an archive's name; let it end in {SUFFIX}")
     for finding in run.verdict.findings:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
     require(

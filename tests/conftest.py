@@ -25,7 +25,7 @@ import pytest
 import torch
 import yaml
 
-from cramming import CACHE_VARIABLES
+from cramming import CACHE_VARIABLES, progress
 from cramming.config import config_folder
 from cramming.overrides import compose as hydra_compose
 from cramming.overrides import with_implied
@@ -38,13 +38,15 @@ _CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.envi
 
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was() -> Iterator[None]:
-    """Random state, signal handlers, matmul precision and the place of compiled code belong to the process: no test may
-    reach another by them."""
+    """Random state, signal handlers, matmul precision, the place of compiled code and where messages go belong to the
+    process: no test may reach another by them."""
+    console = progress._console
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    progress._console = console
     torch.set_rng_state(state)
     torch.set_float32_matmul_precision(precision)
     for name in CACHE_VARIABLES:

@@ -22,6 +22,7 @@ from eval.export import ExportConfig
 from eval.extras.project import ProjectConfig
 from eval.extras.study import StudyConfig
 from eval.submit import SubmitConfig
+from eval.verify import VerifyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 VERB = f"(?:{'|'.join(cli.VERBS)})"
@@ -29,7 +30,7 @@ LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 SECTIONS: dict[str, type] = {
     "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "replay": ReplayConfig,
-    "study": StudyConfig, "submit": SubmitConfig,
+    "study": StudyConfig, "submit": SubmitConfig, "verify": VerifyConfig,
 }  # fmt: skip
 FLAGS = ("--check", "--json", "--multirun", "-m")
 

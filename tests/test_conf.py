@@ -28,6 +28,7 @@ from eval.extras.study import StudyConfig
 from eval.finetune.config import EvalConfig
 from eval.report.main import ReportConfig
 from eval.submit import SubmitConfig
+from eval.verify import VerifyConfig
 
 SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "tokenizer": TokenizerConfig,
@@ -41,6 +42,7 @@ SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
     "duel": DuelConfig,
     "replay": ReplayConfig,
     "submit": SubmitConfig,
+    "verify": VerifyConfig,
     "plan": PlanConfig,
 }
 FILES = sorted(path.relative_to(config_folder()) for path in config_folder().rglob("*.yaml"))

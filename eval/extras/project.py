@@ -52,11 +52,12 @@ def main(settings: dict[str, Any]) -> None:
     runs = read_runs(folder, config.names)
     longest = runs.points[-1]
     times = (config.exaflops or 3600 * config.hours * longest.exaflops / longest.seconds) / longest.exaflops
-    laws = {axis: project(runs.points, axis, times, lambda point: point.loss) for axis in AXES}
+    full = {axis: times * max(getattr(point, axis) for point in runs.points) for axis in AXES}
+    laws = {axis: project(runs.points, axis, full[axis], lambda point: point.loss) for axis in AXES}
     found = {axis: projection for axis, projection in laws.items() if projection}
     require(AXES[0] in found, f"project: losses in {folder} do not fall with compute; train with longer budgets")
     scored = [point for point in runs.points if point.score is not None]
-    scores = project(scored, AXES[0], times, lambda point: 100 - (point.score or 0.0))
+    scores = project(scored, AXES[0], full[AXES[0]], lambda point: 100 - (point.score or 0.0))
     out = config.out or folder / "projection"
     figure = draw(runs.points, found[AXES[0]])
     write_atomically(out / "projection.svg", plots.svg(figure, "projection"))

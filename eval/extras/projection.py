@@ -30,15 +30,14 @@ class Projection(NamedTuple):
     held_out: list[HeldOut]
 
 
-def project(points: Sequence[Point], axis: str, times: float, measure: Callable[[Point], float]) -> Projection | None:
-    """The law of a measure over an axis, and what it predicts at `times` the largest amount.
+def project(points: Sequence[Point], axis: str, amount: float, measure: Callable[[Point], float]) -> Projection | None:
+    """The law of a measure over an axis, and what it predicts at an amount.
 
     None with fewer than FEWEST budgets, or where the measure does not fall.
     """
     law = fit(points, axis, measure)
     if law is None:
         return None
-    amount = times * law.largest
     return Projection(law, amount, law.predict(amount), list(held_out(points, axis, measure)))
 
 

@@ -73,7 +73,14 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
     for points in recipes[1:]:
         other = points[0].run
         left_out += [f"{point.run.label}: {difference(enough[0][0].run.record, other.record)}" for point in points]
-    return Runs(sorted(enough[0], key=lambda point: point.exaflops), left_out)
+    return Runs(_of_one_suite(sorted(enough[0], key=lambda point: point.exaflops)), left_out)
+
+
+def _of_one_suite(points: Sequence[Point]) -> list[Point]:
+    """Scores of another suite than the longest scored run's do not compare: without them."""
+    suites = [point.run.record.trained.suite if point.run.record.trained else None for point in points]
+    wanted = next((suite for point, suite in zip(reversed(points), reversed(suites)) if point.score is not None), None)
+    return [point if suite == wanted else point._replace(score=None) for point, suite in zip(points, suites)]
 
 
 def point_of(run: Run) -> Point | str:

@@ -160,13 +160,14 @@ def ranked_entries(
     for run in runs:
         of_recipe.setdefault(_identity(run), []).append(run)
     entries: dict[tuple[Identity, str], list[Row]] = {}
+    placed = set[str]()  # with whichever fine-tuning
     for row in rows:
+        placed |= {row.run.label, *row.same_weights}
         protocol = settings_hash(row.section.split, made_with(row.section))
         entries.setdefault((_identity(row.run), protocol), []).append(row)
     tracks: dict[Track | None, list[Entry]] = {}
     for (identity, _), own in entries.items():
-        known = {label for row in own for label in (row.run.label, *row.same_weights)}
-        left_out = [run for run in of_recipe[identity] if run.label not in known]
+        left_out = [run for run in of_recipe[identity] if run.label not in placed]
         tracks.setdefault(identity.track, []).append(Entry(own, left_out))
     return {track: _placed(found, verdicts) for track, found in tracks.items()}
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, expand_home
+from cramming.config import UserError, build, expand_home, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
 from eval.duel.ledger import Ledger
@@ -51,6 +51,10 @@ class ReportConfig:
     each_run: bool
     ledger: Path
     repository: str | None
+
+    def __post_init__(self) -> None:
+        web = self.repository is None or self.repository.startswith(("https://", "http://"))
+        require(web, f"repository={self.repository}: not a web address; give https://...")
 
 
 def main(config: dict[str, Any]) -> None:

@@ -46,10 +46,10 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Bounds of the mean of all runs that a recipe could have, by Student's t, at `NOISE`; None below two runs."""
+    """Bounds of the mean of all runs that a recipe could have, by Student's t, at `NOISE`; None without a spread."""
     from scipy.stats import t
 
-    if len(values) < 2:
+    if len(set(values)) < 2:
         return None
     half = float(t.isf(NOISE / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half

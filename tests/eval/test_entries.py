@@ -32,7 +32,10 @@ def write(tmp_path: Path, make_record: Any, make_section: Any, write_run: Any) -
     def run(
         name: str, base: float, recipe: int = 0, seed: int = 0, change: Callable[..., None] = lambda r: None
     ) -> None:
-        record = make_record() | {"name": name, "config": dict.fromkeys(SECTIONS, recipe) | {"seed": seed}}
+        record = make_record() | {
+            "name": name,
+            "config": {section: {"a": recipe} for section in SECTIONS} | {"seed": seed},
+        }
         record["glue"] = {"pretrained": make_section("pretrained", base=base)}
         record["pretrain"]["seed"] = seed
         change(record)
@@ -62,10 +65,10 @@ def _ranked_entries(runs: Path) -> list[RankedEntry]:
 
 def test_a_recipe_is_its_settings_and_its_corpus(make_record: Any) -> None:
     """Whatever seed, name, budget and device are, and wherever the corpus lies."""
-    record = make_record() | {"config": dict.fromkeys(SECTIONS, 1)}
+    record = make_record() | {"config": {section: {"a": 1} for section in SECTIONS}}
     first = recipe_of(read_record(record))
     for section in SECTIONS:
-        other = record | {"config": record["config"] | {section: 2, "seed": 7, "name": "other"}}
+        other = record | {"config": record["config"] | {section: {"a": 2}, "seed": 7, "name": "other"}}
         assert (recipe_of(read_record(other)) == first) == (section in BESIDE)
     assert recipe_of(read_record(record | {"corpus": {"manifest_sha256": "0" * 64}})) != first
     assert recipe_of(read_record(make_record())) is None  # settings that are not all on record
@@ -163,7 +166,7 @@ def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Writ
     write("old", 0.699, recipe=0)
     ledger = Ledger(tmp_path / "duels")
     for recipe in (0, 1):
-        ledger.write("configuration", hash=f"h{recipe}", settings=dict.fromkeys(SECTIONS, recipe))
+        ledger.write("configuration", hash=f"h{recipe}", settings={section: {"a": recipe} for section in SECTIONS})
     terms = dict.fromkeys(TERMS, 1) | {
         "base": {"hash": "h0"}, "candidate": {"hash": "h1"}, "measure": "loss", "device": "Test CPU", "clock": "wall",
         "budgets": [{"hours": 60 / 3600}] * 2, "corpora": ["cd" * 32] * 2,
