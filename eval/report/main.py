@@ -78,7 +78,7 @@ def main(config: dict[str, Any]) -> None:
 
 def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> tuple[Section, str]:
     """The run's part of the leaderboard, and the same in Markdown; writes its own report, with the same content."""
-    own = run.folder / "report" if settings.each_run else None
+    own = run.folder / "report" if settings.each_run and run.folder.is_dir() else None  # nothing goes into an archive
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
     page = RunPage(run, [row for row in rows if row.run is run], lines, links(run, out, settings.repository, own))
     markdown, html = (render.fragment(form, "body.j2", one=page) for form in render.FORMS)
@@ -167,7 +167,6 @@ def _write_board(
         "trained": trained,
         "figure": _training_figure(rows, trained, out),
         "pages": pages,
-        "own": settings.each_run,
     }
     data = Data(packed(facts(pages)), packed(details([section for section, _ in sections])))
     contents = {section.page.anchor: text for section, text in sections}

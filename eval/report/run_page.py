@@ -136,6 +136,7 @@ def links(run: Run, place: Path, repository: str | None, own: Path | None = None
     """Where a page at `place` leads to, by title: the run's `own` report, its files that are there, and its commit."""
     found = {"report": own / "report.html"} if own else {}
     found |= {title: path for title, name in FILES.items() if (path := run.folder / name).exists()}
+    found |= {"archive": run.folder} if run.folder.is_file() else {}
     targets = {title: quote(Path(os.path.relpath(path, place)).as_posix()) for title, path in found.items()}
     commit = run.record.environment.git.commit
     return targets | ({f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {})

@@ -161,7 +161,8 @@ def _model(e: Evidence) -> Iterator[str]:
     if not file.exists():
         return
     with file.open("rb") as handle:
-        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        length = int.from_bytes(handle.read(8), "little")  # of a damaged file anything
+        header = json.loads(handle.read(min(length, file.stat().st_size)))
     count = sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     encoder_only = training["objective"] != "mlm" and "mlm" not in training["objective"]
     if count != training["parameters"] and not encoder_only:

@@ -14,8 +14,10 @@ from cramming.config import UserError, file_sha256
 from cramming.journal import JOURNAL
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
+from eval.archive import SUFFIX, altered_since, opened
 from eval.finetune.history import history_file, read_history
 from eval.rules.consistency import contradictions
+from eval.rules.evidence import few
 from eval.rules.journal import last_logged_seconds, summarise_journal
 from eval.rules.table import Verdict, judge
 
@@ -29,7 +31,7 @@ KNOWN = frozenset({"545b8dc7ed7e6188fc76693ebe9a79fef52e0ba06827dbfdc61d8056f1f6
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `record` is empty when `problem` says why it could not be read."""
+    """One run folder, or the archive of one. `record` is empty when `problem` says why it could not be read."""
 
     folder: Path
     label: str  # what the report calls it: unique within one report
@@ -44,8 +46,10 @@ class Run:
 
 
 def load_runs(runs: Path) -> list[Run]:
-    """Every run folder directly inside `runs`, by name; UserError where there is none."""
-    loaded = [load_run(folder) for folder in sorted(runs.iterdir()) if has_traces(folder)] if runs.is_dir() else []
+    """Every run folder, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
+    inside = sorted(runs.iterdir()) if runs.is_dir() else []
+    loaded = [load_run(folder) for folder in inside if has_traces(folder)]
+    loaded += [load_archive(path) for path in inside if path.name.endswith(SUFFIX)]
     if not loaded:
         raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
@@ -93,6 +97,18 @@ def load_run(folder: Path) -> Run:
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
     return Run(folder, label, record, metrics)
+
+
+def load_archive(archive: Path) -> Run:
+    """Read the run that an archive holds (eval/archive.py), which stands for its folder."""
+    try:
+        with opened(archive) as folder:
+            run, altered = load_run(folder), altered_since(folder)
+    except UserError as error:
+        return Run(archive, archive.name, problem=str(error))
+    if problem := run.problem or few(altered):
+        return Run(archive, archive.name, problem=f"{archive}: {problem.replace(str(folder), 'in it')}")
+    return replace(run, folder=archive)
 
 
 def _files_beside(folder: Path) -> dict[str, dict[str, str]]:

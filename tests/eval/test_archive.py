@@ -12,6 +12,10 @@ import pytest
 from cramming.config import UserError, file_sha256
 from eval import archive
 from eval.archive import LIST, altered_since, opened, pack, unpack
+from eval.report.main import main as report
+from eval.rules.load import load_run, load_runs
+
+REPORT = {"each_run": True, "ledger": "duels", "repository": None}
 
 
 @pytest.fixture
@@ -147,3 +151,23 @@ def test_a_damaged_archive_is_refused_in_one_line_or_its_file_is_named(run: Path
         pass
     assert "refused" in outcomes
     assert json.loads((run / "record.json").read_text())["name"] == "first"
+
+
+def test_the_report_reads_archives_beside_folders(run: Path, tmp_path: Path) -> None:
+    """With the same findings as unpacked; one that was altered, or is none, is listed with what is wrong."""
+    pack(run, tmp_path / "a.record.zip")
+    folder = unpack(tmp_path / "a.record.zip", tmp_path / "out")
+    verdict = load_run(folder).verdict
+    (folder / "config.yaml").write_text("budget: {hours: 1000}")
+    with zipfile.ZipFile(tmp_path / "altered.record.zip", "w") as bundle:
+        for path in (path for path in folder.rglob("*") if path.is_file()):
+            bundle.write(path, f"first/{path.relative_to(folder)}")
+    (tmp_path / "none.record.zip").write_bytes(b"PK")
+    found, altered, none = load_runs(tmp_path)
+    assert found.folder == tmp_path / "a.record.zip" and found.verdict == verdict and found.metrics
+    assert altered.problem == f"{altered.folder}: config.yaml was changed"
+    assert none.problem and "not an archive" in none.problem
+    board = tmp_path / "board"
+    report({"runs": str(tmp_path), "report": REPORT | {"out": str(board)}})
+    assert "altered.record.zip" in (page := (board / "leaderboard.md").read_text(encoding="utf-8"))
+    assert "(../a.record.zip)" in page
