@@ -14,6 +14,7 @@ from eval.recipe import SECTIONS
 from eval.report import plots
 from eval.report.main import main
 
+pytestmark = pytest.mark.usefixtures("records_only")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SETTINGS = {"out": None, "each_run": True, "ledger": "no duels", "repository": "https://example.org/cramming"}
 DEVICES = ("RTX A6000", "RTX 2080 Ti")
@@ -34,10 +35,11 @@ def browser() -> Iterator[Any]:
 
 
 def _write_runs(folder: Path, count: int, make_record: Any, make_section: Any, write_run: Any) -> Path:
-    """Runs on two devices, a minute apart in score, with two widths; every fourth is open."""
+    """Runs on two devices, five points apart in score, with two widths; every fourth is open."""
     for place in range(count):
         record = make_record() | {"name": f"run{place}", "created": f"2030-01-0{1 + place % 9}T00:00:00+00:00"}
-        record["environment"]["device"]["name"] = DEVICES[place % 2]
+        for process in (record["environment"], *record["resumed"]):
+            process["device"]["name"] = DEVICES[place % 2]
         record["division_requested"] = "open" if place % 4 == 3 else "closed"
         record["config"] = {"model": {"hidden_size": 256 << place % 2, "num_layers": 4}, "seed": 0}
         record["pretrain"]["exaflops"] = 1.0 + place
@@ -112,7 +114,7 @@ def test_filters_hide_rows_in_every_table_and_say_how_many_are_left(opened: Page
             assert sorted(_names(opened, table)) == left
         assert opened.locator(".filters output").text_content() == f"{len(left)} of 4 runs"
         opened.locator(".filters button[type=reset]").click()
-        opened.wait_for_function("document.querySelector('.filters output').textContent === '4 of 4 runs'")
+        opened.locator(".filters output", has_text="4 of 4 runs").wait_for()
 
 
 def test_a_row_opens_to_tasks_rules_curves_and_files(opened: Page) -> None:
@@ -178,7 +180,7 @@ def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
     browser: Any, tmp_path: Path, make_record: Any, make_section: Any, write_run: Any
 ) -> None:
     for seed in (0, 1):
-        record = make_record() | {"name": f"mine-seed{seed}", "config": dict.fromkeys(SECTIONS, 1)}
+        record = make_record() | {"name": f"mine-seed{seed}", "config": {section: {} for section in SECTIONS}}
         record["pretrain"]["seed"] = seed
         record["glue"] = {"pretrained": make_section("pretrained", base=0.6 + seed / 100)}
         write_run(tmp_path / f"mine{seed}", record)
