@@ -42,6 +42,7 @@ def recipe(settings: Mapping[str, Any], corpus: str) -> Recipe:
 def recipe_of(record: Record) -> Recipe | None:
     """The recipe of a run; None where its record does not have all of it, as of a model from elsewhere."""
     corpus = record.corpus.manifest_sha256
-    if record.pretrain is None or corpus is None or not record.config.keys() >= set(SECTIONS):
+    whole = record.config.keys() >= set(SECTIONS) and isinstance(record.config["train"], Mapping)
+    if record.pretrain is None or corpus is None or not whole:
         return None
     return recipe(record.config, corpus)
