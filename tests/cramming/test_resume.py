@@ -199,7 +199,7 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatc
     """No row of the log was due before it, and a resume finds no step left to do."""
     settings, save = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20"), TrainState.save_checkpoint
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(TrainState, "save_checkpoint", lambda self: (save(self), crash()))
+        patch.setattr(TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash()))
         start("name=a", *settings)
     run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
