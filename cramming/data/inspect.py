@@ -35,7 +35,7 @@ def verify(config: Mapping[str, Any]) -> None:
     """The verb `verify`: prints every problem of `data.corpus`; UserError if there is any."""
     folder = corpus_folder(config)
     if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder}: no finished corpus here; name the folder of one behind the verb")
+        raise UserError(f"{folder}: no finished corpus here, and no run; name the folder of one behind the verb")
     found = list(problems(folder))
     for problem in found:
         say(problem)

@@ -5,7 +5,7 @@ tenth of it is not what a run with a tenth of the budget learns (Hoffmann et al.
 language models", section 2): losses within a run are too high for the compute that they took.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from cramming.journal import unit_on
 from cramming.record_schema import Record
 from eval.recipe import BESIDE, SECTIONS, recipe_of
 from eval.report.ranking import main_average
+from eval.report.settings import flat
 from eval.report.wording import counted
 from eval.rules.load import Run, load_run, load_runs
 from eval.tasks.suites import AVERAGES
@@ -54,7 +55,8 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
         if isinstance(point, str):
             left_out.append(f"{run.label}: {point}")
         else:
-            usable.setdefault(str(recipe_of(run.record)), []).append(point)
+            comparable = recipe_of(run.record), run.record.corpus.validation.manifest_sha256
+            usable.setdefault(str(comparable), []).append(point)
     recipes = sorted(usable.values(), key=lambda points: -len(budgets_of(points)))
     enough = [points for points in recipes if len(budgets_of(points)) >= FEWEST]
     if len(enough) > 1 or (names is not None and len(recipes) > 1):
@@ -115,17 +117,8 @@ def difference(one: Record, other: Record) -> str:
 def _settings(record: Record) -> Iterator[tuple[str, Any]]:
     """All that makes a recipe, by name."""
     yield "corpus", str(record.corpus.manifest_sha256)[:8]
-    for section in SECTIONS:
-        if section not in BESIDE:
-            yield from _flat(section, record.config[section])
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(f"{name}.{key}", inner)
-    else:
-        yield name, value
+    yield "validation corpus", str(record.corpus.validation.manifest_sha256)[:8]
+    yield from flat({section: record.config[section] for section in SECTIONS if section not in BESIDE})
 
 
 def _score(record: Record) -> float | None:

@@ -40,6 +40,16 @@ def test_an_invalid_run_is_refused(tmp_path: Path, make_record: Callable[..., An
     assert not (run / "first.record.zip").exists()
 
 
+def test_an_archive_is_never_written_over_a_file_of_the_run(
+    tmp_path: Path, make_record: Callable[..., Any], write_run: Write
+) -> None:
+    run = write_run(tmp_path / "first", make_record())
+    before = (run / "record.json").read_bytes()
+    with pytest.raises(UserError, match="let it end in"):
+        main(settings(run) | {"submit": {"run": str(run), "out": str(run / "record.json")}})
+    assert (run / "record.json").read_bytes() == before
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is .* a run folder"):
         main(settings(tmp_path / "nothing"))
