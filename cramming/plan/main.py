@@ -6,7 +6,7 @@ of the same steps. Neither needs a corpus or the device itself.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from cramming.checks import Config, tiny_defaults
@@ -14,6 +14,7 @@ from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
+from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, predictions, scaling_rows
 from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
@@ -46,6 +47,7 @@ def main(settings: dict[str, Any]) -> None:
         say(f"proposed: {' '.join(best.overrides)}: about {format_count(rate, 'tokens')}/s")
         for line in cost_lines(costs, target):
             say(line)
+    many = many_devices(plan, config, target, best)
     if plan.json:
         found = {
             "parameters": config.parameters.total,
@@ -56,6 +58,7 @@ def main(settings: dict[str, Any]) -> None:
             "options": [asdict(option) for option in options],
             "proposed": asdict(best) if best else None,
             "costs": asdict(costs) if costs else None,
+            "devices": [asdict(prediction) for prediction in many],
         }
         write_atomically(plan.json, json.dumps(found, indent=1) + "\n")
     if best is None:
@@ -66,6 +69,17 @@ def main(settings: dict[str, Any]) -> None:
             f" ({' '.join(least.overrides)}) needs {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a"
             " smaller model or vocabulary, a shorter train.sequence_length, or an optimizer with less state"
         )
+
+
+def many_devices(plan: PlanConfig, config: Config, target: Target, best: Option | None) -> list[Prediction]:
+    """The table of `plan.devices`, printed, for the proposed section `memory`."""
+    if not plan.devices or best is None:
+        return []
+    network = NETWORKS[plan.network]
+    found = predictions(replace(config, memory=best.memory), target, network, plan.devices)
+    say(f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step")
+    show_table("many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second))
+    return found
 
 
 def description(config: Config, target: Target) -> Iterator[str]:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from cramming import device as devices
 from cramming.checks import Config, Place, check
-from cramming.config import Positive, UserError
+from cramming.config import Count, Positive, UserError
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
@@ -43,13 +43,16 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 class PlanConfig:
     """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result.
 
-    `price_per_hour` of the device, in whatever currency.
+    `price_per_hour` of the device, in whatever currency. `devices`: for so many, joined by `network`, the table of
+    cramming/plan/scaling.py follows.
     """
 
     memory_gb: Positive | None
     device: str
     json: Path | None
     price_per_hour: Positive | None = None
+    devices: tuple[Count, ...] = ()
+    network: Literal["nvlink", "pcie"] = "nvlink"
 
 
 @dataclass(frozen=True)
