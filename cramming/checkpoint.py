@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from cramming.device import random_states, set_random_states
 from cramming.files import overwrite_atomically
 from cramming.journal import Saved
 from cramming.progress import say
+
+if TYPE_CHECKING:
+    from cramming.parallel.spread import Spread
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
@@ -59,13 +62,16 @@ class CheckpointConfig:
 def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
     enter: Callable[[str], None], parts: Mapping[str, Part] | None = None, kept: bool = False,
+    spread: "Spread | None" = None,
 ) -> Path:  # fmt: skip
     """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
 
-    With `kept` it is `kept-<n>.pt`, which stays.
+    With `kept` it is `kept-<n>.pt`, which stays. With `spread` all processes call this, and rank 0 writes.
     """
-    state = contents(model, optimizer, scaler, work, parts)
+    state = contents(model, optimizer, scaler, work, parts, spread)
     path = folder / f"{KEPT if kept else NEWEST}-{work.steps:08d}.pt"
+    if spread and not spread.mesh.is_main:
+        return path
     overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
     for old in _files(folder, NEWEST)[KEEP:]:
         old.unlink()
@@ -74,13 +80,14 @@ def save(
 
 def contents(
     model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    parts: Mapping[str, Part] | None = None,
+    parts: Mapping[str, Part] | None = None, spread: "Spread | None" = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a checkpoint of the present state holds."""
+    """What a checkpoint of the present state holds: the whole model, however it is spread; rank 0's random states."""
     cpu_state, gpu_state = random_states()
+    weights, own = spread.state(optimizer) if spread else (model.state_dict(), optimizer.state_dict())
     return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "model": weights,
+        "optimizer": own,
         "scaler": scaler.state_dict(),
         "work": asdict(work),
         "rng": cpu_state,
@@ -141,12 +148,17 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
 
 def load(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-    parts: Mapping[str, Part] | None = None,
+    parts: Mapping[str, Part] | None = None, spread: "Spread | None" = None,
 ) -> Work:  # fmt: skip
-    """Restore a checkpoint."""
-    state = read(path)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    """Restore a checkpoint, whatever number of processes made it; with `spread` rank 0 alone reads it."""
+    state = read(path) if not spread or spread.mesh.is_main else {"model": {}, "optimizer": {}}
+    weights, own = state.pop("model"), state.pop("optimizer")
+    if spread:
+        spread.load_state(optimizer, (weights, own))
+        state = spread.mesh.object_from_main(state)
+    else:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(own)
     scaler.load_state_dict(state["scaler"])
     for name, part in (parts or {}).items():
         part.load_state_dict(state[name])

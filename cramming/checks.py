@@ -26,7 +26,7 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.mesh import ParallelConfig
+from cramming.parallel.mesh import STRATEGIES, ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
@@ -108,7 +108,7 @@ class Config(RootConfig):
     precision: PrecisionConfig
     memory: MemoryConfig
     runtime: RuntimeConfig
-    parallel: ParallelConfig
+    parallel: Annotated[ParallelConfig, STRATEGIES]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Config":
@@ -166,14 +166,16 @@ class Place:
 
 
 def _unit(config: Config, place: Place) -> int:
-    """Sequences of which every batch is a multiple: one micro-batch in each process."""
-    return place.processes * (1 if config.train.micro_batch == "auto" else config.train.micro_batch)
+    """Sequences of which every batch is a multiple: one micro-batch in each process that has samples of its own."""
+    replicas = max(1, place.processes // (config.parallel.tp * config.parallel.pp))
+    return replicas * (1 if config.train.micro_batch == "auto" else config.train.micro_batch)
 
 
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
+FOR_DDP = ": the weights of a process are not whole with parallel={c.parallel.name}; "
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"

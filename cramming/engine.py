@@ -9,7 +9,7 @@ each.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from cramming.precision import Precision
 if TYPE_CHECKING:
     from cramming.data.token_losses import TokenLosses
     from cramming.optim.average import WeightAverage
+    from cramming.parallel.spread import Spread
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -59,13 +60,13 @@ class Engine:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float | None, mesh: Mesh,
         device: torch.device, cuda_graphs: bool = False, average: "WeightAverage | None" = None,
-        token_losses: "TokenLosses | None" = None,
+        token_losses: "TokenLosses | None" = None, spread: "Spread | None" = None,
     ):  # fmt: skip
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.average, self.token_losses = average, token_losses
+        self.average, self.token_losses, self.spread = average, token_losses, spread
         self._norm: Tensor | None = None  # of the gradients that wait for `update`
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
@@ -126,22 +127,23 @@ class Engine:
         self._targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
         if self.token_losses:
             self.token_losses.begin_step()
-        losses, corrects = [], []
-        for batch in batches:
-            if self.mesh.world_size == 1 and stop():
-                return None
-            loss_sum, correct = self._pass(batch)
-            losses.append(loss_sum)
-            corrects.append(correct)
-        self.mesh.sum_gradients(self.parameters)
+        found = []
+        if self.spread:
+            found = self.spread.accumulate(self._pass, batches)
+        else:
+            for batch in batches:
+                if stop():
+                    return None
+                found.append(self._pass(batch))
         if self.token_losses:
             self.mesh.sum_tensor(self.token_losses.step_2V)
+        losses, corrects = zip(*found, strict=True)
         return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
     def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
         """Loss, accuracy and gradient norm of what was accumulated, for which the host waits once."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        norm = self.spread.norm(grads) if self.spread else torch.nn.utils.get_total_norm(grads, foreach=True)
         if self.precision.mode == "fp16":  # a power of two; unscaling the gradients themselves is `update`'s
             norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
         self._norm = norm
@@ -150,21 +152,36 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
-        """Mean loss, accuracy and number of targets over `batches`; training state is untouched."""
+        """Mean loss, accuracy and number of targets over `batches`, shared by all processes with samples of their own;
+        training state is untouched."""
         self.model.eval()
-        loss_sum, correct, targets = 0.0, 0.0, 0
-        for batch in batches:
-            loss, right = _read(*self._forward(batch)[:2])
-            loss_sum, correct, targets = loss_sum + loss, correct + right, targets + batch.num_targets
+        loss_sum, correct, targets = 0.0, 0.0, sum(batch.num_targets for batch in batches)
+        for first in range(0, len(batches), self.mesh.data_size):  # as many passes in each: weights may be gathered
+            index = first + self.mesh.data_rank
+            loss, right = _read(*self._forward(batches[min(index, len(batches) - 1)])[:2])
+            if index < len(batches):
+                loss_sum, correct = loss_sum + loss, correct + right
         self.model.train()
+        loss_sum, correct = self.mesh.sums([loss_sum, correct])
         return loss_sum / targets, correct / targets, targets
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, ...]:
+    def leave(self, config: Config) -> None:
+        """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
+        if self.spread is None:
+            return
+        weights, _ = self.spread.state(self.optimizer)
+        if self.mesh.is_main:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.model = build_model(config).to(self.device)
+            self.model.load_state_dict(weights)
+            self.spread, self.mesh = None, Mesh.solo(self.device)
+
+    def _forward(self, batch: Batch, model: Callable[..., Any] | None = None) -> tuple[Tensor, ...]:
         batch = batch.to(self.device)
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            found: tuple[Tensor, ...] = self.model(*batch.inputs)
+            found: tuple[Tensor, ...] = (model or self.model)(*batch.inputs)
         return found
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -172,7 +189,7 @@ class Engine:
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        loss_sum, correct, *each = self._forward(batch)
+        loss_sum, correct, *each = self._forward(batch, self.spread.forward if self.spread else None)
         self.precision.scaler.scale(loss_sum / self._targets).backward()
         if self.token_losses:
             self.token_losses.add(batch.target_ids_M, *each)
@@ -228,13 +245,13 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     memory, precision = config.memory, Precision(config.precision, device)
     for encoder in model.encoders:
         precision.convert(encoder)
+    spread = apply(model, memory, config.runtime, config.parallel, mesh)
     at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
     optimizer = (
         build_host_optimizer(model, config.optim, device, at_home)
         if memory.offload_optimizer
         else build_optimizer(model, config.optim)
     )
-    model = apply(model, memory, config.runtime)
     cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None
     if config.train.average:
         from cramming.optim.average import WeightAverage
@@ -245,4 +262,5 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
 
         vocab_size = model.encoder.embeddings.tokens.num_embeddings
         token_losses = TokenLosses(config.objective.by_loss, vocab_size, device)
-    return Engine(model, optimizer, precision, config.optim.clip, mesh, device, cuda_graphs, average, token_losses)
+    clip = config.optim.clip
+    return Engine(model, optimizer, precision, clip, mesh, device, cuda_graphs, average, token_losses, spread)

@@ -19,7 +19,7 @@ import torch
 from cramming import device as devices
 from cramming.budget import Pace
 from cramming.checks import Config, TrainConfig, check_run
-from cramming.config import UserError, build
+from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
@@ -27,7 +27,7 @@ from cramming.engine import StepStats
 from cramming.files import clear, explained
 from cramming.finish import finish, out_of_memory
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
-from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parallel.mesh import STRATEGIES, Mesh
 from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, is_untouched, load_record, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, sequences_per_step
@@ -57,7 +57,7 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
     """The verb `pretrain`. `judge`: the rules that a run's record breaks before it begins."""
     folder = run_folder(settings)
     device = devices.select(settings["device"])
-    mesh = Mesh(build(ParallelConfig, settings["parallel"], "parallel"), device)
+    mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
             if mesh.is_main and settings["resume"] and not is_run(folder):
@@ -112,6 +112,7 @@ def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     reason: EndReason = "finished"
     if not mesh.from_main(bool(state.clock and state.clock.has_ended)):
         reason = train_and_save(state, stop)
+    state.engine.leave(state.config)
     if mesh.is_main:
         finish(state, reason)
     mesh.barrier()
@@ -123,7 +124,7 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     reason: EndReason = "failed"
     try:
         ended = train(state, stop)
-        if state.mesh.is_main and state.work.steps != state.saved_steps:
+        if state.work.steps != state.saved_steps:
             state.save_checkpoint()
         reason = ended
     except Exception as error:
@@ -152,18 +153,13 @@ def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndR
     began = last_save = time.monotonic()
     tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
     saved_for_good = clock.progress_of_work() if clock else 0.0
-    is_kept = True
     reason: EndReason = "finished"
 
-    if clock and not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
+    if not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
         state.save_checkpoint(kept=True)
     with Progress(title, total=100.0, unit="%", before=100 * reached) as bar:
         while True:
-            progress, fits, stopped, is_kept = before_step(state, pace, stop, is_kept)
-            if not is_kept:  # the machine stood still in the update
-                state.take_back()
-                recent.clear()
-                break
+            progress, fits, stopped = before_step(state, pace, stop)
             if not fits:
                 break
             if stopped:
@@ -192,32 +188,38 @@ def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndR
             if not stats.skipped:  # a skipped one says nothing about how long an update takes
                 update_seconds = timer() - update_began
             is_kept = clock is None or clock.step_synchronised(update_seconds)
-            if not is_kept:
-                continue
-            work.add_step(
-                sequences=size.sequences, tokens=size.tokens, flops=size.flops, skipped=stats.skipped,
-                data_wait_seconds=data_wait, recompilations=stats.recompilations,
-            )  # fmt: skip
-            if clock is None:
-                continue
-
-            seconds, compiled = timer() - step_began, compiled_graphs() != graphs
-            pace.note(size.micro_batches, seconds, update_seconds, compiled)
-            recent.append((progress, stats))
-            before, reached = reached, clock.progress()
-            rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
-            speed = format_count(rate, "tokens")
-            bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
-            bar.update(100 * reached)
-            is_due = config.checkpoint.is_due(work.steps, time.monotonic() - last_save)
-            is_to_keep = config.checkpoint.is_to_keep(saved_for_good, reached)
-            saved_for_good = reached
-            is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
-            is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
-            if is_logged:
-                state.log_step(recent, reached, rate)
-            if is_validation_due(config.train, before, reached):
-                validate_if_it_fits(state, reached, pace, size.micro_batches)
+            if is_kept:
+                work.add_step(
+                    sequences=size.sequences, tokens=size.tokens, flops=size.flops, skipped=stats.skipped,
+                    data_wait_seconds=data_wait, recompilations=stats.recompilations,
+                )  # fmt: skip
+            is_validated = is_saved = is_to_keep = False
+            if clock and is_kept:
+                seconds, compiled = timer() - step_began, compiled_graphs() != graphs
+                pace.note(size.micro_batches, seconds, update_seconds, compiled)
+                recent.append((progress, stats))
+                before, reached = reached, clock.progress()
+                rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
+                speed = format_count(rate, "tokens")
+                bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
+                bar.update(100 * reached)
+                is_due = config.checkpoint.is_due(work.steps, time.monotonic() - last_save)
+                is_to_keep = config.checkpoint.is_to_keep(saved_for_good, reached)
+                saved_for_good = reached
+                is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
+                is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
+                if is_logged:
+                    state.log_step(recent, reached, rate)
+                is_validated = is_validation_due(config.train, before, reached)
+                is_validated = is_validated and has_room_to_validate(state, reached, pace, size.micro_batches)
+            each = mesh.broadcast(is_kept, is_validated, is_saved, is_to_keep)
+            is_kept, is_validated, is_saved, is_to_keep = map(bool, each)
+            if not is_kept:  # the machine stood still in the update
+                state.take_back()
+                recent.clear()
+                break
+            if is_validated:
+                validate(state, reached, pace)
             if is_saved:
                 state.save_checkpoint(is_to_keep)
                 last_save = time.monotonic()
@@ -242,21 +244,20 @@ def step_size(state: TrainState, progress: float) -> StepSize:
     config = state.config.train
     sequences = sequences_per_step(config.batch_ramp, progress, config.batch_size)
     tokens = sequences * config.sequence_length
-    micro_batches = sequences // (config.rows * state.mesh.world_size)
+    micro_batches = sequences // (config.rows * state.mesh.data_size)
     flops = tokens * state.config.flops_per_token(progress)
     return StepSize(sequences, micro_batches, tokens, flops, state.config.objective.at(progress))
 
 
-def before_step(state: TrainState, pace: Pace, stop: StopRequest, is_kept: bool) -> tuple[float, bool, bool, bool]:
-    """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, whether to stop, and whether
-    the step before is kept."""
+def before_step(state: TrainState, pace: Pace, stop: StopRequest) -> tuple[float, bool, bool]:
+    """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, and whether to stop."""
     clock, progress, fits = state.clock, 0.0, False
     if clock:
         progress = clock.progress()
         size = step_size(state, progress)
         fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
-    progress, *flags = state.mesh.broadcast(progress, fits, stop.is_set(), is_kept)
-    return progress, bool(flags[0]), bool(flags[1]), bool(flags[2])
+    progress, *flags = state.mesh.broadcast(progress, fits, stop.is_set())
+    return progress, bool(flags[0]), bool(flags[1])
 
 
 def warn(state: TrainState, judge: Judge) -> None:
@@ -275,34 +276,39 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
     return int(before * config.validations) < int(now * config.validations) < config.validations
 
 
-def validate_if_it_fits(state: TrainState, progress: float, pace: Pace, step_micro_batches: int) -> None:
-    """Validate on the clock, unless it would leave no time for another step; and note how long it took."""
+def has_room_to_validate(state: TrainState, progress: float, pace: Pace, step_micro_batches: int) -> bool:
+    """Whether a validation on the clock would leave time for another step; said where it would not."""
     assert state.clock
-    batches = len(state.validation)
-    predicted, left = pace.validation_seconds(batches), state.clock.seconds_left()
-    where = f"step {state.work.steps} ({progress:.0%} of the budget)"
-    if predicted + pace.step_seconds(step_micro_batches) > left:
-        say(
-            f"{where}: no validation, which would take about {predicted:.0f} s of the {left:.0f} s left"
-            " (train.validations, train.validation_tokens)"
-        )
-        return
-    timer = state.config.budget.timer
-    began, graphs = timer(), compiled_graphs()
+    predicted, left = pace.validation_seconds(len(state.validation)), state.clock.seconds_left()
+    if predicted + pace.step_seconds(step_micro_batches) <= left:
+        return True
+    say(
+        f"step {state.work.steps} ({progress:.0%} of the budget): no validation, which would take about"
+        f" {predicted:.0f} s of the {left:.0f} s left (train.validations, train.validation_tokens)"
+    )
+    return False
+
+
+def validate(state: TrainState, progress: float, pace: Pace) -> None:
+    """Validate on the clock, and note how long it took."""
+    timer, batches = state.config.budget.timer, len(state.validation)
+    predicted, began, graphs = pace.validation_seconds(batches), timer(), compiled_graphs()
     state.validate(progress)
     seconds = timer() - began
     pace.note_validation(batches, seconds, compiled_graphs() != graphs)
-    say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
+    if state.clock:
+        where = f"step {state.work.steps} ({progress:.0%} of the budget)"
+        say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
 def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:
-    """This rank's micro-batches from the position reached on, in one phase of the objective: rank r of w takes every
-    w-th run of samples."""
+    """This rank's micro-batches from the position reached on, in one phase of the objective: data rank r of w takes
+    every w-th run of samples."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
     token_losses = state.engine.token_losses
     source = state.data.source.of(objective, token_losses.weights_V if token_losses else None)
 
     def make(k: int) -> Batch:
-        return source.batch(first + (k * mesh.world_size + mesh.rank) * rows, rows)
+        return source.batch(first + (k * mesh.data_size + mesh.data_rank) * rows, rows)
 
     return made_ahead(make, state.engine.device, state.config.runtime.prefetch)

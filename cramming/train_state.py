@@ -114,7 +114,7 @@ def changed_before(folder: Path) -> dict[str, bool | None]:
 @dataclass
 class TrainState:
     """All that the training loop works with. `config` has the corpus's vocabulary size and a number for
-    `train.micro_batch`. `clock`, `metrics` and the `validation` batches are rank 0's alone."""
+    `train.micro_batch`. `clock` and `metrics` are rank 0's alone."""
 
     folder: Path
     config: Config
@@ -130,12 +130,14 @@ class TrainState:
     validation: list[Batch]
 
     def save_checkpoint(self, kept: bool = False) -> None:
-        """Write the present state, once its row of the log is on the disk and what it was trained on is looked at."""
-        assert self.clock and self.metrics
-        self.metrics.sync()
-        self.data.note_changed_files(self.folder)
-        tensors, enter = tensors_of(self.engine), partial(self.clock.enter_checkpoint, kept=kept)
-        checkpoint.save(self.folder / "checkpoints", *tensors, self.work, enter, self.engine.parts, kept)
+        """Write the present state, once its row of the log is on the disk and what it was trained on is looked at; of
+        all processes, which all call this, rank 0 writes."""
+        if self.metrics:
+            self.metrics.sync()
+            self.data.note_changed_files(self.folder)
+        enter = partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
+        engine, folder = self.engine, self.folder / "checkpoints"
+        checkpoint.save(folder, *tensors_of(engine), self.work, enter, engine.parts, kept, engine.spread)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
@@ -175,7 +177,7 @@ class TrainState:
         assert self.clock
         config, train, budget, engine = self.config, self.config.train, self.clock.config, self.engine
         assert isinstance(engine.model, PretrainedModel)
-        count, processes = config.parameters, self.mesh.world_size
+        count, processes = config.parameters, self.mesh.data_size
         say(
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
             f" vocabulary {config.model.vocab_size}{engine.model.also()};"
@@ -231,11 +233,12 @@ class TrainState:
         """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training.
 
         Of a run that tells replaced tokens it is the encoder's loss at that, under a name of its own: its generator's
-        would say nothing about the encoder.
+        would say nothing about the encoder. All processes share the work; rank 0 has the result.
         """
-        assert self.clock and self.metrics
         step = self.work.steps
         loss, accuracy, targets = self.engine.evaluate(self.validation)
+        if not (self.clock and self.metrics):
+            return {}
         objective = self.config.objective
         found: dict[str, float | None] = {"loss": loss, "accuracy": accuracy}
         if objective.replaces_tokens:
@@ -266,7 +269,7 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
     if clock:
         clock.attach(work, saved.sha256 if saved else None)
     config = with_micro_batch(config, data, engine, folder)
-    validation = data.held_out.batches(PINNED, config.train.rows) if mesh.is_main else []
+    validation = data.held_out.batches(PINNED, config.train.rows)
     metrics = MetricsLog(folder) if mesh.is_main else None
     if metrics and config.trackers:
         from cramming.trackers import TrackedLog  # only for those who ask
@@ -350,7 +353,7 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
         return config
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
-    largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.world_size
+    largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
     source = data.source.of(config.objective.with_most_targets())
     rows = micro_batch_of_run(folder, engine, source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
@@ -359,7 +362,7 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
 
 
 def _load(saved: Path, engine: Engine) -> Work:
-    return checkpoint.load(saved, *tensors_of(engine), engine.parts)
+    return checkpoint.load(saved, *tensors_of(engine), engine.parts, engine.spread)
 
 
 def tensors_of(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:

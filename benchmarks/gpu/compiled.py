@@ -30,6 +30,7 @@ from cramming.model import heads
 from cramming.model.attention import Packing
 from cramming.model.config import flops_per_token
 from cramming.parallel.apply import apply
+from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 
 
@@ -212,7 +213,7 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
             model = build_model(config)
         precision = Precision(config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(model, config.memory, config.runtime)
+        apply(model, config.memory, config.runtime, config.parallel, Mesh.solo(torch.device("cuda")))
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled
             with precision.autocast():

@@ -1,13 +1,14 @@
 """What is applied to a model from outside, in two functions and one order.
 
-`place` puts the weights where they live, before an optimizer holds them; `apply` changes how the blocks are executed:
-weights fetched from the host, then activation checkpointing around that, then activation offload around that, then
-compile. Model code stays plain mathematics; this is the only place that changes how it is executed.
+`place` puts the weights where they live; `apply`, before an optimizer holds them, cuts matrices (tensor parallel) and
+layers (pipeline), then changes how the blocks are executed: weights fetched from the host, activation checkpointing
+around that, activation offload around that, then compile; last come the copies or shards of data parallel. Model code
+stays plain mathematics; this is the only place that changes how it is executed.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +18,10 @@ from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Encoder
 from cramming.model.heads import PretrainedModel
+from cramming.parallel.mesh import Mesh, ParallelConfig
+
+if TYPE_CHECKING:
+    from cramming.parallel.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,26 @@ def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) ->
     return model
 
 
-def apply(model: PretrainedModel, config: MemoryConfig, runtime: RuntimeConfig) -> PretrainedModel:
-    """Apply the settings to a model in place and return it."""
-    if config.offload_activations or config.offload_weights or config.checkpoint_every:
+def apply(
+    model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig, parallel: ParallelConfig, mesh: Mesh
+) -> "Spread | None":
+    """Apply the settings to a model in place; how its steps run on several processes, None on one."""
+    if memory.offload_activations or memory.offload_weights or memory.checkpoint_every:
         for encoder in model.encoders:
-            _wrap_blocks(encoder, config)
-    if config.activation_budget is not None:
+            _wrap_blocks(encoder, memory)
+    _compile(model, memory, runtime)
+    if mesh.world_size == 1:
+        return None
+    from cramming.parallel.data_parallel import spread_data  # only here: it takes time to import
+
+    return spread_data(model, parallel, mesh)
+
+
+def _compile(model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig) -> None:
+    if memory.activation_budget is not None:
         import torch._functorch.config as partitioner  # only with compile: importing it brings the compiler along
 
-        partitioner.activation_memory_budget = config.activation_budget
+        partitioner.activation_memory_budget = memory.activation_budget
     if runtime.compile != "off":
         forbid_fallback()
     if runtime.compile == "blocks":
@@ -80,7 +96,6 @@ def apply(model: PretrainedModel, config: MemoryConfig, runtime: RuntimeConfig) 
             block.compile(**compile_arguments(runtime))
     elif runtime.compile == "model":
         model.compile(**compile_arguments(runtime))
-    return model
 
 
 def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:

@@ -1,39 +1,76 @@
-"""The processes of a run. This module alone reads RANK, WORLD_SIZE and LOCAL_RANK.
+"""The processes of a run, and who owns what. This module alone reads the launcher's variables (RANK, WORLD_SIZE ...).
 
-Data parallel only: each rank computes its share of every step's samples, gradients are summed over ranks, and numbers
-that steer the run (progress, stop) come from rank 0, so that replicas cannot drift apart. Without torchrun a Mesh is
-one process and each of its methods is free.
+Processes stand on a mesh of three dimensions, pp x dp x tp (torch's DeviceMesh; tp varies fastest, so that its ranks
+are on one machine). Along `dp` processes differ in the samples that they compute: `data_rank` of `data_size` says which
+are this one's, and the sample stream is a pure function of these two. Along `tp` and `pp` they have the same samples
+and different parts of the model. So what is counted per sample (targets, losses) is summed over `dp`; numbers that
+steer the run (progress, stop) come from rank 0, which alone reads the clock and writes files, so that replicas cannot
+drift apart; parameters are reduced as `parallel/apply.py` has placed them. Without torchrun a Mesh is one process and
+each of its methods is free.
 """
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cramming.config import Count, UserError
 
-@dataclass(frozen=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """`backend: auto` is nccl on GPUs and gloo on CPUs."""
+    """Sizes of the mesh: replicas or shards of the data (`dp`; null: what the number of processes leaves), parts of
+    each matrix (`tp`), stages of layers (`pp`). `backend: auto` is nccl on GPUs and gloo on CPUs."""
 
+    name: str
+    dp: Count | None
+    tp: Count
+    pp: Count
     backend: Literal["auto", "nccl", "gloo"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaConfig(ParallelConfig):
+    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig(ParallelConfig):
+    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3)."""
+
+
+# The choices of `parallel`, each with settings of its own.
+STRATEGIES: dict[str, type[ParallelConfig]] = {
+    "ddp": ReplicaConfig, "zero1": ShardConfig, "zero2": ShardConfig, "zero3": ShardConfig,
+}  # fmt: skip
+
+
 class Mesh:
-    """This process's place among the run's processes."""
+    """This process's place among the run's processes. `dims`: torch's DeviceMesh of pp, dp and tp; None where this
+    process is the only one."""
 
     def __init__(self, config: ParallelConfig, device: torch.device):
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.data_size, self.data_rank = data_size(config, self.world_size), 0
+        self.dims: Any = None
         if self.world_size > 1:
+            from torch.distributed.device_mesh import init_device_mesh  # only here: it takes time to import
+
             if device.type == "cuda":
                 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(device)
             automatic = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(automatic if config.backend == "auto" else config.backend)
+            sizes = (config.pp, self.data_size, config.tp)
+            self.dims = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
+            self.data_rank = self.dims.get_local_rank("dp")
         self.device = device
 
     @classmethod
@@ -41,6 +78,7 @@ class Mesh:
         """This process on its own, whatever the launcher says: for a probe, which must not wait for others."""
         mesh = cls.__new__(cls)
         mesh.rank, mesh.world_size, mesh.device = 0, 1, device
+        mesh.data_rank, mesh.data_size, mesh.dims = 0, 1, None
         return mesh
 
     @property
@@ -57,12 +95,17 @@ class Mesh:
         return tensor.tolist()
 
     def sum(self, value: float) -> float:
-        """The sum of `value` over all ranks."""
+        """The sum of `value` over the processes with other samples."""
         return self.sums([value])[0]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """The sum over all ranks of each of the `values`, at once."""
-        return self._exchanged(values, dist.all_reduce)
+        """The sum of each of the `values`, at once, over the processes with other samples."""
+        return self._exchanged(values, self.sum_tensor)
+
+    def sum_tensor(self, tensor: Tensor) -> None:
+        """Sum a tensor over the processes with other samples, in place."""
+        if self.data_size > 1:
+            dist.all_reduce(tensor, group=self.dims.get_group("dp"))
 
     def min(self, value: float) -> float:
         """The smallest `value` of all ranks."""
@@ -76,25 +119,18 @@ class Mesh:
         """Rank 0's `values`, on every rank."""
         return self._exchanged(values, lambda tensor: dist.broadcast(tensor, src=0))
 
+    def object_from_main(self, value: T) -> T:
+        """Rank 0's `value`, which can be pickled, on every rank."""
+        if self.world_size == 1:
+            return value
+        found = [value]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
     def share(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give every rank the weights of rank 0."""
         for parameter in parameters if self.world_size > 1 else ():
             dist.broadcast(parameter.data, src=0)
-
-    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum the gradients over ranks, in place, as one flat bucket."""
-        if self.world_size == 1:
-            return
-        grads: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([g.reshape(-1) for g in grads])
-        dist.all_reduce(flat)
-        for grad, part in zip(grads, flat.split([g.numel() for g in grads])):
-            grad.copy_(part.view_as(grad))
-
-    def sum_tensor(self, tensor: Tensor) -> None:
-        """Sum a tensor over ranks, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(tensor)
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -105,3 +141,16 @@ class Mesh:
         """Leave the process group."""
         if self.world_size > 1:
             dist.destroy_process_group()
+
+
+def data_size(config: ParallelConfig, world_size: int) -> int:
+    """Along how many processes the samples of a step are spread; UserError where the mesh is not all processes."""
+    parts = config.tp * config.pp
+    found = config.dp or max(1, world_size // parts)
+    if found * parts != world_size:
+        raise UserError(
+            f"parallel.dp={config.dp or 'null'} parallel.tp={config.tp} parallel.pp={config.pp}: a mesh of {found} x"
+            f" {config.tp} x {config.pp} = {found * parts} processes, and there are {world_size}; start as many with"
+            f" torchrun --nproc-per-node {found * parts} -m cramming ..., or change a size"
+        )
+    return found

@@ -15,7 +15,7 @@ from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.model.config import ModelConfig
 from cramming.optim.build import OPTIMIZERS
-from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parallel.mesh import Mesh
 from cramming.record import load_metrics, load_record
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
             optim=choose(OPTIMIZERS, {**own, **(optim or {})}, "optim"),
             precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual),
         )
-        return build_engine(config, Mesh(ParallelConfig("auto"), device), device)
+        return build_engine(config, Mesh(plain.parallel, device), device)
 
     return make
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from cramming.config import UserError
 from cramming.engine import MAX_SKIPPED_IN_A_ROW, Engine
-from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def engine(model: nn.Module, mode: str = "fp32", clip: float | None = None, kind
     if kind == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
-    return Engine(model, optimizer, precision, clip, Mesh(ParallelConfig("auto"), CPU), CPU)
+    return Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
@@ -83,7 +83,7 @@ def test_a_fused_update_clips_as_a_separate_pass_does(make_model: Callable[..., 
         ]
         for model, optimizer in zip((found, expected), optimizers):
             precision = Precision(PrecisionConfig("fp32", False), CPU)
-            one = Engine(model, optimizer, precision, clip, Mesh(ParallelConfig("auto"), CPU), CPU)
+            one = Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
             for rows in (1, 6):
                 one.step([tiny_source.batch(0, rows)], 1e-3)
         for name in ("exp_avg", "exp_avg_sq"):

@@ -11,12 +11,19 @@ from cramming.device import RuntimeConfig
 from cramming.model.config import ModelConfig
 from cramming.model.replaced_tokens import ReplacedTokens
 from cramming.parallel.apply import MemoryConfig, apply, place
+from cramming.parallel.mesh import Mesh, ParallelConfig
 
+CPU = torch.device("cpu")
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
 
 
 def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False) -> MemoryConfig:
     return MemoryConfig(every, kind, budget, offload, False, False)
+
+
+def applied(model: Any, config: MemoryConfig, how: RuntimeConfig) -> Any:
+    apply(model, config, how, ParallelConfig(name="ddp", dp=None, tp=1, pp=1, backend="auto"), Mesh.solo(CPU))
+    return model
 
 
 def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor]]:
@@ -29,7 +36,7 @@ def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor
 def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable[..., Any], tiny_source: Any) -> None:
     batch, kept = tiny_source.batch(0, 4), {}
     for every in (0, 2, 1):
-        model = apply(make_model(num_layers=4), memory(every), EAGER)
+        model = applied(make_model(num_layers=4), memory(every), EAGER)
         sizes: list[int] = []
 
         def pack(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
@@ -52,7 +59,7 @@ def test_compiled_equals_eager(
 ) -> None:
     batch = tiny_source.batch(0, 4)
     loss, plain = loss_and_gradients(make_model(), batch)
-    model = apply(make_model(), config, how)
+    model = applied(make_model(), config, how)
     assert list(model.state_dict()) == list(make_model().state_dict())
     again, compiled = loss_and_gradients(model, batch)
     assert again == pytest.approx(loss, rel=1e-5)
@@ -72,7 +79,7 @@ def test_a_generator_is_treated_as_the_encoder(
     uniform = torch.rand(len(batch.target_ids_M))
     for settings in (memory(), config):
         torch.manual_seed(0)
-        model = apply(place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")), settings, EAGER)
+        model = applied(place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")), settings, EAGER)
         torch.manual_seed(3)
         loss, _ = model(*batch.inputs, uniform)
         loss.backward()
@@ -88,7 +95,7 @@ def test_the_blocks_of_a_generator_are_compiled(small_model: ModelConfig, tiny_s
     given = (*batch.inputs, torch.rand(len(batch.target_ids_M)))
     model = ReplacedTokens(small_model, 0.5, 50.0).eval()
     loss, hits = model(*given)
-    apply(model, memory(), RuntimeConfig("blocks", False, 1))
+    applied(model, memory(), RuntimeConfig("blocks", False, 1))
     assert all(block._compiled_call_impl for encoder in model.encoders for block in encoder.blocks)
     torch.testing.assert_close(model(*given), (loss, hits), rtol=1e-5, atol=1e-5)
 
@@ -114,7 +121,7 @@ def test_selective_checkpointing_runs_no_matrix_product_again(make_model: Callab
 
     flops = {}
     for kind in ("full", "selective", "none"):
-        model = apply(make_model(), memory(0 if kind == "none" else 1, "full" if kind == "none" else kind), EAGER)
+        model = applied(make_model(), memory(0 if kind == "none" else 1, "full" if kind == "none" else kind), EAGER)
         with FlopCounterMode(display=False) as counter:
             loss_and_gradients(model, tiny_source.batch(0, 4))
         flops[kind] = counter.get_total_flops()

@@ -1,0 +1,99 @@
+"""How a step runs on several processes: what `apply` gives the engine. A run of one process has none of it.
+
+The contract: after `accumulate`, every parameter's gradient is the SUM over all micro-batches of all processes along
+`dp` (a pass's loss is divided by the targets of all of them already), whatever part of it lies here; `norm` is that of
+all parts together; `state` and `load_state` speak of the whole model, in the names and the order of one process, so
+that a checkpoint does not know how many wrote it. Parameters that are not whole here are DTensors.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, count, groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.tensor import DTensor
+
+from cramming.data.batches import Batch
+from cramming.parallel.mesh import Mesh
+
+Found = tuple[Tensor, Tensor]  # of one micro-batch: summed loss and hits
+OnePass = Callable[[Batch], Found]
+State = tuple[dict[str, Any], dict[str, Any]]  # of a model and its optimizer
+
+
+class Spread:
+    """Every process computes with `model`, whole or not, on its own samples. `forward`: a training pass."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        self.model, self.mesh = model, mesh
+        self.forward: Callable[..., Any] = model
+
+    def passing(self, is_last: bool) -> AbstractContextManager[object]:
+        """Around the passes of one micro-batch, which is the step's last or not."""
+        return nullcontext()
+
+    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch]) -> list[Found]:
+        """The forward and backward passes of a step."""
+        found = []
+        for number, batch in enumerate(batches, 1):
+            with self.passing(number == len(batches)):
+                found.append(one_pass(batch))
+        return found
+
+    def norm(self, gradients: Iterable[Tensor]) -> Tensor:
+        """The norm of all gradients together, the same on every process."""
+        return norm_of_parts(gradients)
+
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        """Of model and optimizer, as one process has them, in main memory of rank 0; empty on the others."""
+        options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = dcp.get_model_state_dict(self.model, options=options)
+        if not optimizer.state:  # torch would make a step, to have some
+            return weights, optimizer.state_dict() if self.mesh.is_main else {}
+        return weights, _numbered(dcp.get_optimizer_state_dict(self.model, optimizer, options=options))
+
+    def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """From what rank 0 has; the others' is not looked at."""
+        self.load_weights(state[0])
+        names = {p: name for name, p in self.model.named_parameters()}
+        named = _named(state[1], [[names[p] for p in group["params"]] for group in optimizer.param_groups])
+        options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        dcp.set_optimizer_state_dict(self.model, optimizer, named, options=options)
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """From those that rank 0 has."""
+        options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        dcp.set_model_state_dict(self.model, weights, options=options)
+
+
+def _numbered(state: dict[str, Any]) -> dict[str, Any]:
+    """torch.distributed.checkpoint names an optimizer's parameters, the optimizer itself numbers them."""
+    if not state:
+        return {}
+    numbers = dict(zip(chain.from_iterable(group["params"] for group in state["param_groups"]), count()))
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {"state": {numbers[name]: found for name, found in state["state"].items()}, "param_groups": groups}
+
+
+def _named(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
+    if not state:
+        return {}
+    flat = list(chain.from_iterable(names))
+    groups = [{**group, "params": own} for group, own in zip(state["param_groups"], names, strict=True)]
+    return {"state": {flat[number]: found for number, found in state["state"].items()}, "param_groups": groups}
+
+
+def norm_of_parts(gradients: Iterable[Tensor]) -> Tensor:
+    """Of whole gradients and of DTensors, which may be cut along different dimensions of the mesh."""
+    norms = []
+    for _, group in groupby(sorted(gradients, key=_cut), key=_cut):
+        norm = torch.nn.utils.get_total_norm(list(group), foreach=True)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _cut(tensor: Tensor) -> str:
+    return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
