@@ -6,7 +6,8 @@ Why a document is dropped: each stage below that drops one calls `Stage.drop` wi
 the passage. Reasons of `filters` are rows of the table `FilterConfig` in data_prep/filters/quality.py; one more stage,
 `tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
-The two stages that take time over a text, filters and decontamination, have workers (data_prep/workers.py) judge it.
+Workers (data_prep/workers.py) do what takes time over a text: reading and normalising it (data_prep/normaliser.py),
+filters, decontamination. What is done here is done for each document, in the order of the source.
 """
 
 from collections import Counter
@@ -24,9 +25,10 @@ from data_prep.dedup.near import NearDuplicates
 from data_prep.filters import normalise, quality
 from data_prep.filters.quality import FilterConfig
 from data_prep.filters.text import Text
+from data_prep.normaliser import NORMALISE, Normaliser, NormalText, through_workers
 from data_prep.resume_state import PASSED, Decisions
-from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document
-from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches, text_bytes
+from data_prep.sources.source import ESCAPED_BYTE, Chunk, DataConfig, Document
+from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches
 from data_prep.workers import Function, Workers, grouped
 
 GROUP_DOCUMENTS = 512
@@ -51,8 +53,8 @@ class Candidate(NamedTuple):
 
 
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
-    """For the workers: by the name of a stage that is on, the function from a group of texts to its decisions."""
-    found: dict[str, Function] = {}
+    """For the workers: what normalises, and by the name of a stage that is on what decides on a group of texts."""
+    found: dict[str, Function] = {NORMALISE: Normaliser.of(config)}
     if quality.active_filters(config.filters):
         found["filters"] = partial(_filter_reasons, config.filters)
     if decontaminator:
@@ -80,60 +82,59 @@ class Pipeline:
     near: NearDuplicates | None = None
     decontaminator: Decontaminator | None = None
 
-    def run(self, documents: Iterable[Document]) -> Iterator[tuple[Split, Candidate]]:
+    def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Split, Candidate]]:
         """The documents of the corpus in the order of the source, each with its split."""
-        return self.held_out(self.decontaminated(self.not_near(self.unique(documents))))
+        return self.held_out(self.decontaminated(self.not_near(self.unique(chunks))))
 
-    def unique(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+    def unique(self, chunks: Iterable[Chunk]) -> Iterator[Candidate]:
         """Everything up to the exact deduplication: what the search for near-duplicates reads."""
-        return self.deduplicated(self.filtered(self.normalised(self.read(documents))))
+        return self.deduplicated(self.filtered(self.normalised(self.read(chunks))))
 
-    def read(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """What the source gives, without what it found damaged."""
-        stage = self.stats["source"]
-        for document in documents:
-            damage = document.damage
-            size = damage.bytes if damage else text_bytes(document.text)
-            counts = document.part == 0 or damage is not None
-            stage.take(size, counts)
-            if damage:
-                stage.drop(damage.reason, size, document.id, document.text, _broken_bytes)
-            else:
-                stage.give(size, counts)
-                yield document
+    def read(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Document, NormalText | None]]:
+        """What the source gives, without what it found damaged, with what it is in normal form; token ids have none."""
+        stage, deleted = self.stats["source"], Counter[str]()
+        for documents, found in through_workers(NORMALISE, chunks, self.workers):
+            texts = found.by_document() if found else iter(())
+            for document in documents:
+                text = next(texts) if document.is_text else None
+                damage = document.damage
+                size = damage.bytes if damage else text.bytes if text else 0
+                counts = document.part == 0 or damage is not None
+                stage.take(size, counts)
+                if damage:
+                    stage.drop(damage.reason, size, document.id, document.text, _broken_bytes)
+                else:
+                    stage.give(size, counts)
+                    yield document, text
+            deleted.update(found.deleted if found else ())
+        if kinds := normalise.deleted_by_kind(deleted):
+            self.stats["normalise"].notes["deleted_characters"] = kinds
 
-    def normalised(self, documents: Iterable[Document]) -> Iterator[Candidate]:
+    def normalised(self, documents: Iterable[tuple[Document, NormalText | None]]) -> Iterator[Candidate]:
         """Normal form; documents above `clean.max_characters` or `filters.max_words` in parts. Token ids pass as they
         are."""
-        config, stage, place = self.config, self.stats["normalise"], 0
+        stage, place = self.stats["normalise"], 0
         stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
         made = Counter[str]()  # parts of each source's last document, which its next one may go on with
-        deleted = Counter[str]()
-        for document in documents:
-            stage.take(text_bytes(document.text), document.part == 0)
-            if document.ids is not None:
+        for document, text in documents:
+            stage.take(text.bytes if text else 0, document.part == 0)
+            if text is None:
+                assert document.ids is not None
                 stage.give(0)
-                yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), config.seed))
+                yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), self.config.seed))
                 place += 1
                 continue
-            normal = normalise.normalize(document.text, config.clean, deleted)
-            whole = normalise.split_evenly(normal, config.clean.max_characters)
-            broken = document.text if quality.is_broken(document.text, config.filters) else ""
-            parts = [part for piece in whole for part in normalise.split_by_words(piece, config.filters.max_words)]
             before = made[document.source] if document.part else 0
-            made[document.source] = before + len(parts)
-            if before + len(parts) > 1:
+            made[document.source] = whole = before + len(text.pieces)
+            if whole > 1:
                 stage.notes["long_documents_cut"] += before <= 1
-                stage.notes["their_parts"] += len(parts) if before > 1 else before + len(parts)
-            for number, part in enumerate(parts, 1):
-                data = part.encode()
-                stage.give(len(data))
-                name = document.id if len(parts) == 1 else f"{document.id} part {number} of {len(parts)}"
-                piece = document._replace(text=part.strip(), id=name)
-                yield Candidate(piece, place, len(data), *content_hash(data, config.seed), broken)
+                stage.notes["their_parts"] += len(text.pieces) if before > 1 else whole
+            for number, piece in enumerate(text.pieces, 1):
+                stage.give(piece.bytes)
+                name = document.id if len(text.pieces) == 1 else f"{document.id} part {number} of {len(text.pieces)}"
+                part = Document(piece.text, name, document.source, part=document.part)
+                yield Candidate(part, place, piece.bytes, piece.key, piece.number, text.broken)
                 place += 1
-        if kinds := normalise.deleted_by_kind(deleted):
-            stage.notes["deleted_characters"] = kinds
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """What is text worth learning from, by the filters that read text."""

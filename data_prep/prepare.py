@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -33,7 +33,7 @@ from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfin
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
-from data_prep.sources.source import Document, Source, limited
+from data_prep.sources.source import Source, limited
 from data_prep.sources.text import TextSource
 from data_prep.stage_stats import StageStats, text_bytes
 from data_prep.tokenizer import train as training
@@ -50,6 +50,8 @@ TRAINER_DIED = (
 )
 EVERY_SECONDS = 0.5
 EVERY_DOCUMENTS = 256
+
+Item = TypeVar("Item")
 
 
 def main(config: Mapping[str, Any]) -> None:
@@ -118,7 +120,7 @@ def prepare(preparation: Preparation) -> None:
     functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
     with Workers(data.processes, functions) as workers, _progress("tokenize", source) as update:
         pipeline = Pipeline(data, stats, decisions, workers, near, preparation.decontaminator)
-        selected = pipeline.run(limited(source.documents(), source))
+        selected = pipeline.run(source.chunks())
         for position, shard_finished in writer.write(selected, workers, lambda: source.position):
             update(position, writer.stage.bytes_out)
             if shard_finished:
@@ -170,7 +172,7 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
         functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
         with Workers(data.processes, functions) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
-            unique = first_pass.unique(_counted("search near-duplicates", source, source.documents()))
+            unique = _counted("search near-duplicates", source, first_pass.unique(source.chunks()), lambda c: c.size)
             texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)
             found = find_near_duplicates(texts, data.near_duplicates, workers)
         _save(preparation.folder, state, decisions)
@@ -190,7 +192,8 @@ def _tokenizer(preparation: Preparation) -> Tokenizer:
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     config, data, source = preparation.tokenizer, preparation.data, preparation.source
-    documents = _counted("read a sample for the tokenizer", source, source.sample_documents(config.sample_mb * 1e6))
+    sample_documents = limited(source.sample_documents(config.sample_mb * 1e6), source)
+    documents = _counted("read a sample for the tokenizer", source, sample_documents, lambda d: text_bytes(d.text))
     sample = training.sample_text(documents, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
@@ -238,13 +241,13 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         say(line)
 
 
-def _counted(title: str, source: Source, documents: Iterator[Document]) -> Iterator[Document]:
-    """The documents up to the source's limit, with a progress bar."""
+def _counted(title: str, source: Source, items: Iterator[Item], size: Callable[[Item], int]) -> Iterator[Item]:
+    """These items of the source, of which each has a `size` in bytes, with a progress bar."""
     done = 0
     with _progress(title, source) as update:
-        for index, document in enumerate(limited(documents, source)):
-            yield document
-            done += text_bytes(document.text)
+        for index, item in enumerate(items):
+            yield item
+            done += size(item)
             if index % EVERY_DOCUMENTS == 0:
                 update(source.position, done)
 

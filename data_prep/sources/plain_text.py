@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from cramming.config import UserError
 
 BLOCK_BYTES = 1 << 20
+LONGEST_STRETCH = 1 << 23  # bytes; what has no end of a document for so long is not read in stretches
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 
@@ -55,12 +56,14 @@ class TextFile:
     """A file being read.
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
-    behind the first block stay; `escaped` and `binary` tell that there were any.
+    behind the first block stay; `escaped` and `binary` tell that there were any. `stretch`: read only this part of the
+    file's content, unpacked already.
     """
 
-    def __init__(self, path: Path, lenient: bool = False) -> None:
+    def __init__(self, path: Path, lenient: bool = False, stretch: "Stretch | None" = None) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
-        self.raw: BinaryIO = path.open("rb")
+        self.raw: BinaryIO = io.BytesIO(stretch.data) if stretch else path.open("rb")
+        self._unpacked, self._begins = stretch is not None, stretch is None or stretch.begins
 
     @property
     def position(self) -> int:
@@ -70,7 +73,7 @@ class TextFile:
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
-        suffix = self.path.suffix.lower()
+        suffix = "" if self._unpacked else self.path.suffix.lower()
         try:
             yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
@@ -123,7 +126,7 @@ class TextFile:
             while block := handle.read(BLOCK_BYTES):
                 read = len(block)
                 self._look_for_binary(block, total)
-                if total == 0:
+                if total == 0 and self._begins:
                     block = block.removeprefix(b"\xef\xbb\xbf")
                 # A CR that is the last byte may be half of a CR LF.
                 end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
@@ -137,6 +140,24 @@ class TextFile:
                 total += read
         if size:
             yield b"".join(begun)
+
+    def stretches(self, document_end: Callable[[bytes], int] | None) -> Iterator[tuple[bytes, bool]]:
+        """The content in stretches of whole documents, and whether each is the last one. `document_end` says where in
+        bytes the last document ends that certainly does, 0 if none; None: only the file's end is one.
+
+        UserError where no document ends within `LONGEST_STRETCH`.
+        """
+        begun = b""
+        with self.decompressed() as handle:
+            block = handle.read(BLOCK_BYTES)
+            while block:
+                begun, block = begun + block, handle.read(BLOCK_BYTES)
+                end = document_end(begun) if block and document_end else len(begun) * (not block)
+                if end:
+                    yield begun[:end], not block
+                    begun = begun[end:]
+                elif len(begun) > LONGEST_STRETCH:
+                    raise UserError(f"{self.path}: a document of more than {LONGEST_STRETCH} bytes")
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
@@ -190,6 +211,42 @@ DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `
     "file": _by_file,
 }
 _WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
+
+
+def end_of_line(data: bytes) -> int:
+    """Where the last line ends in these bytes, 0 if none does."""
+    return data.rfind(b"\n") + 1
+
+
+def end_of_block(data: bytes) -> int:
+    """Where the last empty line ends in these bytes, 0 if there is none."""
+    found = ((data.rfind(end), len(end)) for end in (b"\n\n", b"\n\r\n"))
+    return max(place + length if place >= 0 else 0 for place, length in found)
+
+
+DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {"line": end_of_line, "block": end_of_block}  # by `data.documents`
+
+
+class Stretch(NamedTuple):
+    """Whole documents of a file, unpacked bytes that any process can read; `begins` and `ends` the file or not."""
+
+    path: Path
+    data: bytes
+    begins: bool
+    ends: bool
+    read: Callable[[TextFile], Iterator[Part]]
+
+    def parts(self) -> list[Part]:
+        """The documents. UserError where what came before matters or something is wrong: read the file from its
+        beginning, which gives or refuses the same documents with their true places."""
+        if b"<doc id=" in self.data and not (
+            self.begins and self.ends
+        ):  # perhaps WikiExtractor's: its first line tells
+            raise UserError(f"{self.path}: its documents may not end where its stretches do")
+        found = list(self.read(TextFile(self.path, stretch=self))) if self.data else []
+        if not found and (self.begins or not self.data):
+            raise UserError(f"{self.path}: no document")
+        return found
 
 
 def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part]:

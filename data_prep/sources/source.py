@@ -8,7 +8,7 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 import abc
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,12 @@ from data_prep.dedup.decontaminate import DecontaminationConfig
 from data_prep.dedup.near import NearDuplicateConfig
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
+from data_prep.sources.plain_text import Stretch
+from data_prep.workers import grouped
 
 MOST_WORKERS = 8  # by themselves: the main process reads and normalises for about so many
+CHUNK_DOCUMENTS = 512
+CHUNK_CHARACTERS = 1 << 20
 
 
 class Damage(NamedTuple):
@@ -50,6 +54,11 @@ class Document(NamedTuple):
     def length(self) -> int:
         """Characters, or tokens where the source is tokenized."""
         return len(self.text) if self.ids is None else len(self.ids)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether there is text to work on."""
+        return self.ids is None and self.damage is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +104,41 @@ class Package(NamedTuple):
     needed_by: str
 
 
+class Chunk(abc.ABC):
+    """Documents that follow each other in a source, with the work on their text left to the workers.
+
+    `task` is what a worker gets: texts, or stretches of files that it is to read. Empty: there is nothing to do.
+    """
+
+    task: Sequence[str] | Sequence[Stretch]
+    void: bool = False  # its documents come from what `again` of another chunk gave
+
+    @abc.abstractmethod
+    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
+        """The documents; those that a worker has read come without text. `parts` [stretches][documents] are their
+        numbers as parts."""
+
+    def again(self) -> "Iterator[Chunk]":
+        """What to do in place of a task that no worker could do."""
+        return iter(())
+
+
+class ReadChunk(Chunk):
+    """Documents that are read already."""
+
+    def __init__(self, documents: list[Document]) -> None:
+        self._documents = documents
+        self.task = [document.text for document in documents if document.is_text]
+
+    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
+        return self._documents
+
+
+def in_chunks(documents: Iterable[Document]) -> Iterator[Chunk]:
+    """These documents for the workers."""
+    return map(ReadChunk, grouped(documents, CHUNK_DOCUMENTS, lambda document: document.length, CHUNK_CHARACTERS))
+
+
 class Source(abc.ABC):
     """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
@@ -127,6 +171,10 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def documents(self) -> Iterator[Document]:
         """All documents from the beginning, in the same order at every call."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The documents up to `max_documents`, with what can be done elsewhere left to do."""
+        return in_chunks(limited(self.documents(), self))
 
     def remark(self) -> str | None:
         """What a user should know of how the documents ended, once `documents` was read."""

@@ -1,27 +1,46 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from cramming.config import UserError, expand_home, file_sha256
 from data_prep.sources import plain_text, records, wikipedia
-from data_prep.sources.plain_text import COMPRESSIONS, Part, TextFile
-from data_prep.sources.source import ESCAPED_BYTE, Damage, DataConfig, Document, Package, Source
+from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile
+from data_prep.sources.source import (
+    CHUNK_CHARACTERS,
+    CHUNK_DOCUMENTS,
+    ESCAPED_BYTE,
+    Chunk,
+    Damage,
+    DataConfig,
+    Document,
+    Package,
+    Source,
+    in_chunks,
+)
+from data_prep.workers import grouped
 
 
 class Format(NamedTuple):
-    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text."""
+    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text.
+
+    `record_end` says where in bytes the last record ends, 0 if none does; without it only a whole file can be told
+    apart into its records.
+    """
 
     suffixes: tuple[str, ...]
     read: Callable[[TextFile, str], Iterator[str]] | None = None
     package: Package | None = None
+    record_end: Callable[[bytes], int] | None = None
 
 
 FORMATS: dict[str, Format] = {
     "txt": Format((".txt", ".text", ".md", "")),
-    "jsonl": Format((".jsonl", ".ndjson", ".json"), records.read_jsonl),
+    "jsonl": Format((".jsonl", ".ndjson", ".json"), records.read_jsonl, record_end=plain_text.end_of_line),
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
@@ -85,30 +104,121 @@ class TextSource(Source):
 
     def documents(self) -> Iterator[Document]:
         """Documents are numbered by file, from 0; a long one comes in parts."""
-        self.position = before = 0
-        for path, name, size in zip(self.paths, self.formats, self._sizes):
-            file = TextFile(path, lenient=self.config.damaged == "drop")
-            number = -1
-            try:
-                for text, part in self._texts(file, FORMATS[name]):
-                    number += part == 0
-                    self.position = before + file.position
-                    place = f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
-                    yield Document(text, place, str(path), damage=_damage_of(text, file), part=part)
-                unreadable = "empty_file" if number < 0 and file.lenient else None
-            except plain_text.UnreadableError as error:
-                if not file.lenient:
-                    raise
-                unreadable = error.reason
-            if unreadable:
-                yield Document("", str(path), str(path), damage=Damage(unreadable, size))
+        before = 0
+        for place, size in enumerate(self._sizes):
+            yield from self.documents_of(place, before)
             before += size
         self.position = before
 
-    def _texts(self, file: TextFile, kind: Format) -> Iterator[Part]:
-        if kind.read:
-            return ((text, 0) for text in kind.read(file, self.config.text_field))
-        return plain_text.documents_of(file.lines(), self.config.documents, self.config.clean.max_characters)
+    def documents_of(self, place: int, before: int) -> Iterator[Document]:
+        """Those of one file, by its place in `paths`; files of so many bytes were read `before` it."""
+        path, number, self.position = self.paths[place], -1, before
+        file = TextFile(path, lenient=self.config.damaged == "drop")
+        try:
+            for text, part in self._reader(place)(file):
+                number += part == 0
+                self.position = before + file.position
+                yield Document(text, _name(path, number, part), str(path), damage=_damage_of(text, file), part=part)
+            unreadable = "empty_file" if number < 0 and file.lenient else None
+        except plain_text.UnreadableError as error:
+            if not file.lenient:
+                raise
+            unreadable = error.reason
+        if unreadable:
+            yield Document("", str(path), str(path), damage=Damage(unreadable, self._sizes[place]))
+
+    def _reader(self, place: int) -> Callable[[TextFile], Iterator[Part]]:
+        """What reads this file, here or elsewhere: of the settings it takes no more than it needs."""
+        config, kind = self.config, self.formats[place]
+        return partial(
+            texts_of, kind=kind, field=config.text_field, cut=config.documents, longest=config.clean.max_characters
+        )
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Stretches of the files, which workers read; files of other formats whole, up to `LONGEST_STRETCH`."""
+        if self.config.max_documents is not None:  # nothing is read behind the last
+            return super().chunks()
+        small_files = groupby(self._stretches(), lambda found: found[1].begins and found[1].ends)
+        return (
+            _Stretches(self, group)
+            for small, found in small_files
+            for group in grouped(found, CHUNK_DOCUMENTS, _content_bytes, CHUNK_CHARACTERS if small else 0)
+        )
+
+    def _stretches(self) -> Iterator[tuple["_FileState", Stretch]]:
+        """All files' content. A file's stretches end with an empty one where it has to be read in another way."""
+        before = 0
+        for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
+            state, file, begins = _FileState(place, before), TextFile(path), True
+            end = FORMATS[name].record_end if FORMATS[name].read else DOCUMENT_ENDS.get(self.config.documents)
+            read = self._reader(place)
+            try:
+                for data, ends in file.stretches(end):
+                    self.position = before + file.position
+                    yield state, Stretch(path, data, begins, ends, read)
+                    begins = False
+                if begins:
+                    raise UserError(f"{path}: empty file")
+            except UserError:  # what is wrong is said, or counted, when what stands before it was given
+                yield state, Stretch(path, b"", begins, True, read)
+            before += size
+        self.position = before
+
+
+@dataclass(eq=False)
+class _FileState:
+    """How far a file's documents have been given."""
+
+    place: int  # in `TextSource.paths`
+    before: int  # bytes of the files in front of it
+    number: int = -1  # of the last document
+    given: int = 0  # documents, a long one's parts counted singly
+    left: bool = False  # to `_Stretches.again`
+
+
+def _content_bytes(found: tuple[_FileState, Stretch]) -> int:
+    return len(found[1].data)
+
+
+class _Stretches(Chunk):
+    """A stretch of a file, or several small files."""
+
+    def __init__(self, source: TextSource, stretches: list[tuple[_FileState, Stretch]]) -> None:
+        self._source, self._files = source, [state for state, _ in stretches]
+        self.task = [stretch for _, stretch in stretches]
+
+    @property
+    def void(self) -> bool:  # type: ignore[override]
+        return self._files[0].left  # of several files each stands in this chunk alone
+
+    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
+        found: list[Document] = []
+        for file, parts_D in zip(self._files, parts):
+            path, name = self._source.paths[file.place], str(self._source.paths[file.place])
+            for part in parts_D:
+                file.number += part == 0
+                found.append(Document("", _name(path, file.number, part), name, part=part))
+            file.given += len(parts_D)
+        return found
+
+    def again(self) -> Iterator[Chunk]:
+        """Their files in this process, from the first document on that was not given."""
+        ahead = self._source.position
+        for file in self._files:
+            file.left = True
+            yield from in_chunks(islice(self._source.documents_of(file.place, file.before), file.given, None))
+        self._source.position = ahead
+
+
+def texts_of(file: TextFile, kind: str, field: str, cut: str, longest: int) -> Iterator[Part]:
+    """The documents of a file of this kind: its records, or plain text cut by `data.documents`."""
+    if read := FORMATS[kind].read:
+        return ((text, 0) for text in read(file, field))
+    return plain_text.documents_of(file.lines(), cut, longest)
+
+
+def _name(path: Path, number: int, part: int) -> str:
+    return f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
 
 
 def format_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.filters.quality import FilterConfig, active_filters, always_on, is_broken, too_many_tokens
 from data_prep.pipeline import Pipeline, judges
 from data_prep.resume_state import Decisions
-from data_prep.sources.source import DataConfig, Document
+from data_prep.sources.source import DataConfig, Document, in_chunks
 from data_prep.stage_stats import EXCERPT_CHARACTERS, StageStats, excerpt
 from data_prep.workers import Workers
 
@@ -217,7 +217,9 @@ def examples(stage: str, why: str, documents: Iterable[Document], path: Path, **
     tasks: Decontaminator | None = settings.pop("tasks", None)
     config, stats = DataConfig(name="test", source="test", **settings), StageStats(0)
     with Workers(1, judges(config, tasks)) as workers:
-        for _ in Pipeline(config, stats, Decisions(path / "decisions", []), workers, None, tasks).run(documents):
+        for _ in Pipeline(config, stats, Decisions(path / "decisions", []), workers, None, tasks).run(
+            in_chunks(documents)
+        ):
             pass
     return stats[stage].line().dropped[why].examples
 
@@ -260,11 +262,11 @@ def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(kept_first:
     long, short = Document(PROSE, "a:long", "a"), Document(PROSE[:-200], "a:short", "a")
     documents = [long, short, short] if kept_first else [short, short, long]
     stats = StageStats(0)
-    with Workers(1, {SIGN: Signer(config.near_duplicates)}) as workers:
+    with Workers(1, judges(config, None) | {SIGN: Signer(config.near_duplicates)}) as workers:
         decisions = Decisions(tmp_path / "decisions", [])
-        unique = Pipeline(config, StageStats(0), decisions, workers).unique(documents)
+        unique = Pipeline(config, StageStats(0), decisions, workers).unique(in_chunks(documents))
         found = find_near_duplicates(((c.key, c.document.text) for c in unique), config.near_duplicates, workers)
-        kept = [c.document.id for _, c in Pipeline(config, stats, decisions, workers, found).run(documents)]
+        kept = [c.document.id for _, c in Pipeline(config, stats, decisions, workers, found).run(in_chunks(documents))]
     assert kept == ["a:long"]
     dropped = stats["near deduplication"].line().dropped["near_duplicate"]
     (shown,) = dropped.examples
