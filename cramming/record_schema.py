@@ -39,10 +39,9 @@ def read(kind: type[T], raw: Any = None, place: str = "", problems: list[str] | 
 
 
 def _value(hint: Any, raw: Any, place: str, problems: list[str]) -> Any:
-    kind, optional = _without_none(hint)
-    if kind is Any or (raw is None and optional):
+    outer, inner, optional = _shape(hint)
+    if outer is Any or (raw is None and optional):
         return raw
-    outer, inner = get_origin(kind) or kind, get_args(kind)
     found = raw if _fits(outer, inner, raw) else None
     if found is None and raw is not None:
         shown = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, Mapping | list) else repr(raw)[:40]
@@ -70,12 +69,11 @@ def _hints(kind: Any) -> list[tuple[str, Any]]:
 
 
 @cache
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    """`X | None` -> (X, True)."""
-    if get_origin(hint) not in (Union, UnionType):
-        return hint, False
-    (kind,) = (arg for arg in get_args(hint) if arg is not NoneType)
-    return kind, True
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """`list[X] | None` -> (list, (X,), True)."""
+    optional = get_origin(hint) in (Union, UnionType)
+    (kind,) = (arg for arg in get_args(hint) if arg is not NoneType) if optional else (hint,)
+    return get_origin(kind) or kind, get_args(kind), optional
 
 
 def _fits(kind: Any, choices: tuple[Any, ...], raw: Any) -> bool:

@@ -13,14 +13,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from cramming.config import settings_hash
 from eval.duel.ladder import MEASURES
 from eval.duel.ledger import Ledger
 from eval.recipe import Recipe, recipe, recipe_of
-from eval.report.noise import NOISE, adjusted, interval, p_value, seeds_needed
+from eval.report.noise import NOISE, adjusted, interval, p_values, seeds_needed
 from eval.report.ranking import Row, main_average
 from eval.report.tracks import Track, track_for, track_of
 from eval.rules.evidence import few, made_with, mean_of
@@ -178,28 +180,24 @@ def _identity(run: Run) -> Identity:
 
 def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]) -> list[RankedEntry]:
     entries = sorted(entries, key=lambda entry: -entry.main)
-    pairs = list(combinations(entries, 2))
-    tested = {(one, other): p for one, other in pairs if (p := p_value(one.scores, other.scores)) is not None}
-    p_values = dict(zip(tested, adjusted(list(tested.values()))))
-    apart = {pair for pair in pairs if (p_values[pair] < NOISE if pair in p_values else _apart_by_fine_tuning(*pair))}
-    found = []
-    for index, entry in enumerate(entries):
-        better = sum((above, entry) in apart for above in entries[:index])
-        worse = sum((entry, below) in apart for below in entries[index + 1 :])
-        ranked = RankedEntry(entry, better + 1, len(entries) - worse)
-        if index:
-            pair = (entries[index - 1], entry)
-            needed = _seeds_needed(*pair, len(tested)) if pair in tested and pair not in apart else None
-            said = verdicts.get((_identity(entry.first.run), _identity(pair[0].first.run)), "")
-            ranked = replace(ranked, p=p_values.get(pair), needed=needed, duel=said)
-        found.append(ranked)
+    p = p_values([entry.scores for entry in entries])
+    tested = np.triu(~np.isnan(p), 1)  # of a pair the better entry has the row
+    p[tested] = adjusted(p[tested])
+    apart = np.triu(np.where(np.isnan(p), _apart_by_fine_tuning(entries), p < NOISE), 1)
+    better, worse = apart.sum(axis=0).tolist(), apart.sum(axis=1).tolist()
+    found = [RankedEntry(entry, better[i] + 1, len(entries) - worse[i]) for i, entry in enumerate(entries)]
+    for i, (above, entry) in enumerate(pairwise(entries)):
+        duel = verdicts.get((_identity(entry.first.run), _identity(above.first.run)), "")
+        known = float(p[i, i + 1]) if tested[i, i + 1] else None
+        needed = _seeds_needed(above, entry, tested.sum()) if known is not None and not apart[i, i + 1] else None
+        found[i + 1] = replace(found[i + 1], p=known, needed=needed, duel=duel)
     return found
 
 
-def _apart_by_fine_tuning(one: Entry, other: Entry) -> bool:
+def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
     """By the averages of single fine-tuning seeds of the best runs; without any spread by the scores themselves."""
-    p = p_value(one.fine_tunings, other.fine_tunings)
-    return one.main != other.main if p is None else p < NOISE
+    p, main = p_values([entry.fine_tunings for entry in entries]), np.array([entry.main for entry in entries])
+    return np.where(np.isnan(p), np.not_equal.outer(main, main), p < NOISE)
 
 
 def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:

@@ -80,19 +80,19 @@ class Board:
     def title(self) -> str:
         return SUITE_TITLES[self.suite]
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """The titles of the columns."""
         averages = map(title_of, AVERAGES[self.suite])
         return ["#", "Model", "Division", *averages, *self.noise_columns, *map(title_of, columns_of(self.suite))]
 
-    @property
+    @cached_property
     def noise_columns(self) -> list[str]:
         """Those about pretraining seeds; none where every recipe has one run."""
         several = any(one.entry.confirmed for found in self._tables.values() for one in found)
         return ["Pretraining seeds", "95 % interval", "p to the row above"] if several else []
 
-    @property
+    @cached_property
     def _tables(self) -> dict[str, Sequence[RankedEntry]]:
         """The ranked entries by the title of their table."""
         found = {}
@@ -102,7 +102,7 @@ class Board:
             found[f"{ANY_OBJECTIVE}{where}"] = self.any_objective.get(track, [])
         return found
 
-    @property
+    @cached_property
     def ranked_entries(self) -> list[RankedEntry]:
         """Every entry once: of the closed division where it is in it."""
         placed = [one for found in (self.closed, self.any_objective) for table in found.values() for one in table]

@@ -22,45 +22,48 @@ MOST_SEEDS = 200  # beyond which nobody would go on
 STRATA = (np.arange(64) + 0.5) / 64  # of the distribution that `power` averages over
 
 
-def p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Two-sided, for the difference of the means of two groups of runs.
+def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
+    """[group, group]: two-sided p-values for the difference of the means of any two groups of runs.
 
-    None where there is no spread to go by: single runs, runs that all agree (scores are coarse, and a few that agree
+    NaN where there is no spread to go by: single runs, runs that all agree (scores are coarse, and a few that agree
     say nothing about the next), or a group without any.
     """
-    from scipy.special import stdtr  # takes a second, as all of SciPy
+    from scipy.special import stdtr  # takes long to import, as all of SciPy
 
-    groups = (one, other)
-    if not all(groups) or all(len(set(group)) == 1 for group in groups):
-        return None
-    sizes, means = [len(group) for group in groups], [statistics.fmean(group) for group in groups]
-    squares = [sum((value - mean) ** 2 for value in group) for group, mean in zip(groups, means)]
-    freedom = sum(sizes) - 2
-    # Squared error of the difference and degrees of freedom: Student's, then Welch's.
-    tests: list[tuple[float, float]] = [(sum(squares) / freedom * sum(1 / size for size in sizes), freedom)]
-    if min(sizes) > 1:
-        errors = [square / size / (size - 1) for square, size in zip(squares, sizes)]
-        tests.append((sum(errors), sum(errors) ** 2 / sum(e**2 / (size - 1) for e, size in zip(errors, sizes))))
-    difference = abs(means[0] - means[1])
-    return max(float(2 * stdtr(degrees, -difference / math.sqrt(error))) for error, degrees in tests)
+    size = np.array([len(group) for group in groups], dtype=float)
+    mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
+    square = np.array([sum((value - middle) ** 2 for value in group) for group, middle in zip(groups, mean)])
+    agrees = np.array([len(set(group)) < 2 for group in groups], dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Squared error of the difference and degrees of freedom: Student's, then Welch's, which a single run has not.
+        freedom = _each_pair(size) - 2
+        student = _each_pair(square) / freedom * _each_pair(1 / size)
+        error = square / size / (size - 1)
+        tests = [(student, freedom), (_each_pair(error), _each_pair(error) ** 2 / _each_pair(error**2 / (size - 1)))]
+        difference = np.abs(np.subtract.outer(mean, mean))
+        found = np.fmax(*(2 * stdtr(degrees, -difference / np.sqrt(squared)) for squared, degrees in tests))
+    found[np.logical_and.outer(agrees, agrees)] = math.nan
+    return np.asarray(found)
+
+
+def _each_pair(values: np.ndarray) -> np.ndarray:
+    return np.add.outer(values, values)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Bounds of the mean of all runs that a recipe could have, by Student's t, at `NOISE`; None without a spread."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     if len(set(values)) < 2:
         return None
-    half = float(t.isf(NOISE / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 1 - NOISE / 2)) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def adjusted(p_values: Sequence[float]) -> list[float]:
+def adjusted(p_values: np.ndarray) -> np.ndarray:
     """The p-values for looking at all of them: the probability of any false one stays below the error (Holm 1979)."""
-    found, largest = [0.0] * len(p_values), 0.0
-    for done, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, p_values[place] * (len(p_values) - done)))
-        found[place] = largest
+    order, found = np.argsort(p_values), np.empty(len(p_values))
+    found[order] = np.minimum(np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1)), 1.0)
     return found
 
 
@@ -72,12 +75,12 @@ def power(effect: float, seeds: int, error: float = NOISE) -> float:
     decides. Those depend on the share that one group has of the sum of both variances, which has a beta distribution
     and is independent of the sum: the power is its mean over that.
     """
-    from scipy.stats import beta, nct, t
+    from scipy.special import betaincinv, nctdtr, stdtrit
 
-    share = beta.ppf(STRATA, (seeds - 1) / 2, (seeds - 1) / 2)
-    limits = t.isf(error / 2, (seeds - 1) / (share**2 + (1 - share) ** 2))
+    share = betaincinv((seeds - 1) / 2, (seeds - 1) / 2, STRATA)
+    limits = -stdtrit((seeds - 1) / (share**2 + (1 - share) ** 2), error / 2)
     shift, freedom = abs(effect) * math.sqrt(seeds / 2), 2 * seeds - 2
-    return float((nct.sf(limits, freedom, shift) + nct.cdf(-limits, freedom, shift)).mean())
+    return float((1 - nctdtr(freedom, shift, limits) + nctdtr(freedom, shift, -limits)).mean())
 
 
 def seeds_needed(effect: float, error: float = NOISE) -> int | None:

@@ -25,6 +25,7 @@ from cramming.plan import cards
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
 from eval.rules.evidence import Outcome, all_or
+from eval.rules.journal import parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
 
@@ -63,7 +64,7 @@ def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[
 
 
 def _evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> Evidence:
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = parsed((folder / "config.yaml").read_text(encoding="utf-8"))
     return Evidence(folder, record, read_journal(folder / JOURNAL), rows, _of_this_version(config))
 
 

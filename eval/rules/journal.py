@@ -1,6 +1,7 @@
 """What a run's journal says by itself, and what lies beside it, whatever the record claims: the evidence of R5."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from cramming.journal import (
     unit_on,
 )
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+
+
+@lru_cache(1)  # a run's configuration is asked for by one rule after the other
+def parsed(text: str) -> Any:
+    """What a YAML text holds; not to be changed."""
+    return yaml.load(text, _LOADER)
 
 
 def summarise_journal(journal: Path) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
 def _config_budget(path: Path) -> list[Any] | None:
     """Unit, with its clock, and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
     try:
-        section = yaml.load(path.read_text(encoding="utf-8"), LOADER)["budget"]
+        section = parsed(path.read_text(encoding="utf-8"))["budget"]
         ((unit, limit),) = limits_of(section).items()
         return [unit_on(section.get("clock"), unit), float(limit)]
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):

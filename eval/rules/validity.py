@@ -5,7 +5,7 @@ Each check's docstring is the rule's sentence in docs/rules.md (a test compares 
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
@@ -48,8 +48,8 @@ def finite_numbers(record: Record) -> Outcome:
     def walk(value: Any, path: str) -> Iterator[str]:
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}"
-        elif isinstance(value, Mapping | list):
-            for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        elif isinstance(value, dict | list):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from walk(inner, f"{path}.{key}" if path else str(key))
 
     return all_or(walk(record.raw, ""), "all numbers are finite")

@@ -15,7 +15,7 @@ from eval.recipe import BESIDE, SECTIONS, recipe_of
 from eval.report.entries import RankedEntry, fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import PLACE_COLUMNS
-from eval.report.noise import adjusted, p_value
+from eval.report.noise import adjusted, p_values
 from eval.report.ranking import rows_of
 from eval.report.tracks import in_order, track_for
 from eval.rules.load import load_runs
@@ -86,8 +86,8 @@ def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_pa
     assert new.entry.main == pytest.approx(statistics.fmean(runs))  # type: ignore[type-var]
     assert new.entry.spread == pytest.approx(statistics.stdev(runs))  # type: ignore[type-var]
     assert new.entry.bounds == pytest.approx(stats.t.interval(0.95, 2, new.entry.main, stats.sem(runs)))
-    pairs = [p_value(a.entry.scores, b.entry.scores) for a, b in ((new, old), (new, older), (old, older))]
-    assert [old.p, older.p] == pytest.approx(adjusted([p for p in pairs if p is not None])[::2])
+    pairs = p_values([one.entry.scores for one in (new, old, older)])[[0, 0, 1], [1, 2, 2]]
+    assert [old.p, older.p] == pytest.approx(adjusted(pairs)[::2])
     assert new.p is None and old.needed is None and older.needed is not None
     assert not any(one.entry.remarks for one in (new, old, older))
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from eval.report.noise import NOISE, POWER, adjusted, interval, p_value, power, seeds_needed
+from eval.report.noise import NOISE, POWER, adjusted, interval, p_values, power, seeds_needed
 
 DRAWS = 6_000
 SIZES = (2, 3, 4, 5, 7, 10)
 
 
 def _p_values(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of many groups [draws, runs] at once; the first ones as `p_value` has them."""
+    """Of many groups [draws, runs] at once; the first ones as `p_values` has them."""
     found = np.maximum(*(ttest_ind(one, other, axis=1, equal_var=equal).pvalue for equal in (True, False)))
-    for row in range(5):
-        assert p_value(one[row].tolist(), other[row].tolist()) == pytest.approx(found[row])
+    pairs = p_values([*one[:5].tolist(), *other[:5].tolist()])
+    assert pairs[range(5), range(5, 10)] == pytest.approx(found[:5]) and np.array_equal(pairs, pairs.T, equal_nan=True)
     return np.asarray(found)
 
 
@@ -33,9 +33,13 @@ def test_equal_recipes_are_called_different_no_more_often_than_is_said(spread: f
 
 def test_a_single_run_is_held_against_the_spread_of_the_others() -> None:
     random = np.random.default_rng(1)
-    found = [p_value(group[:1], group[1:]) for group in random.standard_normal((1000, 5)).tolist()]
-    assert 0.03 < np.mean([p < NOISE for p in found if p is not None]) < 0.07
-    assert p_value([70.0], [71.0]) is None and p_value([70.0, 70.0], [71.0, 71.0]) is None
+    found = [p_values([group[:1], group[1:]])[0, 1] for group in random.standard_normal((1000, 5)).tolist()]
+    assert 0.03 < np.mean([p < NOISE for p in found]) < 0.07
+
+
+def test_groups_without_a_spread_have_no_p_value() -> None:
+    found = p_values([[70.0], [71.0], [70.0, 70.0], [71.0, 71.0], [], [70.0, 71.0]])
+    assert np.isnan(found[:5, :5]).all() and np.isfinite(found[5]).tolist() == [True] * 4 + [False, True]
 
 
 @pytest.mark.parametrize("effect", [1.5, 2.0, 3.0])
@@ -55,8 +59,8 @@ def test_a_gain_that_no_one_would_wait_for_has_no_number_of_seeds() -> None:
 
 
 def test_looking_at_many_pairs_is_paid_for() -> None:
-    assert adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert adjusted([0.9, 0.5]) == [1.0, 1.0] and adjusted([]) == []
+    for found, paid in (([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.9, 0.5], [1.0, 1.0]), ([], [])):
+        assert adjusted(np.array(found)) == pytest.approx(paid)
 
 
 def test_the_interval_holds_the_mean_as_often_as_is_said() -> None:
