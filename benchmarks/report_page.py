@@ -4,7 +4,8 @@
 
 The runs are copies of one run folder without its checkpoints, under other names, scores, devices, dates, weights and
 learning rates. The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the
-comparison stands too, and of one sort and one filter over all rows. Prints one line of JSON.
+comparison stands too, until all rows are laid out, and of one sort and one filter over all rows. On a machine that is
+shared the CPU time of the page's main thread is what compares. Prints one line of JSON.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,25 +57,45 @@ def seconds(action: Callable[[], Any]) -> float:
     return round(time.perf_counter() - start, 3)
 
 
-def in_chromium(page_file: Path, chromium: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step, of `rounds` fresh pages."""
+def one_load(browser: Any, page_file: Path) -> dict[str, float]:
+    """Seconds of each step on a fresh page: of the wall, and of the main thread's CPU since the load began."""
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.set_default_timeout(300_000)  # a machine can be that busy
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def cpu() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+    found, start = {}, time.perf_counter()
+    page.goto(page_file.as_uri(), wait_until="commit")
+    for step, state in (("usable", ":not([data-ready=laid-out])"), ("complete", "[data-ready=compared]")):
+        page.wait_for_selector(f"html[data-ready]{state}", state="attached")
+        page.evaluate(f"() => {{ {PAINTED} }}")
+        found[step], found[f"{step}_cpu"] = round(time.perf_counter() - start, 3), round(cpu(), 3)
+    page.wait_for_selector("html:not(:has(tr.later))", state="attached")
+    found["all_rows_cpu"] = round(cpu(), 3)
+    for step, script in (("sort", SORT), ("filter", FILTER)):
+        before = cpu()
+        found[step] = seconds(partial(page.evaluate, script))
+        found[f"{step}_cpu"] = round(cpu() - before, 3)
+    page.close()
+    return found
+
+
+def in_chromium(pages: Sequence[Path], chromium: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Of each page what `one_load` has, round after round, the pages interleaved."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, list[float]] = {"usable": [], "complete": [], "sort": [], "filter": []}
+    loads: dict[str, list[dict[str, float]]] = {str(page): [] for page in pages}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(rounds):
-            page = browser.new_page(viewport={"width": 1600, "height": 900})
-            start = time.perf_counter()
-            page.goto(page_file.as_uri(), wait_until="commit")
-            for step, state in (("usable", "html[data-ready]"), ("complete", "html[data-ready=compared]")):
-                page.wait_for_selector(state)
-                found[step].append(round(time.perf_counter() - start, 3))
-            for step, script in (("sort", SORT), ("filter", FILTER)):
-                found[step].append(seconds(partial(page.evaluate, script)))
-            page.close()
+            for page in pages:
+                loads[str(page)].append(one_load(browser, page))
         browser.close()
-    return found
+    return {page: {step: [load[step] for load in found] for step in found[0]} for page, found in loads.items()}
 
 
 def main() -> None:
@@ -82,7 +103,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="a run folder")
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--chromium", help="path of the browser; without it the page is not opened")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other pages, loaded in between")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runs"
@@ -97,7 +119,7 @@ def main() -> None:
         page_file = folder / "report" / "leaderboard.html"
         found["page_megabytes"] = round(page_file.stat().st_size / 1e6, 2)
         if asked.chromium:
-            found["page_seconds"] = in_chromium(page_file, asked.chromium, asked.rounds)
+            found["page_seconds"] = in_chromium([page_file, *asked.beside], asked.chromium, asked.rounds)
     print(json.dumps(found))
 
 

@@ -69,25 +69,25 @@ def main(config: dict[str, Any]) -> None:
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
-    _write_board(out, runs, boards, sections, settings)
+    _write_board(out, runs, boards, sections)
     _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.ranked_entries]))
     _write(out / "leaderboard.tex", latex(boards))
     _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
 
 
-def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> tuple[Section, str]:
-    """The run's part of the leaderboard, and the same in Markdown; writes its own report, with the same content."""
+def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> Section:
+    """The run's part of the leaderboard; writes its own report, with the same content."""
     own = run.folder / "report" if settings.each_run and run.folder.is_dir() else None  # nothing goes into an archive
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
     page = RunPage(run, [row for row in rows if row.run is run], lines, links(run, out, settings.repository, own))
-    markdown, html = (render.fragment(form, "body.j2", one=page) for form in render.FORMS)
+    html = render.fragment("html", "body.j2", one=page)
     if own:
         alone = replace(page, links=links(run, own, settings.repository))
         data = Data(packed(facts([alone])), packed(details([Section(alone, line)])))
-        _write(own / "report.md", render.markdown("report.j2", one=alone, content=markdown))
+        _write(own / "report.md", render.markdown("report.j2", one=alone))
         _write(own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html))
-    return Section(page, line, render.fragment("html", "details.j2", one=page, content=html)), markdown
+    return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
 
 
 def check(config: dict[str, Any]) -> Path:
@@ -144,16 +144,10 @@ def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
     return _figure(plots.scores(shown, title), f"{title} of {words}", f"scores-{suite}", out)
 
 
-def _write_board(
-    out: Path,
-    runs: Sequence[Run],
-    boards: Sequence[Board],
-    sections: Sequence[tuple[Section, str]],
-    settings: ReportConfig,
-) -> None:
+def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]
-    pages = [section.page for section, _ in sections]
+    pages = [section.page for section in sections]
     trained = [run for run in runs if run.record.pretrain]
     problems = {
         "Not readable": {run.folder.name: run.problem for run in runs if run.problem},
@@ -168,11 +162,10 @@ def _write_board(
         "figure": _training_figure(rows, trained, out),
         "pages": pages,
     }
-    data = Data(packed(facts(pages)), packed(details([section for section, _ in sections])))
-    contents = {section.page.anchor: text for section, text in sections}
-    _write(out / "leaderboard.md", render.markdown("leaderboard.j2", **values, contents=contents))
+    data = Data(packed(facts(pages)), packed(details(sections)))
+    _write(out / "leaderboard.md", render.markdown("leaderboard.j2", **values))
     title = "Cramming leaderboard"
-    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data, **values, contents={}))
+    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data, **values))
 
 
 def _odd(runs: Sequence[Run]) -> list[Run]:

@@ -61,6 +61,11 @@ def _text(runs: Path) -> str:
     return (_report(runs) / "leaderboard.md").read_text(encoding="utf-8")
 
 
+def _own(runs: Path, name: str) -> str:
+    """A run's own report."""
+    return (runs / name / "report" / "report.md").read_text(encoding="utf-8")
+
+
 @contextmanager
 def _record_of(run: Path) -> Iterator[dict[str, Any]]:
     """The record, to be changed in place."""
@@ -216,7 +221,7 @@ def test_a_file_that_cannot_be_opened_hides_no_run(runs: Path, name: str) -> Non
     path.mkdir()  # an error of the operating system, for root as well
     text = _text(runs)
     assert "| 1 | high<br>" in text and "| low<br>" in text
-    assert (f"{name}: Is a directory" in text) == (name == "budget.jsonl")
+    assert (f"{name}: Is a directory" in _own(runs, "low")) == (name == "budget.jsonl")
 
 
 def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make_record: Any, write_run: Any) -> None:
@@ -224,9 +229,10 @@ def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make
     del record["glue"]
     record["pretrain"].update(status="interrupted", validation=None)
     write_run(runs / "killed", record)
-    text = _text(runs)
-    assert "### killed [not scored, interrupted]" in text
-    assert "Not scored yet: `cramming glue name=killed`" in text and "is interrupted, not finished" in text
+    assert "\n- [killed](../killed/report/report.md), not scored, interrupted. " in _text(runs)
+    own = _own(runs, "killed")
+    assert own.startswith("# killed [not scored, interrupted]")
+    assert "Not scored yet: `cramming glue name=killed`" in own and "is interrupted, not finished" in own
 
 
 def test_the_forms_of_the_validation_are_printed_and_what_does_not_compare_is_marked(runs: Path) -> None:
@@ -252,7 +258,7 @@ def test_odd_values_are_named_and_not_printed(runs: Path, capsys: pytest.Capture
     incomplete = text[text.index("## Odd values in records") : text.index("## Pretraining")]
     assert f"| low | {phrases} |" in incomplete and "high" not in incomplete
     assert f"{runs / 'low' / 'record.json'}: {phrases}" in " ".join(capsys.readouterr().out.split())
-    assert f"Odd values in the record: {phrases}." in (runs / "low" / "report" / "report.md").read_text()
+    assert f"Odd values in the record: {phrases}." in _own(runs, "low")
     assert "nan" not in text[: text.index("## Odd values in records")]
 
 
@@ -277,7 +283,7 @@ def test_subsets_and_missing_tasks_are_marked_and_have_no_rank(runs: Path, recom
     assert row.startswith("|  |") and "†" in row and f"| {DASH} | {DASH} |" in row
     assert text.index("| 1 | low<br>") < text.index("Not ranked: parts") < text.index(row)
     assert "no score for QQP (no such task folder in data)" in text
-    assert "13,459 of 104,743" in text
+    assert "13,459 of 104,743" in _own(runs, "high")
     with _record_of(runs / "low") as record:
         record["glue"]["pretrained"]["tasks"]["qnli"].update(train_examples=13459, subset=True)
     row = next(row for row in rows_of(load_runs(runs)) if row.run.label == "low" and not row.baseline)
@@ -315,7 +321,7 @@ def test_the_gain_is_over_the_best_row_without_pretraining(
     write_run(runs / "high", record)
     line = "high: +0.5 points above the best row without pretraining (bag of words), on average over the 9 entries"
     assert line in _text(runs)
-    own = (runs / "high" / "report" / "report.md").read_text(encoding="utf-8")
+    own = _own(runs, "high")
     assert "+0.5 points above the best row without pretraining (bag of words)" in own and "+20.0 points" not in own
 
 
@@ -388,7 +394,8 @@ def test_one_epoch_is_no_epochs(runs: Path, make_record: Any, write_run: Any) ->
         section["hyperparameters"]["epochs"] = 1
     write_run(runs / "high", record)
     text = _text(runs)
-    assert ", 1 epoch (high)" in text and "pretrained: 1 epoch," in text and "1 epochs" not in text
+    own = _own(runs, "high")
+    assert ", 1 epoch (high)" in text and "pretrained: 1 epoch," in own and "1 epochs" not in text + own
 
 
 def test_embedded_tasks_have_a_table_of_their_own(runs: Path, make_record: Any, write_run: Any) -> None:
@@ -451,4 +458,4 @@ def test_submission_is_written_when_complete_and_explained_when_not(
 
 def _run_text(runs: Path) -> str:
     _report(runs)
-    return (runs / "high" / "report" / "report.md").read_text(encoding="utf-8")
+    return _own(runs, "high")

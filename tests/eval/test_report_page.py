@@ -3,7 +3,11 @@
 Skipped without Playwright and axe-core (`pip install 'cramming[browser]'`) or without a Chromium in the PATH.
 """
 
+import base64
+import json
+import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 from eval.recipe import SECTIONS
 from eval.report import plots
 from eval.report.main import main
+from eval.report.page_data import packed
 
 pytestmark = pytest.mark.usefixtures("records_only")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -206,6 +211,60 @@ def test_without_scripts_the_tables_stand_and_lead_to_each_runs_report(browser: 
     page.locator("li:target a").click()
     assert page.title() == "run2" and "Every rule holds" in page.text_content("main")
     context.close()
+
+
+def _written_again(page: str, count: int) -> str:
+    """The page with its runs' rows and data written again under other names, until it has so many of each."""
+
+    def rows(found: re.Match[str]) -> str:
+        name = f"run{found[1]}"
+        return "".join(found[0].replace(name, f"run{place}") for place in range(int(found[1]), count, len(NAMES)))
+
+    def data(found: re.Match[str]) -> str:
+        value = json.loads(zlib.decompress(base64.b64decode(found[2]), -zlib.MAX_WBITS))
+        runs = value["runs"] if found[1] == "details" else value
+        for place in range(len(NAMES), count):
+            runs[f"run-run{place}"] = runs[f"run-run{place % len(NAMES)}"] | {"name": f"run{place}"}
+        return f'id="{found[1]}">{packed(value)}<'
+
+    page = re.sub(r'<tr>(?:(?!</tr>).)*?data-runs="run-run(\d)".*?</tr>', rows, page, flags=re.DOTALL)
+    return re.sub(r'id="(facts|details)">([^<]+)<', data, page)
+
+
+def test_of_500_entries_the_first_are_laid_out_and_all_are_found(browser: Any, page_file: Path) -> None:
+    """However busy the browser is: it is never idle here until the end."""
+    many, shown = page_file.with_name("many.html"), "row => row.checkVisibility({contentVisibilityAuto: true})"
+    many.write_text(_written_again(page_file.read_text(encoding="utf-8"), 500), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.add_init_script("window.idle = []; window.requestIdleCallback = (work) => idle.push(work)")
+    page.goto(many.as_uri())
+    page.wait_for_selector("html[data-ready=compared]")
+
+    def visible(table: str = "table.scores") -> list[str]:
+        rows = page.locator(f"{table} tbody tr:has([data-runs])")
+        return list(rows.evaluate_all(f"all => all.filter({shown}).map(row => row.querySelector('a').textContent)"))
+
+    names = [f"run{place}" for place in range(500)]
+    assert page.evaluate(f"[...document.querySelectorAll('table.runs tbody tr')].filter({shown}).length") <= 200
+    assert page.locator("table.scores tbody [data-runs]").count() == 500
+    page.locator("table.scores thead button", has_text="Model").click()
+    assert visible()[:3] == ["run1", "run5", "run9"] and len(visible()) < 100  # the first track
+    page.locator(".filters [name=division]").select_option("open")
+    assert visible()[:3] == ["run3", "run7", "run11"] and len(visible()) < 100
+    page.locator(".filters [name=name]").fill("run499")
+    assert visible() == ["run499"] and page.locator(".filters output").text_content() == "1 of 500 runs"
+    page.locator(".filters button[type=reset]").click()
+    page.locator(".filters output", has_text="500 of 500 runs").wait_for()
+    page.emulate_media(media="print")
+    for table in ("table.scores", "[aria-label=Pretraining]", "[aria-label=Recipes]"):
+        assert sorted(visible(table)) == sorted(names)
+    page.emulate_media(media="screen")
+    page.evaluate("while (idle.length) idle.shift()()")
+    assert sorted(visible()) == sorted(names)
+    page.locator("[aria-label=Recipes] tbody tr").last.scroll_into_view_if_needed()
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert sorted(visible("[aria-label=Recipes]")) == sorted(names)
+    page.close()
 
 
 def test_a_page_of_500_runs_stays_below_5_megabytes(

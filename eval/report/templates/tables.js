@@ -16,6 +16,23 @@ function compared(a, b, direction) {
   return direction * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
 }
 
+const FIRST = 100; // rows of a table that are laid out at once
+const whenIdle = window.requestIdleCallback ?? setTimeout;
+
+// The first visible rows are laid out now, the others as many at a time while the browser is idle. Until then they are
+// in the document, and on paper (style.css).
+function layOut(table) {
+  const rows = [...table.tBodies].flatMap((body) => [...body.rows]).filter((row) => !row.hidden);
+  rows.forEach((row, place) => row.classList.toggle("later", place >= FIRST));
+  const waiting = (table.waiting = rows.slice(FIRST));
+  const next = () => {
+    if (table.waiting !== waiting || !waiting.length) return; // sorted or filtered once more, or done
+    waiting.splice(0, FIRST).forEach((row) => row.classList.remove("later"));
+    whenIdle(next);
+  };
+  whenIdle(next);
+}
+
 // Rows change places within their group only: what is not ranked never stands among what is.
 function sortTable(table, column, direction) {
   for (const body of table.tBodies) {
@@ -24,6 +41,7 @@ function sortTable(table, column, direction) {
     keyed.sort(([, a], [, b]) => compared(a, b, direction));
     body.append(...keyed.flatMap(([row]) => (row.nextElementSibling?.matches(".detail") ? [row, row.nextElementSibling] : [row])));
   }
+  layOut(table);
 }
 
 function makeSortable(table) {
@@ -68,6 +86,7 @@ function makeFilters(rows, facts, changed) {
       if (row.nextElementSibling?.matches(".detail")) row.nextElementSibling.hidden = row.hidden;
     }
     const visible = Object.values(facts).filter((run) => run.visible).length;
+    document.querySelectorAll("table.runs").forEach(layOut);
     count.textContent = `${visible} of ${Object.keys(facts).length} runs`;
     changed();
   };
@@ -81,6 +100,7 @@ function makeFilters(rows, facts, changed) {
 async function toggle({ row, runs, button }, facts, open) {
   if (open === (button.getAttribute("aria-expanded") === "true")) return;
   button.setAttribute("aria-expanded", open);
+  row.classList.remove("later");
   if (!open) return row.nextElementSibling.remove();
   const panel = element("div", { class: "panel" }), cell = element("td", { colspan: row.cells.length }, panel);
   row.after(element("tr", { class: "detail" }, cell));
@@ -136,9 +156,17 @@ async function makeComparison(rows, facts) {
   show();
 }
 
+function reached(state) {
+  document.documentElement.dataset.ready = state;
+  performance.mark(state);
+}
+
 async function start() {
-  const facts = await unpack("facts"), rows = rowsOf(), redraw = [];
-  document.querySelectorAll("table.runs").forEach(makeSortable);
+  const tables = document.querySelectorAll("table.runs"), rows = rowsOf(), redraw = [];
+  tables.forEach(layOut);
+  reached("laid-out");
+  const facts = await unpack("facts");
+  tables.forEach(makeSortable);
   rows.forEach((entry) => makeExpandable(entry, facts));
   const open = (id) => {
     const entry = rows.find(({ runs }) => runs.includes(id));
@@ -150,10 +178,10 @@ async function start() {
   });
   if (rows.length) makeFilters(rows, facts, () => redraw.forEach((one) => one()));
   document.querySelectorAll(".cost[data-suite]").forEach((place) => redraw.push(costPanel(place, facts, open)));
-  document.documentElement.dataset.ready = "tables";
+  reached("usable");
   await drawCurves(document, facts);
   await makeComparison(rows, facts);
-  document.documentElement.dataset.ready = "compared";
+  reached("compared");
   if (location.hash) open(decodeURIComponent(location.hash.slice(1)));
 }
 
