@@ -16,7 +16,7 @@ function compared(a, b, direction) {
   return direction * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
 }
 
-const FIRST = 100; // rows of a table that are laid out at once
+const FIRST = 50; // rows of a table that are laid out at once
 const whenIdle = window.requestIdleCallback ?? setTimeout;
 
 // The first visible rows are laid out now, the others as many at a time while the browser is idle. Until then they are
