@@ -139,8 +139,8 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
 # Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
 # (the record keeps what any of its processes forced).
 _FREE_TO_CHANGE = {
-    "resume", "runs", "corpora", "checkpoint", "data.workers", "eval", "report", "export", "study", "bench", "plan",
-    "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
+    "resume", "runs", "corpora", "checkpoint", "data.workers", "data.ray", "eval", "report", "export", "study", "bench",
+    "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
     "trackers", "verify",
 }  # fmt: skip
 

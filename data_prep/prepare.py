@@ -118,7 +118,7 @@ def prepare(preparation: Preparation) -> None:
         source.parts() or [entry["name"] for entry in state.sources],
     )  # fmt: skip
     functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
-    with Workers(data.processes, functions) as workers, _progress("tokenize", source) as update:
+    with Workers(data.processes, functions, data.ray) as workers, _progress("tokenize", source) as update:
         pipeline = Pipeline(data, stats, decisions, workers, near, preparation.decontaminator)
         selected = pipeline.run(source.chunks())
         for position, shard_finished in writer.write(selected, workers, lambda: source.position):
@@ -170,7 +170,7 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
     found = NearDuplicates.load(path)
     if found is None:
         functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
-        with Workers(data.processes, functions) as workers:
+        with Workers(data.processes, functions, data.ray) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
             unique = _counted("search near-duplicates", source, first_pass.unique(source.chunks()), lambda c: c.size)
             texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)

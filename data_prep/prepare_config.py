@@ -90,6 +90,8 @@ def parse(config: Mapping[str, Any]) -> Preparation:
     packages = list(source.packages)
     if preparation.data.filters.languages is not None:
         packages.append(Package("py3langid", "language", "data.filters.languages"))
+    if preparation.data.ray:
+        packages.append(Package("ray", "ray", "data.ray"))
     if path := preparation.tokenizer.path:
         if has_its_own:
             raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")

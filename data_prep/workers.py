@@ -3,7 +3,8 @@
 Filters, the search for downstream text, signatures and tokenization are pure functions of a group of texts. Groups go
 to processes (most of the work holds the interpreter lock) and their results come back in the order of the groups, so
 the corpus is the same for any number of workers. Few groups are under way, so memory does not depend on the corpus. No
-process starts for a small text, whose work is done before one would be ready.
+process starts for a small text, whose work is done before one would be ready. With `data.ray` groups go to a cluster
+(data_prep/ray_cluster.py).
 """
 
 import os
@@ -11,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar
 
-from cramming.process_pool import Submit, process_pool
+from cramming.process_pool import process_pool
 
+MOST_WORKERS = 32  # by themselves: the main process can feed about so many (docs/log.md)
 HERE_FIRST = 8  # calls in the main process before any other starts
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (
@@ -25,6 +28,12 @@ DIED = (
 Kept = TypeVar("Kept")
 Item = TypeVar("Item")
 Function = Callable[[Any], Any]
+
+
+def usable_cores() -> int:
+    """Cores of this machine that this process may use, at most `MOST_WORKERS`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
 
 
 def grouped(items: Iterable[Item], most: int, length: Callable[[Item], int], enough: int) -> Iterator[list[Item]]:
@@ -44,17 +53,25 @@ def grouped(items: Iterable[Item], most: int, length: Callable[[Item], int], eno
 class Workers(ExitStack):
     """`with Workers(2, {"tokens": encoder}) as workers: for kept, result in workers.map("tokens", groups): ...`
 
-    `functions` go to each process once, when it starts. With one worker everything happens in this process.
+    `functions` go to each process once, when it starts. With one worker everything happens in this process. `ray`: the
+    address of a cluster that does the work, with all its cores where `count` is None; else one process for each core of
+    this machine, up to `MOST_WORKERS`.
     """
 
-    def __init__(self, count: int, functions: Mapping[str, Function]) -> None:
+    def __init__(self, count: int | None, functions: Mapping[str, Function], ray: str | None = None) -> None:
         super().__init__()
-        self.functions, self._count, self._here = functions, count, HERE_FIRST
-        self._submit: Submit | None = None
+        self.functions, self._count, self._ray, self._here = functions, count or usable_cores(), ray, HERE_FIRST
+        self._all = count is None
+        self._submit: Callable[[str, Any], Future[Any]] | None = None
 
     def __enter__(self) -> "Workers":
         self.callback(_set_parallelism, os.environ.get("TOKENIZERS_PARALLELISM"))
         _set_parallelism("false")  # the processes are the parallelism
+        if self._ray:
+            from data_prep.ray_cluster import ray_tasks
+
+            self._submit, cores = self.enter_context(ray_tasks(self._ray, self.functions))
+            self._count = cores if self._all else self._count
         return self
 
     def map(self, name: str, groups: Iterable[tuple[Kept, Any]]) -> Iterator[tuple[Kept, Any]]:
@@ -73,10 +90,11 @@ class Workers(ExitStack):
             yield kept, future.result()
 
     def _begin(self, name: str, texts: Any) -> Future[Any]:
-        if texts and self._here == 0 and self._count > 1:
+        if texts and self._here == 0 and (self._ray or self._count > 1):
             if self._submit is None:
-                self._submit = self.enter_context(process_pool(self._count, DIED, _set_functions, (self.functions,)))
-            return self._submit(_call, name, texts)
+                pool = self.enter_context(process_pool(self._count, DIED, _set_functions, (self.functions,)))
+                self._submit = partial(pool, _call)
+            return self._submit(name, texts)
         done = Future[Any]()
         if texts:
             self._here = max(0, self._here - 1)

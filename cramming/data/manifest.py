@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
 DAMAGED = "delete the folder and run `cramming prepare` again"
-_NOT_CONTENT = ("corpus", "workers")  # settings that say where or how fast, not what a corpus contains
+_NOT_CONTENT = ("corpus", "workers", "ray")  # settings that say where or how fast, not what a corpus contains
 
 Split = Literal["train", "validation"]
 

@@ -47,7 +47,7 @@ class HubConfig(DataConfig):
             raise ValueError("ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer")
 
     @property
-    def processes(self) -> int:
+    def processes(self) -> int | None:
         """One for ready-made ids: to send them takes longer than what is left to do."""
         return 1 if self.ids_field else super().processes
 

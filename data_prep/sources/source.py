@@ -6,7 +6,6 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 """
 
 import abc
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from data_prep.filters.quality import FilterConfig
 from data_prep.sources.plain_text import Stretch
 from data_prep.workers import grouped
 
-MOST_WORKERS = 8  # by themselves: the main process reads and normalises for about so many
 CHUNK_DOCUMENTS = 512
 CHUNK_CHARACTERS = 1 << 20
 
@@ -68,7 +66,8 @@ class DataConfig:
     name: str
     source: str
     corpus: str | None = None  # folder of the corpus; null: named by the hash of the settings, in `corpora`
-    workers: Count | None = None  # processes; null: one per usable core, at most `MOST_WORKERS`
+    workers: Count | None = None  # processes; null: one per usable core
+    ray: str | None = None  # the address of a Ray cluster that does their work
     seed: Seed = 0
     license: str | None = None
     validation_fraction: Fraction = 0.01
@@ -85,12 +84,9 @@ class DataConfig:
         folder_name(self.name, "name", "corpora")
 
     @property
-    def processes(self) -> int:
-        """Worker processes beside the main one: as set, else one per usable core."""
-        if self.workers:
-            return self.workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, MOST_WORKERS)
+    def processes(self) -> int | None:
+        """Worker processes beside the main one: as set, else None, one per usable core."""
+        return self.workers
 
 
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8

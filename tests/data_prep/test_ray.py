@@ -1,0 +1,83 @@
+"""`prepare` on a Ray cluster of two nodes of this machine: the shards of one machine, also when a node is lost."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.config import UserError
+from data_prep import prepare, prepare_config, shard_writer, workers
+from data_prep.prepare import main
+from data_prep.sources import text
+
+CUT = {"shard_tokens": 3000, "filters": {"max_words": 40, "min_words": 2}, "near_duplicates": {"enabled": True}}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head and a second node, one core each; every group of texts goes there."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(text, "CHUNK_CHARACTERS", 1 << 12)
+    memory = {"object_store_memory": 100 << 20, "num_cpus": 1}
+    nodes = Cluster(initialize_head=True, head_node_args={**memory, "include_dashboard": False})
+    nodes.add_node(**memory)
+    nodes.wait_for_nodes()
+    yield nodes
+    nodes.shutdown()
+
+
+def test_the_missing_package_is_named(text_file: Path, text_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_config.importlib.util, "find_spec", lambda name: None if name == "ray" else True)
+    with pytest.raises(UserError, match=r"data\.ray needs the package ray: pip install 'cramming\[ray\]'"):
+        main(text_config(text_file, ray="auto"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")
+def test_no_cluster_at_the_address_is_said(tmp_path: Path, text_file: Path, text_config: Any) -> None:
+    with pytest.raises(UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"):
+        main(text_config(text_file, corpus=str(tmp_path / "c"), ray="auto"))
+    assert not (tmp_path / "c" / prepare.UNFINISHED).exists()
+
+
+@pytest.mark.slow
+def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
+    tmp_path: Path, text_file: Path, text_config: Any, run: Any, contents: Any, cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    here, whole, broken = (text_config(text_file, corpus=str(tmp_path / n), **CUT) for n in ("here", "whole", "broken"))
+    run(here)
+    for config in (whole, broken):
+        config["data"]["ray"] = cluster.address
+    run(whole)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "here") and len(contents(tmp_path / "here")) > 10
+    save, killed = prepare.Unfinished.save, []
+
+    def kill_a_node(self: prepare.Unfinished, folder: Path) -> None:
+        save(self, folder)
+        if len(self.shards["train"]) == 2 and not killed:
+            killed.append(cluster.list_all_nodes()[-1])
+            cluster.remove_node(killed[0], allow_graceful=False)
+
+    monkeypatch.setattr(prepare.Unfinished, "save", kill_a_node)
+    run(broken)
+    assert len(killed) == 1 and contents(tmp_path / "broken") == contents(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_an_error_in_a_task_is_the_callers_error(cluster: Any) -> None:
+    with (
+        pytest.raises(UserError, match="cannot read x"),
+        workers.Workers(None, {"refuse": refuse}, cluster.address) as tasks,
+    ):
+        list(tasks.map("refuse", [(0, ["x"])]))
+
+
+def refuse(texts: list[str]) -> None:
+    raise UserError(f"cannot read {texts[0]}")
