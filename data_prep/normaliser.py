@@ -31,9 +31,11 @@ class Texts(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What normalisation made of a document, or of a part of it: the text, its UTF-8 bytes and `content_hash`."""
+    """What normalisation made of a document, or of a part of it: the text, why it goes by the filters that are always
+    on (or ""), its UTF-8 bytes and `content_hash`."""
 
     text: str
+    reason: str
     bytes: int
     key: int
     number: int
@@ -58,13 +60,14 @@ class Normalised:
     broken: dict[int, str]  # by the document's place: the text as read, see `NormalText`
     deleted: Counter[str]
     texts: list[str]  # the pieces
+    reasons_P: list[str]
     bytes_P: list[int]
     hashes_P: list[int]  # two for each
 
     def by_document(self) -> Iterator[NormalText]:
         """The columns, document by document."""
         hashes = iter(self.hashes_P)
-        pieces = map(Piece, self.texts, self.bytes_P, hashes, hashes)
+        pieces = map(Piece, self.texts, self.reasons_P, self.bytes_P, hashes, hashes)
         for place, (size, count) in enumerate(zip(self.bytes_D, self.pieces_D)):
             yield NormalText(size, list(islice(pieces, count)), self.broken.get(place, ""))
 
@@ -99,7 +102,7 @@ class Normaliser:
         given = read(task)
         if given is None:
             return None
-        made = Normalised(given.parts, [], [], {}, Counter(), [], [], [])
+        made, always_on = Normalised(given.parts, [], [], {}, Counter(), [], [], [], []), quality.always_on(self.clean)
         for place, text in enumerate(given.texts):
             if quality.is_broken(text, self.filters):
                 made.broken[place] = text
@@ -110,7 +113,8 @@ class Normaliser:
             made.pieces_D.append(len(pieces))
             for piece in pieces:
                 data = piece.encode()
-                made.texts.append(piece.strip())
+                made.texts.append(text := piece.strip())
+                made.reasons_P.append(quality.reason_to_remove(text, always_on) or "")
                 made.bytes_P.append(len(data))
                 made.hashes_P.extend(content_hash(data, self.seed))
         return made

@@ -45,6 +45,7 @@ class Candidate(NamedTuple):
     size: int  # UTF-8 bytes
     key: int  # for finding duplicates
     number: int  # for the split
+    reason: str = ""  # why it goes by the filters that are always on, or by what it was before it was normalised
     broken: str = ""  # the text before it was normalised, if that was broken
 
     def drop(self, stage: Stage, reason: str, show: Callable[[str], str] | None = excerpt) -> None:
@@ -133,7 +134,8 @@ class Pipeline:
                 stage.give(piece.bytes)
                 name = document.id if len(text.pieces) == 1 else f"{document.id} part {number} of {len(text.pieces)}"
                 part = Document(piece.text, name, document.source, part=document.part)
-                yield Candidate(part, place, piece.bytes, piece.key, piece.number, text.broken)
+                reason = piece.reason or ("broken_characters" if text.broken else "")
+                yield Candidate(part, place, piece.bytes, piece.key, piece.number, reason, text.broken)
                 place += 1
 
     def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -141,17 +143,13 @@ class Pipeline:
         stage, always_on = self.stats["filters"], quality.always_on(self.config.clean)
         filters = {f.rule.reason: f for f in [*always_on, *quality.active_filters(self.config.filters)]}
 
-        def at_once(candidate: Candidate) -> str | None:
-            reason = quality.reason_to_remove(candidate.document.text, always_on)
-            return reason or ("broken_characters" if candidate.broken else None)
-
         def explain(reason: str, broken: str, text: str) -> str:
             text = broken if broken and reason == "broken_characters" else text
             violation = filters[reason].judge(Text(text))
             assert violation, f"{reason} does not remove this text"
             return violation.explain(text, filters[reason].setting).translate(_VISIBLE)
 
-        for candidate, reason in self._judged(candidates, stage, at_once):
+        for candidate, reason in self._judged(candidates, stage):
             if reason == PASSED:
                 yield candidate
             else:
@@ -201,7 +199,7 @@ class Pipeline:
         stage, tasks, search = self.stats["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows only that some were found
         show = search.explain if search else excerpt
-        for candidate, found in self._judged(candidates, stage, lambda candidate: None):
+        for candidate, found in self._judged(candidates, stage):
             if found == PASSED:
                 yield candidate
             else:
@@ -212,10 +210,8 @@ class Pipeline:
         if search:
             stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
-    def _judged(
-        self, candidates: Iterable[Candidate], stage: Stage, at_once: Callable[[Candidate], str | None]
-    ) -> Iterator[tuple[Candidate, str]]:
-        """Each candidate with a reason to drop it, or PASSED: as decided earlier, `at_once`, or by a worker.
+    def _judged(self, candidates: Iterable[Candidate], stage: Stage) -> Iterator[tuple[Candidate, str]]:
+        """Each candidate with a reason to drop it, or PASSED: as decided earlier, by its own `reason`, or by a worker.
 
         Token ids always pass, and so does everything where the stage is off.
         """
@@ -223,17 +219,19 @@ class Pipeline:
 
         def known(candidate: Candidate) -> str | None:
             decision = self.decisions.get(candidate.place, stage.name)
-            if decision is not None or candidate.document.ids is not None:
-                return decision or PASSED
-            return at_once(candidate) or default
+            if decision is None:
+                decision = PASSED if candidate.document.ids is not None else candidate.reason or default
+                if decision is not None:
+                    self.decisions.set(candidate.place, stage.name, decision)
+            return decision
 
         judged = ([(candidate, known(candidate)) for candidate in group] for group in _groups(candidates))
         asked = ((group, [c.document.text for c, decision in group if decision is None]) for group in judged)
         for group, found in self.workers.map(stage.name, asked):
             answers = iter(found)
-            for candidate, earlier in group:
-                decision = next(answers) if earlier is None else earlier
-                if self.decisions.get(candidate.place, stage.name) is None:
+            for candidate, decision in group:
+                if decision is None:
+                    decision = next(answers)
                     self.decisions.set(candidate.place, stage.name, decision)
                 stage.take(candidate.size)
                 if decision == PASSED:

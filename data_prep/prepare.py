@@ -27,13 +27,14 @@ from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
 from data_prep.dedup.near import SIGN, NearDuplicates, Signer, find_near_duplicates
 from data_prep.filters.normalise import normalize
+from data_prep.normaliser import READ, read, through_workers
 from data_prep.pipeline import Pipeline, judges
 from data_prep.prepare_config import Preparation, parse
 from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfinished, discard, finish
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
-from data_prep.sources.source import Source, limited
+from data_prep.sources.source import Document, Source, limited
 from data_prep.sources.text import TextSource
 from data_prep.stage_stats import StageStats, text_bytes
 from data_prep.tokenizer import train as training
@@ -192,8 +193,9 @@ def _tokenizer(preparation: Preparation) -> Tokenizer:
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     config, data, source = preparation.tokenizer, preparation.data, preparation.source
-    sample_documents = limited(source.sample_documents(config.sample_mb * 1e6), source)
-    documents = _counted("read a sample for the tokenizer", source, sample_documents, lambda d: text_bytes(d.text))
+    documents = _counted(
+        "read a sample for the tokenizer", source, _sample_documents(preparation), lambda d: text_bytes(d.text)
+    )
     sample = training.sample_text(documents, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
@@ -205,6 +207,18 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     if model.get_vocab_size() < config.vocab_size:
         say(f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} set")
     return model
+
+
+def _sample_documents(preparation: Preparation) -> Iterator[Document]:
+    """The documents to draw the sample from, of files as workers read them."""
+    source, data = preparation.source, preparation.data
+    if not isinstance(source, TextSource) or data.max_documents is not None:
+        yield from limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
+        return
+    with Workers(data.processes, {READ: read}, data.ray) as workers:
+        for documents, found in through_workers(READ, source.chunks(), workers):
+            texts = iter(found.texts if found else ())
+            yield from (one._replace(text=next(texts)) if one.is_text else one for one in documents)
 
 
 def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:

@@ -1,6 +1,7 @@
 """`prepare` on a Ray cluster of two nodes of this machine: the shards of one machine, also when a node is lost."""
 
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,21 @@ def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
 
 
 @pytest.mark.slow
-def test_an_error_in_a_task_is_the_callers_error(cluster: Any) -> None:
+def test_both_nodes_work_and_an_error_in_a_task_is_the_callers_error(cluster: Any) -> None:
+    with workers.Workers(None, {"where": where}, cluster.address) as tasks:
+        assert len({node for _, node in tasks.map("where", [(n, ["x"]) for n in range(8)])}) == 2
     with (
         pytest.raises(UserError, match="cannot read x"),
         workers.Workers(None, {"refuse": refuse}, cluster.address) as tasks,
     ):
         list(tasks.map("refuse", [(0, ["x"])]))
+
+
+def where(texts: list[str]) -> str:
+    import ray
+
+    time.sleep(0.5)
+    return ray.get_runtime_context().get_node_id()  # type: ignore[no-any-return]
 
 
 def refuse(texts: list[str]) -> None:
