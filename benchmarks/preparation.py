@@ -10,6 +10,7 @@ stage off, *pipeline* with all filters, exact deduplication and decontamination,
 Each measurement is a process of its own, the sides take turns, medians are compared. Rates are bytes of the unpacked
 text over wall time, and for a shared machine also over processor time; the start of the first interpreter is left out
 on all sides, that of `prepare`'s workers is not. With as many workers as cores its main process has no core of its own.
+The main process's share of the processor time says how many cores it can feed: the workers' time over its own.
 
 Memory. A text of so many gigabytes is made from the files, again and again, with seeded edits (every other word is
 replaced, so that neither exact nor near-deduplication shrinks it away), prepared with everything on, and the peak
@@ -65,6 +66,7 @@ manifest = json.loads((Path(config["data"]["corpus"]) / "manifest.json").read_te
 notes = {stage["name"]: stage["notes"] for stage in manifest["stages"]}
 print(json.dumps({
     "seconds": round(seconds, 2), "cpu_seconds": round(cpu + workers.ru_utime + workers.ru_stime, 2),
+    "main_cpu_seconds": round(cpu, 2),
     "peak_bytes": 1024 * peak,
     "index_bytes": notes["near deduplication"].get("index_bytes", 0), "removed": manifest["removed"],
     "bytes_per_token": manifest["statistics"]["folder_bytes_per_token"], "documents": manifest["counts"]["documents"],
@@ -76,7 +78,7 @@ SIDES = ("bare", "tokenization", "pipeline", "with near-duplicates")
 def strict_filters() -> dict[str, Any]:
     """The values of data/filters=strict."""
     values: dict[str, Any] = {}
-    for name in ("none", "gopher", "strict"):
+    for name in ("gopher", "strict"):
         node = yaml.safe_load((config_folder() / "data" / "filters" / f"{name}.yaml").read_text(encoding="utf-8"))
         values |= {key: value for key, value in node.items() if key != "defaults"}
     return values
@@ -151,15 +153,21 @@ def throughput(texts: list[Path], arguments: argparse.Namespace) -> str:
         side: {key: statistics.median(row[key] for row in rows) for key in ("seconds", "cpu_seconds")}
         for side, rows in results.items()
     }
+    for side, values in median.items():
+        values["main"] = statistics.median(row.get("main_cpu_seconds", row["cpu_seconds"]) for row in results[side])
     lines = [f"Text: {size / 1e6:.1f} MB unpacked, in {len(texts)} files.", ""]
-    lines += ["| side (medians) | MB/s | of bare | MB per processor second | of bare | seconds of each round |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += [
+        "| side (medians) | MB/s | of bare | MB per processor second | of bare | cores fed | seconds of each round |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
     for side, values in median.items():
         shares = [
             f"{size / 1e6 / values[key]:.2f} | {100 * median['bare'][key] / values[key]:.0f} %"
             for key in ("seconds", "cpu_seconds")
         ]
-        lines.append(f"| {side} | {' | '.join(shares)} | {', '.join(str(row['seconds']) for row in results[side])} |")
+        fed = (values["cpu_seconds"] - values["main"]) / values["main"]
+        seconds = ", ".join(str(row["seconds"]) for row in results[side])
+        lines.append(f"| {side} | {' | '.join(shares)} | {fed:.1f} | {seconds} |")
     return "\n".join([*lines, "", "Raw:", "```json", json.dumps(results), "```", ""])
 
 
