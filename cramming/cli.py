@@ -27,21 +27,24 @@ class Verb(NamedTuple):
     module: str
     summary: str
     positional: str | None = None  # the setting that a word after the verb stands for
-    judge: str | None = None  # what `main` gets besides: rules that lie above its package
+    lent: tuple[str, ...] = ()  # what `main` gets besides: functions of packages that its own may not import
 
 
 VERBS = {
     "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
     "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
     "verify": Verb(
-        "eval.verify:main", "check a run by the rules and its files, or a corpus folder by its SHA-256", "data.corpus"
+        "eval.verify:main",
+        "check a run by the rules and its files, or a corpus folder by its SHA-256",
+        "data.corpus",
+        lent=("data_prep.again:embedded_tasks", "data_prep.again:overlap"),
     ),
     "inspect": Verb("cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"),
     "plan": Verb(
         "cramming.plan.main:main", "predict memory and speed on a device; propose the fastest setting that fits"
     ),
     "pretrain": Verb(
-        "cramming.pretrain:main", "train a masked language model inside a budget", judge="eval.rules.table:foreseen"
+        "cramming.pretrain:main", "train a masked language model inside a budget", lent=("eval.rules.table:foreseen",)
     ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "duel": Verb(
@@ -249,8 +252,7 @@ def _call_verb(verb: str, settings: dict[str, Any], words: Words) -> None:
     elif verb == "run":
         run_all(settings, words.overrides)
     else:
-        judge = VERBS[verb].judge
-        _load(VERBS[verb].module)(settings, *([_load(judge)] if judge else []))
+        _load(VERBS[verb].module)(settings, *map(_load, VERBS[verb].lent))
 
 
 def _load(name: str) -> Callable[..., Any]:

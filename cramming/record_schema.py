@@ -354,6 +354,7 @@ class FineTuning:
     scores: dict[str, Number]
     model_sha256: Text
     predictions_sha256: Text
+    key: Text
     git: Git
 
 

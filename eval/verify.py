@@ -1,21 +1,29 @@
 """`cramming verify <folder or archive>`: is a run, or a corpus, what it says it is?
 
 Of a run all rules are asked, with their evidence; R27 compares the folder's files with each other. Where the folder has
-a list of its files (eval/archive.py), each that was changed is named. What all this cannot prove is said each time
-(docs/rules.md, "What no check here can show").
+a list of its files (eval/archive.py), each that was changed is named. Then what takes more than the folder: the scores
+are computed again from the predictions and the tasks' labels (eval/rescore.py), and the corpus is searched again for
+the tasks' text (data_prep/again.py), where both are there. What all this cannot prove is said each time (docs/rules.md,
+"What no check here can show").
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from cramming.config import build
+from cramming.config import NotNegative, UserError, build, file_sha256, require
 from cramming.data import inspect
-from cramming.data.manifest import corpus_folder
+from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.journal import JOURNAL, read_journal
 from cramming.progress import say, use_stderr
-from eval.archive import SUFFIX, altered_since, opened
+from cramming.record_schema import Record
+from eval.archive import LIST, SUFFIX, altered_since, opened
+from eval.finetune.config import EvalConfig
+from eval.rescore import in_words, rescore, suite_of
 from eval.rules.load import has_traces, load_run
 from eval.rules.table import Verdict
 
@@ -23,21 +31,40 @@ UNPROVEN = (
     "This shows that the run agrees with itself, not that the training took place: who writes all files anew, hashes"
     " included, is found only by doing the work again (cramming replay)."
 )
+GIVE_TASKS = "give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
+CHECKPOINT = re.compile(r"checkpoints/step-(\d+)\.pt")
+MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
+Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
 
 
 @dataclass(frozen=True)
 class VerifyConfig:
-    """Section `verify`: for programs, one line of JSON in place of the text."""
+    """Section `verify`. `json`: for programs, one line of JSON in place of the text."""
 
     json: bool
+    corpus: Path | None
+    overlap_seconds: NotNegative
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a verifier has besides the run: the tasks' files, its corpus (None: where the record says), and how long to
+    search that; and what makes the embedded tasks and searches."""
+
+    make_tasks: MakeTasks
+    search: Search
+    tasks: Path | None = None
+    corpus: Path | None = None
+    seconds: float = 60.0
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Of a run: what is wrong with its files, and what the rules find."""
+    """Of a run: what is wrong with its files, what the rules find, and what was looked at besides, and what not."""
 
     problems: list[str]
     verdict: Verdict
+    looked_at: list[str]
 
     @property
     def in_order(self) -> bool:
@@ -45,30 +72,108 @@ class Verification:
         return not self.problems and self.verdict.division != "invalid"
 
 
-def verify_run(folder: Path) -> Verification:
-    """Judge the run in `folder` by the list of its files and by all rules."""
+def verify_run(folder: Path, means: Means) -> Verification:
+    """Judge the run in `folder` by the list of its files, by all rules, and by what the verifier has besides."""
     run = load_run(folder)
-    return Verification([*altered_since(folder), *([run.problem] if run.problem else [])], run.verdict)
+    problems = [*altered_since(folder), *([run.problem] if run.problem else [])]
+    if run.problem:
+        return Verification(problems, run.verdict, [])
+    looked_at = []
+    for name, check in {"scores": _scores, "corpus": _corpus}.items():
+        found, told = check(folder, run.record, means)
+        problems += [f"{name}: {problem}" for problem in found]
+        looked_at.append(f"{name}: {told}")
+    return Verification([*problems, *_other_checkpoints(folder)], run.verdict, looked_at)
 
 
-def main(config: Mapping[str, Any]) -> None:
+def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:
+    """Each score against the predictions that it was made of."""
+    suite = suite_of(record)
+    if suite is None:
+        return [], "none on record"
+    if suite == "embedded":
+        with TemporaryDirectory(prefix="cramming-") as place:
+            source = next((one for one in record.corpus.sources if one.kind == "embedded"), None)
+            if source is None or not means.make_tasks(Path(place), _seed(record), source.sha256 or ""):
+                return [], "not computed again: another version of this suite generated their tasks"
+            found = rescore(folder, record, suite, Path(place))
+            return found.problems, in_words(found, "generated anew")
+    if means.tasks is None:
+        return [], f"not computed again from the predictions; {GIVE_TASKS}"
+    found = rescore(folder, record, suite, means.tasks)
+    return found.problems, in_words(found, f"in {means.tasks}")
+
+
+def _seed(record: Record) -> int:
+    """Of the generated corpus."""
+    data = record.raw["corpus"].get("settings", {}).get("data", {})
+    return int(data.get("seed", 0))
+
+
+def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:
+    """What the record says of its corpus, against the corpus; and the tasks' text in it."""
+    place, wanted = means.corpus or record.corpus.folder, "verify.corpus=<folder>"
+    if place is None:
+        return [], "none on record"
+    if not (Path(place) / MANIFEST).is_file():
+        return [], f"not looked at, nor searched for the tasks' text: not in {place}; give {wanted}"
+    try:
+        corpus = Corpus.open(Path(place))
+        same = corpus.manifest_sha256 == record.corpus.manifest_sha256
+        require(same, f"{place} is not the corpus of this run (its manifest differs); give {wanted}")
+        own, told = json.loads(json.dumps(corpus.describe())), record.raw["corpus"]
+        problems = [f"{key} is not what the record has" for key in told.keys() & own.keys() - {"folder"}
+                    if own[key] != told[key]]  # fmt: skip
+        if means.tasks is None:
+            as_told = "not as on record" if problems else "as on record"
+            return problems, f"{as_told}; not searched again for the tasks' text; {GIVE_TASKS}"
+        found, words = means.search(corpus.folder, means.tasks, means.seconds)
+        return [*problems, *found], words
+    except UserError as error:
+        return [], f"not looked at, nor searched for the tasks' text: {error}"
+
+
+def _other_checkpoints(folder: Path) -> Iterator[str]:
+    """Checkpoints, in the folder or in the list of its files, that the journal does not have."""
+    try:
+        events = read_journal(folder / JOURNAL)
+        listed = json.loads((folder / LIST).read_text(encoding="utf-8"))["outside"] if (folder / LIST).exists() else {}
+        found = {name: {entry["sha256"]} for name, entry in listed.items() if CHECKPOINT.fullmatch(name)}
+    except (UserError, ValueError, LookupError, TypeError, AttributeError):
+        return  # said by R5, or of the list
+    for file in sorted(folder.glob("checkpoints/step-*.pt")):
+        found.setdefault(f"checkpoints/{file.name}", set()).add(file_sha256(file))
+    saved = {(event["steps"], event.get("sha256")) for event in events if event["event"] == "checkpoint"}
+    for name, hashes in found.items() if saved else ():
+        match = CHECKPOINT.fullmatch(name)
+        if match and not all((int(match[1]), sha256) in saved for sha256 in hashes):
+            yield f"{name} is not the file that budget.jsonl has (by SHA-256)"
+
+
+def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> None:
     """The verb: a run's findings, exit code 1 where it is not in order; or a corpus's altered files (UserError)."""
     settings, place = build(VerifyConfig, config["verify"], "verify"), corpus_folder(config)
     if not place.name.endswith(SUFFIX) and not has_traces(place):
         inspect.verify(config)
         return
+    tasks = build(EvalConfig, config["eval"], "eval").data_dir
+    require(tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}")
+    means = Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds)
     if settings.json:
         use_stderr()
     with opened(place) as folder:
-        found = verify_run(folder)
+        found = verify_run(folder, means)
     for problem in found.problems:
         say(f"{place}: {problem}")
     for finding in found.verdict.findings:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
+    for told in found.looked_at:
+        say(told)
     if settings.json:
         findings = [finding._asdict() for finding in found.verdict.findings]
-        told = {"run": str(place), "in_order": found.in_order, "problems": found.problems}
-        print(json.dumps({**told, "division": found.verdict.division, "findings": findings, "unproven": UNPROVEN}))
+        summary = {"run": str(place), "in_order": found.in_order, "problems": found.problems}
+        more = {"division": found.verdict.division, "findings": findings, "looked_at": found.looked_at}
+        print(json.dumps({**summary, **more, "unproven": UNPROVEN}))
     say(UNPROVEN)
     say(f"{place}: {f'in order, {found.verdict.division} division' if found.in_order else 'NOT in order'}")
     if not found.in_order:

@@ -63,9 +63,10 @@ class DecontaminationConfig:
 class Decontaminator:
     """Which tasks' examples a text holds.
 
-    `tasks` are those whose files were found, `files` their names with hashes (for the manifest: the same corpus needs
-    the same files), `examples` how many texts each task has, `searchable` how many of these can be found;
-    `development` tells of each development set's texts, by file, how many they are and their SHA-256.
+    `ngram` words are a run. `tasks` are those whose files were found, `files` their names with hashes (for the
+    manifest: the same corpus needs the same files), `examples` how many texts each task has, `searchable` how many of
+    these can be found; `development` tells of each development set's texts, by file, how many they are and their
+    SHA-256.
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
@@ -74,7 +75,7 @@ class Decontaminator:
         self.development: dict[str, dict[str, Any]] = {}
         self.examples = {task: len(found) for task, found in texts.items()}
         self._ends = np.cumsum(list(self.examples.values()))  # a text's number counts through all tasks
-        self._ngram = config.ngram
+        self.ngram = config.ngram
         every = [text for found in texts.values() for text in found]
         parts = [
             _entries(every[start : start + BATCH_TEXTS], start, config.ngram)
@@ -119,12 +120,13 @@ class Decontaminator:
         search.files, search.development = files, development
         return search
 
-    def texts_in(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it."""
+    def texts_in(self, texts: Sequence[str], *, alone: bool = True) -> list[np.ndarray]:
+        """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it; without
+        those that count where they stand `alone` only, which shows in no text whose signs are not the original's."""
         found: list[list[int]] = [[] for _ in texts]
         for batch in grouped(range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS):
             words = _read([texts[number] for number in batch])
-            for _, first_K, task_text_K in self._matches(words):
+            for _, first_K, task_text_K in self._matches(words, alone):
                 number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch[0]
                 for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
                     found[number].append(task_text)
@@ -149,9 +151,9 @@ class Decontaminator:
         span = int(starts_W[first]), int(ends_W[first + n - 1])
         return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {excerpt(text, [span])}"
 
-    def _matches(self, words: HashedWords) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _matches(self, words: HashedWords, alone: bool = True) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
-        apart_W = _apart(words)
+        apart_W = _apart(words) if alone else np.zeros(len(words.hashes_W) + 1, dtype=bool)
         for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
             runs_K = mix(runs_K)
             likely = np.flatnonzero(_in_bit_table(self._bits, runs_K >> self._shift))
@@ -178,7 +180,7 @@ class Decontaminator:
         first_K = np.flatnonzero(_in_bit_table(self._first_bits, runs >> self._first_shift))
         runs_K = runs[first_K]
         yield FIRST_WORDS, first_K, runs_K
-        for n in range(FIRST_WORDS + 1, self._ngram + 1):
+        for n in range(FIRST_WORDS + 1, self.ngram + 1):
             kept = np.searchsorted(first_K, len(hashes_W) - n, side="right")
             first_K, runs_K = first_K[:kept], runs_K[:kept] * np.uint64(BASE)
             runs_K += hashes_W[first_K + (n - 1)]

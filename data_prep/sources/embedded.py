@@ -12,6 +12,12 @@ from data_prep.sources.source import DataConfig, Document, Source
 GENERATOR = Path(__file__).parents[1] / "synthetic"
 
 
+def generator_sha256() -> str:
+    """Of the source code that makes documents and tasks."""
+    files = sorted(path for path in GENERATOR.iterdir() if path.suffix in (".py", ".txt"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
@@ -29,10 +35,8 @@ class EmbeddedSource(Source):
         self.config = config
 
     def inventory(self) -> list[dict[str, Any]]:
-        files = sorted(path for path in GENERATOR.iterdir() if path.suffix in (".py", ".txt"))
-        code = hashlib.sha256(b"".join(path.read_bytes() for path in files))
         entry = {"name": "embedded", "kind": "embedded", "license": self.config.license}
-        return [{**entry, "sha256": code.hexdigest()}]
+        return [{**entry, "sha256": generator_sha256()}]
 
     def documents(self) -> Iterator[Document]:
         from data_prep.synthetic.documents import documents  # late: its lexicon is of no use to the other sources

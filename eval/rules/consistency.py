@@ -24,7 +24,7 @@ from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
-from eval.rules.evidence import Outcome, all_or
+from eval.rules.evidence import COMPARABLE, Outcome, all_or
 from eval.rules.journal import parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
@@ -171,7 +171,9 @@ def _model(e: Evidence) -> Iterator[str]:
 
 
 def _ranges(e: Evidence) -> Iterator[str]:
-    """Of the record's numbers."""
+    """Of the record's numbers, and its age."""
+    if (version := e.record.rules_version) in COMPARABLE[: COMPARABLE.index("5")] and "journal_start" in e.training:
+        yield f"rules_version is {version}, and what came with version 5 is there"
     training, validation = e.training, e.training["validation"]
     shares = {"data_wait_share": training["data_wait_share"], "validation.accuracy": validation["accuracy"]}
     shares |= {"validation.all_mask_accuracy": validation.get("all_mask_accuracy")}
@@ -185,6 +187,8 @@ def _ranges(e: Evidence) -> Iterator[str]:
         if validation.get(loss) is not None and validation[loss] < (1 - validation[accuracy]) * math.log(2) - 1e-9:
             said = f"{loss} is {validation[loss]:.3f}, {accuracy} {validation[accuracy]:.3f}"
             yield f"{said}: a target that is not the likeliest costs ln 2 at least"
+    if validation["tokens"] > (most := e.config["train"]["validation_tokens"]):
+        yield f"validated on {validation['tokens']} tokens, by config.yaml on {most} at most"
     if not 0.1 * validation["tokens"] <= validation["targets"] <= 0.2 * validation["tokens"]:
         yield f"{validation['targets']} targets of {validation['tokens']} tokens"
 

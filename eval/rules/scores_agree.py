@@ -16,6 +16,7 @@ from eval.rules.evidence import fine_tuned, made_with
 from eval.tasks.metrics import lowest, spread
 from eval.tasks.suites import AVERAGES
 
+CLOCK_SET = 2  # times that a machine's clock may have been set back while it fine-tuned
 TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 
 
@@ -83,7 +84,7 @@ def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
 
 def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[str]:
     """Each stored result against the record's value of its seed, and against its predictions."""
-    conditions = raw.get("conditions", {})
+    conditions, losses = raw.get("conditions", {}), dict[tuple[str, float], str]()
     for entry, task in section.tasks.items():
         name = str(raw["tasks"][entry]["task"])
         for index, seed in enumerate(section.seeds):
@@ -91,7 +92,9 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[st
             if raw.get("sweep") or not piece.exists():
                 continue
             found = json.loads(piece.read_text(encoding="utf-8"))
-            metrics = found["entries"][entry]["metrics"]
+            metrics, loss = found["entries"][entry]["metrics"], found["train_loss"]
+            if loss and (other := losses.setdefault((name, loss), piece.name)) != piece.name:
+                yield f"{piece.name} has the training loss of {other}, to the last bit"
             if any(not _close(metrics.get(n), m.per_seed[index]) for n, m in task.metrics.items()):
                 yield f"{piece.name} has other values of {entry}"
             count = (metrics.get("accuracy") or 0) * (task.eval_examples or 0)
@@ -150,8 +153,13 @@ def _environment(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dates(record: Record) -> Iterator[str]:
-    """No fine-tuning came before the run, none before the line in front of it."""
+    """No fine-tuning came before the run, none before the line in front of it; machines' clocks may differ, and one may
+    be set, but not again and again."""
     lines = record.history_file.entries if record.history_file else []
     times = [datetime.fromisoformat(str(text)).timestamp() for text in (record.created, *(line.time for line in lines))]
     if any(now < was - 3600 for was, now in pairwise(times)):
         yield "history: a fine-tuning of before the run, or before the line in front of it"
+    places = [str(line.key).partition("-")[2] for line in lines]
+    same = [now < was for (was, now), (here, there) in zip(pairwise(times[1:]), pairwise(places)) if here == there]
+    if sum(same) > CLOCK_SET:
+        yield f"history: {sum(same)} lines are of before the line in front of them, on the same machine"

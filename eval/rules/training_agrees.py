@@ -21,6 +21,7 @@ from cramming.schedule import SCHEDULES, BatchRamp, learning_rate_factor, ramp_s
 
 CLOCK_HOURS = 1.0  # by which clocks of machines, or of one before and after it was set, may differ
 SLOW_CLOCK = 0.05  # share by which the journal's seconds may be shorter than those of the wall clock, most of the time
+FEWEST_BEATS = 0.1  # share of the due heartbeats that a process writes at least, to a disk that is slow to sync
 CORE_FLOPS = 1e13  # no core of a CPU does more in a second: 4 GHz times 2,048 of AMX
 UNKNOWN_CARD = 4 * max(card.tflops for card in cards.CARDS) * 1e12
 
@@ -123,6 +124,7 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
         ]
         if len(ratios) > 2 and abs(median(ratios) - 1) > SLOW_CLOCK:
             yield f"a second of the journal is {median(ratios):.2f} s of the wall clock, most of the time"
+    yield from _silent(e)
     pace = [
         (b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in pairwise(e.losses) if b["step"] > a["step"]
     ]
@@ -131,6 +133,17 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
         gap, steps = now["elapsed"] - was["elapsed"], now["steps"] - was["steps"]
         if gap > 2 * MAX_HEARTBEAT_SECONDS and steps > 1 and steps * shortest > MAX_HEARTBEAT_SECONDS + 1:
             yield f"{steps} steps in {gap:.0f} s without a heartbeat, due every {MAX_HEARTBEAT_SECONDS:g} s"
+
+
+def _silent(e: Evidence) -> Iterator[str]:
+    """Processes with hardly any of the heartbeats that config.yaml has them write, whatever the disk's pace was."""
+    every = e.config["budget"]["heartbeat_seconds"]
+    for process in {event["process"]: None for event in e.events}:
+        own = [event for event in e.events if event["process"] == process]
+        lasted = min(own[-1][clock] - own[0][clock] for clock in ("elapsed", "wall"))  # the CPU's may run faster
+        beats, due = sum(event["event"] == "heartbeat" for event in own), lasted / every
+        if beats < int(FEWEST_BEATS * due):
+            yield f"process {process} has {beats} of {due:.0f} heartbeats, one every {every:g} s"
 
 
 def _standing(events: Sequence[Any]) -> list[Any]:
@@ -206,6 +219,9 @@ def _rows(e: Evidence) -> Iterator[str]:
             rates = [peak * learning_rate_factor(schedule, progress) for progress in span]
             if not min(rates) - 0.01 * peak <= row["lr"] <= max(rates) + 0.01 * peak:
                 yield f"{where}: the learning rate is {row['lr']:.3g}, by the schedule {rates[-1]:.3g}"
+            each = row.get("each_loss") or [row["loss"]]
+            if None not in (row["loss"], *each) and not math.isclose(sum(each) / len(each), row["loss"], rel_tol=1e-9):
+                yield f"{where}: the loss is {row['loss']}, the mean of its steps {sum(each) / len(each)}"
             most = {"loss": math.inf, "grad_norm": math.inf, "accuracy": 1}
             yield from (f"{where}: {key} is {row[key]}" for key in most
                         if row[key] is not None and not 0 <= row[key] <= most[key])  # fmt: skip

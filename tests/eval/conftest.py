@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,10 +27,12 @@ from cramming.model.config import ModelConfig, flops_per_token
 from cramming.overrides import compose
 from cramming.record import FORMAT_VERSION, RULES_VERSION
 from cramming.schedule import SCHEDULES, learning_rate_factor
+from data_prep.again import overlap
 from eval.finetune.history import PROTOCOL, history_file, stamp
 from eval.rules.consistency import count_parameters_of
 from eval.tasks.metrics import spread
 from eval.tasks.suites import AVERAGES
+from eval.verify import Means
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
@@ -335,7 +338,7 @@ HONEST_RUN = (
     "name=honest", "device=cpu", "precision=fp32", "data.size=20000", "tokenizer.vocab_size=300",
     "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
     "train.sequence_length=32", "train.batch_size=8", "train.micro_batch=4", "train.log_every=10",
-    "train.validations=2", "train.validation_tokens=512", "budget.steps=60", "budget.heartbeat_seconds=0.2",
+    "train.validations=2", "train.validation_tokens=512", "budget.steps=60", "budget.heartbeat_seconds=0.05",
     "checkpoint.every_steps=25", "eval.init=[pretrained]", "eval.seeds=[0,1,2]", "eval.workers=1",
     "eval.baselines=false", "eval.hyperparameters.epochs=1", "eval.hyperparameters.batch_size=400",
     "eval.hyperparameters.max_length=16",
@@ -366,3 +369,16 @@ def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 _load(VERBS[verb].module)(settings)
     return place / "runs" / "honest"
+
+
+@pytest.fixture(scope="session")
+def means(honest_run: Path) -> Means:
+    """What a verifier has besides the honest run, or a copy of it. Its tasks are taken from its corpus, where they are
+    as generated: to generate them for each test takes two seconds."""
+    (corpus,) = honest_run.parents[1].glob("corpora/*")
+
+    def embedded_tasks(folder: Path, seed: int, generator: str) -> bool:
+        shutil.copytree(corpus / "tasks", folder, dirs_exist_ok=True)
+        return True
+
+    return Means(embedded_tasks, overlap)

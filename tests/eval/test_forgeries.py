@@ -8,18 +8,22 @@ import hashlib
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from cramming.config import file_sha256
+from cramming.data.task_files import GLUE
 from cramming.journal import first_line_sha256
+from eval.archive import _signed, _text, list_of
 from eval.finetune.history import stamp
-from eval.rules.load import load_run
-from eval.verify import verify_run
+from eval.tasks.metrics import spread
+from eval.tasks.readers import read_file
+from eval.verify import Means, verify_run
 
 Change = Callable[[Path], None]
 Rows = list[dict[str, Any]]
@@ -166,6 +170,125 @@ def halves(rows: Rows) -> None:
         for key in ("elapsed", "last_step_seconds"):
             if key in row:
                 row[key] /= 2
+
+
+def predictions(change: Callable[[str, int, dict[str, np.ndarray]], object]) -> Change:
+    """A change of the arrays of each task and seed, whose hash is mended in pieces and history."""
+
+    def forge(run: Path) -> None:
+        def edit(line: dict[str, Any]) -> None:
+            task, seed = line["task"], line["seed"]
+            place = run / "glue" / "pretrained" / "predictions" / f"{task}-seed{seed}.npz"
+            with np.load(place) as found:
+                arrays = dict(found)
+            change(task, seed, arrays)
+            np.savez_compressed(place, **arrays)  # type: ignore[arg-type]
+            line["predictions_sha256"] = file_sha256(place)
+            piece = run / "glue" / "pretrained" / "pieces" / f"{task}-seed{seed}.json"
+            as_json(str(piece.relative_to(run)), lambda p: p.update(predictions_sha256=file_sha256(place)))(run)
+
+        lines(H, lambda rows: [edit(row) for row in rows] and None)(run)
+
+    return forge
+
+
+def metrics(change: Callable[[str, str, float], float]) -> Change:
+    """Another value of metrics, by entry and name: in each piece and the history, with all that follows from it in the
+    record and glue.json. The predictions stay."""
+
+    def forge(run: Path) -> None:
+        place = run / "glue" / "pretrained"
+        for file in place.glob("pieces/*.json"):
+            found = json.loads(file.read_text())
+            for entry, of in found["entries"].items():
+                of["metrics"] = {n: v if v is None else change(entry, n, v) for n, v in of["metrics"].items()}
+            file.write_text(json.dumps(found))
+
+        def rescored(rows: Rows) -> None:
+            for row in rows:
+                piece = json.loads((place / "pieces" / f"{row['task']}-seed{row['seed']}.json").read_text())
+                row["scores"] = {
+                    entry: of["metrics"][GLUE[row["task"]].main_metric] for entry, of in piece["entries"].items()
+                }
+
+        lines(H, rescored)(run)
+        for name in ("record.json", "glue/pretrained/glue.json"):
+            as_json(name, lambda found: summed_up(found.get("glue", {}).get("pretrained", found), change))(run)
+
+    return forge
+
+
+def summed_up(section: dict[str, Any], change: Callable[[str, str, float], float]) -> None:
+    """The section with other values of seeds, and what the suite makes of them."""
+    for entry, task in section["tasks"].items():
+        for name, found in task["metrics"].items():
+            found.update(spread([v if v is None else change(entry, name, v) for v in found["per_seed"]]))
+        task["score"] = 100 * task["metrics"][task["main_metric"]]["median"]
+    scores = {entry: task["score"] for entry, task in section["tasks"].items()}
+    for average in section["averages"].values():
+        average["value"] = statistics.fmean(scores[entry] for entry in average["tasks"])
+
+
+def in_record_and_glue(change: Callable[[dict[str, Any]], object]) -> Change:
+    """Of each task of the section, in both files."""
+
+    def edit(found: dict[str, Any]) -> None:
+        for task in found.get("glue", {}).get("pretrained", found)["tasks"].values():
+            change(task)
+
+    return both(as_json("record.json", edit), as_json("glue/pretrained/glue.json", edit))
+
+
+def best_seed_for_all(run: Path) -> None:
+    """The files of seed 0 of each task become those of all, under keys of their own, and all numbers follow."""
+    place = run / "glue" / "pretrained"
+    for file in place.glob("pieces/*-seed[12].json"):
+        own, best = json.loads(file.read_text()), f"{file.stem[:-1]}0"
+        found = json.loads((place / "pieces" / f"{best}.json").read_text())
+        file.write_text(json.dumps({**found, "key": own["key"]}))
+        shutil.copy(place / "predictions" / f"{best}.npz", place / "predictions" / f"{file.stem}.npz")
+    first = {
+        (entry, name): value
+        for file in place.glob("pieces/*-seed0.json")
+        for entry, of in json.loads(file.read_text())["entries"].items()
+        for name, value in of["metrics"].items()
+    }
+    predictions(lambda *_: None)(run)
+    metrics(lambda entry, name, _: first[entry, name])(run)
+
+
+def made_from_labels(run: Path) -> None:
+    """Predictions of SST-2 that are right, and its values 1 in every file."""
+    tasks = Path(json.loads((run / "record.json").read_text())["corpus"]["folder"]) / "tasks"
+    labels = read_file(tasks / "SST-2" / "dev.tsv", GLUE["sst2"], GLUE["sst2"].scored[0], labelled=True).labels
+    predictions(lambda task, _, arrays: arrays.update({"dev.sst2": labels}) if task == "sst2" else None)(run)
+    metrics(lambda entry, _, value: 1.0 if entry == "sst2" else value)(run)
+
+
+def raised(by: float = 0.01, entries: Collection[str] = ("rte", "sst2")) -> Change:
+    """Some scores, in every file that has them; by a whole number of the 400 examples."""
+    return metrics(lambda entry, _, value: value + by if entry in entries else value)
+
+
+def listed_elsewhere(run: Path) -> None:
+    """The list of the files of a submission, signed, names other checkpoints than the journal; none is there."""
+    (run / "files.json").write_bytes(
+        _text(_signed({**list_of(run), "outside": {"checkpoints/step-00000050.pt": {"bytes": 9, "sha256": "ab" * 32}}}))
+    )
+    shutil.rmtree(run / "checkpoints")
+
+
+def lower_curve(run: Path) -> None:
+    """Losses lower by a tenth in every file."""
+    names = ("loss", "validation_loss", "validation_all_mask_loss")
+    for name in names:
+        every(M, name, lambda v: 0.9 * v)(run)
+    every(M, "each_loss", lambda losses: [0.9 * loss for loss in losses])(run)
+    every(M, "validation_bits_per_byte", lambda v: 0.9 * v)(run)
+    last = [json.loads(line) for line in (run / M).read_text().splitlines()]
+    put(P + "train_loss", [row["loss"] for row in last if "loss" in row][-1])(run)
+    for name in ("loss", "all_mask_loss", "bits_per_byte"):
+        put(P + f"validation.{name}", last[-1].get(f"validation_{name}", lambda v: 0.9 * v))(run)
 
 
 B, M, H = "budget.jsonl", "metrics.jsonl", "glue/history.jsonl"
@@ -367,10 +490,48 @@ FORGERIES: dict[str, Change] = {
             for t in r["glue"]["pretrained"]["tasks"].values()
         ]
     ),
+    # scores, in every file
+    "a score raised in every file": raised(),
+    "scored with other labels": metrics(lambda entry, _, value: 0.9 if entry == "stsb" else value),
+    "predictions in another order": predictions(
+        lambda task, seed, arrays: arrays.update({name: values[::-1] for name, values in arrays.items()})
+    ),
+    "MNLI's two sets exchanged": predictions(
+        lambda task, seed, arrays: (
+            arrays.update(
+                {"dev.mnli_matched": arrays["dev.mnli_mismatched"], "dev.mnli_mismatched": arrays["dev.mnli_matched"]}
+            )
+            if task == "mnli"
+            else None
+        )
+    ),
+    "fewer examples": both(
+        predictions(lambda task, seed, arrays: arrays.update({name: values[:200] for name, values in arrays.items()})),
+        in_record_and_glue(lambda task: task.update(eval_examples=200)),
+    ),
+    "the best seed's files for all": best_seed_for_all,
+    "another generator, and scores raised": both(
+        record(lambda r: [source.update(sha256="ab" * 32) for source in r["corpus"]["sources"]]), raised()
+    ),
+    "predictions made from the labels": made_from_labels,
+    # training, in every file
+    "a checkpoint exchanged on the disk": file("checkpoints/step-00000050.pt", flip),
+    "other checkpoints in the list of files": listed_elsewhere,
+    "a corpus described otherwise": put("corpus.documents", 10**6),
+    "validated on more text": both(
+        put(P + "validation.tokens", 5120),
+        put(P + "validation.targets", lambda v: 10 * v),
+        every(M, "validation_tokens", lambda _: 5120),
+    ),
+    "one loss of each row lower": every(M, "each_loss", lambda losses: [losses[0] - 0.5, *losses[1:]]),
+    "heartbeats of the first half": lines(
+        B, lambda rows: [row for row in rows if row["event"] != "heartbeat" or row["steps"] > 59]
+    ),
+    "a lower curve in every file": lower_curve,
 }
 
 ROOT = Path(__file__).parents[2]
-MISSED = ("history out of order", "heartbeats deleted", "a checkpoint of another file", "rules of old")
+MISSED = ("predictions made from the labels", "a lower curve in every file")
 
 
 def test_what_is_missed_is_little_and_written_down() -> None:
@@ -384,13 +545,13 @@ def copied(honest_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest_run, tmp_path / "honest")
 
 
-def test_the_honest_run_is_of_the_closed_division(honest_run: Path) -> None:
-    verdict = load_run(honest_run).verdict
-    assert verdict.division == "closed", verdict.broken
+def test_the_honest_run_is_of_the_closed_division(honest_run: Path, means: Means) -> None:
+    found = verify_run(honest_run, means)
+    assert found.in_order and found.verdict.division == "closed", (found.problems, found.verdict.broken)
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_run_is_not_of_the_closed_division(name: str, copied: Path) -> None:
+def test_a_forged_run_is_not_of_the_closed_division(name: str, copied: Path, means: Means) -> None:
     FORGERIES[name](copied)
-    found = verify_run(copied)
+    found = verify_run(copied, means)
     assert (bool(found.problems) or found.verdict.division != "closed") == (name not in MISSED)

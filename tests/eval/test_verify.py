@@ -3,48 +3,115 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval import verify
+from cramming.cli import VERBS, _load
+from eval import glue, verify
 from eval.archive import LIST, SUFFIX, pack
-from eval.rules.load import load_run
+from eval.verify import Means, verify_run
 
 RECORDS = Path(__file__).parents[2] / "eval" / "records"
 
 
-def test_the_honest_run_is_of_the_closed_division(honest_run: Path) -> None:
-    verdict = load_run(honest_run).verdict
-    assert verdict.division == "closed", verdict.broken
-
-
 def test_a_run_its_archive_and_another_of_its_name(
-    honest_run: Path, tmp_path: Path, compose: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
 ) -> None:
-    archive = tmp_path / f"honest{SUFFIX}"
+    archive, lent = tmp_path / f"honest{SUFFIX}", (means.make_tasks, means.search)
     pack(honest_run, archive)
     for place in (honest_run, archive):
-        verify.main(compose(f"data.corpus={place}"))
-        assert "in order, closed division" in " ".join(capsys.readouterr().out.split())
+        verify.main(compose(f"data.corpus={place}"), *lent)
+        told = " ".join(capsys.readouterr().out.split())
+        assert "in order, closed division" in told and "39 values of 9 tasks computed again" in told
     altered = shutil.copytree(honest_run, tmp_path / "altered")
     record = json.loads((altered / "record.json").read_text())
     record["pretrain"]["train_loss"] = 0.1
     (altered / "record.json").write_text(json.dumps(record))
     with pytest.raises(SystemExit) as ended:
-        verify.main(compose(f"data.corpus={altered}", "verify.json=true"))
+        verify.main(compose(f"data.corpus={altered}", "verify.json=true"), *lent)
     told = json.loads(capsys.readouterr().out)
     assert ended.value.code == 1 and not told["in_order"] and told["division"] == "invalid"
     assert [finding["rule"] for finding in told["findings"] if not finding["ok"]] == ["R27"]
 
 
 @pytest.mark.parametrize("folder", [one for one in RECORDS.iterdir() if one.is_dir()], ids=lambda one: one.name)
-def test_of_a_shipped_record_each_changed_byte_is_named(folder: Path, tmp_path: Path) -> None:
-    assert verify.verify_run(folder).in_order
+def test_of_a_shipped_record_each_changed_byte_is_named(folder: Path, tmp_path: Path, means: Means) -> None:
+    assert verify_run(folder, means).in_order
     for name in [*json.loads((folder / LIST).read_text())["files"], LIST]:
         copied = shutil.copytree(folder, tmp_path / name.replace("/", "_"))
         content = bytearray((copied / name).read_bytes())
         content[len(content) // 2] ^= 1
         (copied / name).write_bytes(content)
-        assert any(name in problem for problem in verify.verify_run(copied).problems), name
+        assert any(name in problem for problem in verify_run(copied, means).problems), name
+
+
+@pytest.fixture(scope="module")
+def scored(
+    honest_run: Path, tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]]
+) -> tuple[Path, Path]:
+    """The honest run's model scored on two of GLUE's tasks, a part of each; and the folder of these."""
+    run = shutil.copytree(honest_run, tmp_path_factory.mktemp("glue") / "runs" / "honest")
+    (corpus,) = honest_run.parents[1].glob("corpora/*")
+    settings = compose(
+        "eval=glue_sane", f"eval.data_dir={corpus / 'tasks'}", "eval.tasks=[rte,stsb]", "eval.seeds=[0,1]",
+        "eval.workers=1", "eval.hyperparameters.epochs=1", "eval.hyperparameters.batch_size=400",
+        "eval.hyperparameters.max_length=16", f"runs={run.parent}", "name=honest", "device=cpu",
+    )  # fmt: skip
+    glue.main(settings)
+    return run, shutil.copytree(corpus / "tasks", run.parents[1] / "tasks")
+
+
+def test_scores_are_computed_again_from_the_tasks_files(scored: tuple[Path, Path], means: Means) -> None:
+    """Floor and constant too; without the files it is said that they were not."""
+    run, tasks = scored
+    without, found = verify_run(run, means), verify_run(run, replace(means, tasks=tasks))
+    assert without.in_order and "not computed again" in without.looked_at[0] and "data_dir" in without.looked_at[0]
+    assert found.in_order and "12 values of 2 tasks" in found.looked_at[0] and "all agree" in found.looked_at[0]
+    assert "share a run of 13 words" in found.looked_at[1]
+
+
+@pytest.mark.parametrize("fault", ["labels", "rows", "no file", "no predictions"])
+def test_each_value_that_the_labels_do_not_give_is_named(
+    fault: str, scored: tuple[Path, Path], tmp_path: Path, means: Means
+) -> None:
+    run, tasks = (shutil.copytree(place, tmp_path / place.name) for place in scored)
+    file = tasks / "RTE" / "dev.tsv"
+    header, *rows = file.read_text().splitlines(keepends=True)
+    if fault == "labels":
+        *cells, label = rows[0].rstrip("\n").split("\t")
+        rows[0] = "\t".join([*cells, "entailment" if label == "not_entailment" else "not_entailment"]) + "\n"
+    elif fault == "rows":
+        rows = rows[:-1]
+    elif fault == "no predictions":
+        (run / "glue" / "pretrained" / "predictions" / "rte-seed1.npz").unlink()
+    file.write_text("".join([header, *rows]))
+    if fault == "no file":
+        file.unlink()
+    found = verify_run(run, replace(means, tasks=tasks))
+    problems = [problem for problem in found.problems if problem.startswith("scores: pretrained: rte")]
+    if fault == "labels":
+        told = problems[0].split()
+        assert problems[0].startswith("scores: pretrained: rte seed 0: accuracy is") and len(problems) == 2
+        stored, again = float(told[6]), float(told[9])
+        assert abs(stored - again) == pytest.approx(1 / 400, abs=1e-6)
+    elif fault == "no predictions":
+        assert problems == ["scores: pretrained: rte seed 1: rte-seed1.npz is not there"]
+    else:
+        assert not problems and "not rte: " in found.looked_at[0] and found.in_order
+
+
+def test_a_corpus_that_is_another_or_elsewhere(honest_run: Path, tmp_path: Path, means: Means) -> None:
+    for place, told in {tmp_path: "not in", honest_run: "not in"}.items():
+        found = verify_run(honest_run, replace(means, corpus=place))
+        assert found.in_order and told in found.looked_at[1] and "verify.corpus" in found.looked_at[1]
+
+
+def test_what_verify_is_lent_exists() -> None:
+    assert all(callable(_load(name)) for verb in VERBS.values() for name in verb.lent)

@@ -1,0 +1,91 @@
+"""What `cramming verify` has done once more of a preparation: the embedded tasks generated, a corpus searched.
+
+The search goes over the finished shards, whatever the manifest says that was found and removed. What the tokenizer
+does not keep (signs, in part accents) is not there to be compared, so only what counts wherever it stands is looked
+for: runs of 13 words, and sentences of 6 words that say enough (data_prep/dedup/decontaminate.py).
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from cramming.config import require
+from cramming.data.corpus import Corpus, damage
+from cramming.data.manifest import DAMAGED
+from cramming.progress import Progress
+from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
+from data_prep.sources.embedded import generator_sha256
+from data_prep.synthetic.tasks import write_tasks
+
+GROUP_TOKENS = 1 << 18  # decoded at once: about a MB of text
+# Share of a task's texts that a searched corpus may hold: without accents two texts are the same that were not before.
+MOST_FOUND, FEW = 0.01, 5
+
+
+def embedded_tasks(folder: Path, seed: int, generator: str) -> bool:
+    """Write the embedded tasks of a corpus with this seed; False, and nothing, if its generator was another version of
+    this one (by SHA-256)."""
+    if generator != generator_sha256():
+        return False
+    write_tasks(folder, seed)
+    return True
+
+
+def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
+    """Search the training documents of a corpus for the examples in `tasks`, for about so many seconds; shards come at
+    random, and each is as the manifest knows it. Returns what contradicts a manifest that says that it was searched,
+    and in words what was found. Memory: what the search takes (`Decontaminator`), and a group of documents.
+
+    UserError: a corpus that is damaged, a folder without tasks.
+    """
+    began, corpus = time.monotonic(), Corpus.open(folder)
+    search = Decontaminator.from_folder(tasks, DecontaminationConfig())
+    documents, total = 0, sum(shard.documents for shard in corpus.manifest.splits["train"])
+    found, holding = set[int](), Counter[str]()
+    with Progress("search", float(total), "documents") as bar:
+        for texts in _texts(corpus):
+            for numbers in search.texts_in(texts, alone=False):
+                found.update(numbers.tolist())
+                holding.update(task for task, count in search.by_task(numbers).items() if count)
+            documents += len(texts)
+            bar.advance(len(texts))
+            if time.monotonic() - began > seconds:
+                break
+    examples = search.by_task(np.array(sorted(found), dtype=np.int64))
+    share = documents / max(1, total)
+    much = [
+        f"{task} {count}" for task, count in examples.items()
+        if count >= FEW and count > MOST_FOUND * share * search.searchable[task]
+    ]  # fmt: skip
+    problems = []
+    if much and corpus.manifest.decontamination:
+        problems = [f"{folder} holds texts of {', '.join(much)}, and its manifest says that it was searched for them"]
+    per_task = ", ".join(f"{task} {holding[task]} ({examples[task]})" for task in search.tasks)
+    return problems, (
+        f"{documents:,} of {total:,} documents searched in {time.monotonic() - began:.0f} s; of each task, documents"
+        f" that share a run of {search.ngram} words or a whole sentence with a text (such texts): {per_task}"
+    )
+
+
+def _texts(corpus: Corpus) -> Iterator[list[str]]:
+    """The training documents as text in groups, shard by shard, both in an order that nobody can know before."""
+    tokenizer, stream = Tokenizer.from_file(str(corpus.tokenizer_file)), corpus.stream("train")
+    shards, hashes, draw = corpus.manifest.splits["train"], corpus.manifest.hashes(), random.SystemRandom()
+    bounds_D = np.append(stream.document_starts, stream.num_tokens)
+    first_S = np.cumsum([0, *(shard.documents for shard in shards)]).tolist()
+    for number in draw.sample(range(len(shards)), len(shards)):
+        name, first, last = shards[number].file, first_S[number], first_S[number + 1]
+        problem = damage(corpus.folder / name, hashes[name])
+        require(not problem, f"{problem}; {DAMAGED}")
+        cuts = np.unique(np.searchsorted(bounds_D, np.arange(bounds_D[first], bounds_D[last], GROUP_TOKENS)))
+        groups = list(pairwise([*cuts[cuts < last].tolist(), last]))
+        for begin, end in draw.sample(groups, len(groups)):
+            ids = stream.take(np.arange(bounds_D[begin], bounds_D[end]))
+            documents = np.split(ids, bounds_D[begin + 1 : end] - bounds_D[begin])
+            yield tokenizer.decode_batch([document.tolist() for document in documents])
