@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cramming import environment
+from cramming import environment, record
 from cramming.cli import VERBS, _load
 from cramming.config import build, choose, file_sha256
 from cramming.data.task_files import ENTRIES, GLUE, OFFICIAL_SHA256
@@ -369,6 +369,14 @@ def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 _load(VERBS[verb].module)(settings)
     return place / "runs" / "honest"
+
+
+@pytest.fixture
+def clean_tree(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The code of this process is said to be a clean commit. Returns the overrides of the honest run."""
+    monkeypatch.setattr(environment, "git_state", lambda: CLEAN)
+    monkeypatch.setattr(record, "git", lambda *_: None)
+    return HONEST_RUN
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,249 @@
+"""Honest runs of many shapes: `verify` finds each in order, and the report none invalid. What a rule says of a run that
+did nothing wrong is a false alarm, whichever way it came to its end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cramming import pretrain
+from cramming.engine import Engine
+from cramming.plan import cards
+from eval import glue
+from eval.archive import SUFFIX, pack
+from eval.rules.load import load_runs
+from eval.verify import Means, verify_run
+
+Run = Callable[..., Path]
+Compose = Callable[..., dict[str, Any]]
+# Of forty steps, scored on one small task with one seed; the corpus is the honest run's.
+SMALL = ("eval.seeds=[0]", "eval.tasks=[rte]", "checkpoint.every_steps=15")
+STEPS = ("budget.steps=40",)
+
+SHAPES: dict[str, tuple[str, ...]] = {
+    "another seed": (*STEPS, "seed=7"),
+    "a budget of tokens": ("budget.tokens=7000",),
+    "a budget of minutes": ("budget.minutes=0.02",),
+    "a budget of exaFLOPs": ("budget.exaflops=1e-9",),
+    "a batch ramp": (*STEPS, "train.batch_ramp={start: 0.25, until: 0.6}", "train.micro_batch=2"),
+    "a batch ramp by the clock": ("budget.minutes=0.02", "train.batch_ramp={start: 0.5, until: 0.8}"),
+    "phases of the objective": (*STEPS, "objective=causal-then-mlm"),
+    "masks by loss": (*STEPS, "objective=mlm-by-loss"),
+    "all masked": (*STEPS, "objective=mlm-allmask"),
+    "replaced tokens": (*STEPS, "objective=rtd"),
+    "averaged weights": (*STEPS, "train.average={start: 0.5, every: 0.1}"),
+    "a start from counts": (*STEPS, "start=cooccurrence"),
+    "muon": (*STEPS, "optim=muon"),
+    "lamb, cosine": (*STEPS, "optim=lamb", "schedule=cosine"),
+    "adagrad, triangle": (*STEPS, "optim=adagrad", "schedule=triangle"),
+    "checkpoints kept": (*STEPS, "checkpoint.keep_at=[0,0.5]"),
+    "bf16": (*STEPS, "precision.mode=bf16"),
+    "no validation while it trains": (*STEPS, "train.validations=0"),
+    "trackers": (*STEPS, "trackers=[tensorboard]"),
+    "packed documents": (*STEPS, "train.packing=documents"),
+    "a curriculum": (*STEPS, "train.order=sentence_length"),
+    "rows of odd steps": (*STEPS, "train.log_every=7"),
+    "recomputed activations": (*STEPS, "memory.checkpoint_every=1"),
+    "shorter than a row of the log": ("budget.steps=3",),
+    "the open division": (*STEPS, "division=open"),
+    "two tasks, five seeds": (*STEPS, "eval.tasks=[rte,stsb]", "eval.seeds=[0,1,2,3,4]"),
+    "from random weights too, and baselines": (*STEPS, "eval.init=[pretrained,random]", "eval.baselines=true"),
+}
+
+
+@pytest.fixture
+def overrides(clean_tree: tuple[str, ...], honest_run: Path, tmp_path: Path) -> tuple[str, ...]:
+    """Of a small run, `runs/run`."""
+    kept = (one for one in clean_tree if not one.startswith(("name=", "budget.steps=", "eval.seeds=", "checkpoint.")))
+    places = (f"runs={tmp_path / 'runs'}", f"corpora={honest_run.parents[1] / 'corpora'}", "name=run")
+    return (*kept, *SMALL, *places)
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
+    """Do `action` before the step of this number in a process."""
+    original, calls = Engine.forward_backward, [0]
+
+    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == step:
+            action()
+        return original(self, *arguments, **named)
+
+    patch.setattr(Engine, "forward_backward", counted)
+
+
+@pytest.fixture
+def settings(overrides: tuple[str, ...], compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Compose:
+    """Of a small run with more overrides; each training is as one of a process of its own."""
+    monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
+    return lambda *more: compose(*overrides, *more)
+
+
+@pytest.fixture
+def train(settings: Compose) -> Run:
+    """`train(*overrides, ended=[(10, "stop"), (5, "kill")])`: its processes end so before these steps of theirs, and
+    are resumed; then the run is scored."""
+
+    def call(*overrides: str, ended: list[tuple[int, str]] | None = None, score: bool = True) -> Path:
+        chosen = settings(*overrides)
+        for step, how in ended or ():
+            if how == "kill":
+                assert in_a_child(chosen, step) == -signal.SIGKILL
+            else:
+                with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+                    at_step(patch, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+                    pretrain.main(chosen)
+            chosen["resume"] = True
+        pretrain.main(chosen)
+        if score:
+            glue.main(chosen)
+        return Path(chosen["runs"]) / chosen["name"]
+
+    return call
+
+
+def in_a_child(chosen: dict[str, Any], killed_at: int | None = None) -> int:
+    """Train in another process, which may get `kill -9` before a step; its exit code."""
+    if (child := os.fork()) == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            if killed_at:
+                at_step(patch, killed_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            pretrain.main(chosen)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def assert_in_order(means: Means) -> Callable[[Path], None]:
+    def check(run: Path) -> None:
+        found = verify_run(run, means)
+        broken = [finding for finding in found.verdict.broken if finding.rule in ("R1", "R3", "R4", "R5", "R7", "R27")]
+        assert found.in_order and not broken, (found.problems, found.verdict.broken)
+        for loaded in load_runs(run.parent):
+            assert not loaded.problem and loaded.verdict.division != "invalid", (loaded.label, loaded.verdict.broken)
+
+    return check
+
+
+Check = Callable[[Path], None]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_honest_run_is_in_order(shape: str, train: Run, assert_in_order: Check) -> None:
+    assert_in_order(train(*SHAPES[shape]))
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [[(10, "stop")], [(12, "stop"), (8, "stop")], [(20, "kill")], [(6, "kill")], [(25, "kill"), (8, "stop")]],
+    ids=["stopped", "stopped twice", "killed", "killed before a checkpoint", "killed, then stopped"],
+)
+def test_a_run_that_was_interrupted_and_went_on_is_in_order(
+    ended: list[tuple[int, str]], train: Run, assert_in_order: Check
+) -> None:
+    assert_in_order(train(*STEPS, ended=ended))
+
+
+def test_a_run_by_the_clock_that_was_killed_is_in_order(train: Run, assert_in_order: Check) -> None:
+    assert_in_order(train("budget.minutes=0.05", ended=[(4, "kill")]))
+
+
+def test_a_run_by_the_clock_of_the_cpu_is_in_order(settings: Compose, assert_in_order: Check) -> None:
+    """Which counts what a process has used: this one has done other things."""
+    chosen = settings("budget.minutes=0.02", "budget.clock=cpu")
+    assert in_a_child(chosen) == 0
+    glue.main(chosen)
+    assert_in_order(Path(chosen["runs"]) / "run")
+
+
+def test_further_scorings_are_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
+    """The same once more, more seeds, another task, other hyperparameters, and one that was broken off between two."""
+    run = train(*STEPS)
+    more = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
+    for overrides in ((), ("eval.seeds=[0,1]",), more, (*more, "eval.hyperparameters.learning_rate=1e-4")):
+        glue.main(settings(*STEPS, *overrides))
+        assert_in_order(run)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("eval.finetune.scoring.show_result", interrupt)
+        glue.main(settings(*STEPS, *more, "eval.seeds=[0,1,2]", "eval.hyperparameters.learning_rate=1e-4"))
+    assert_in_order(run)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_sweep_is_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
+    run = train(*STEPS, score=False)
+    for rate in ("1e-3", "1e-4"):
+        glue.main(settings(*STEPS, "eval.sweep=true", f"eval.hyperparameters.learning_rate={rate}"))
+    assert_in_order(run)
+
+
+def test_a_run_that_was_never_scored_is_told_from_a_forged_one(train: Run, means: Means) -> None:
+    """It has no scores, which R6 asks for; nothing of it disagrees."""
+    found = verify_run(train(*STEPS, score=False), means)
+    assert not found.problems and next(f for f in found.verdict.findings if f.rule == "R27").ok
+
+
+@pytest.fixture
+def copied(honest_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(honest_run, tmp_path / "runs" / "honest")
+
+
+@pytest.mark.parametrize("card", ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 2080 Ti", "a card that nobody knows"])
+def test_a_run_recorded_on_another_device_is_in_order(card: str, copied: Path, assert_in_order: Check) -> None:
+    """As a GPU's process writes it."""
+    memory = 80 * 2**30
+    known = cards.find(card, memory)
+    device = {"kind": "cuda", "name": card, "memory_bytes": memory, "peak_tflops": known and known.tflops}
+    files = [copied / name for name in ("record.json", "environment.json", "glue/pretrained/timing.json")]
+    for file in files:
+        found = json.loads(file.read_text())
+        sections = (found, found.get("environment", {}), found.get("glue", {}).get("pretrained", {}))
+        for section in sections:
+            for place in (section, section.get("environment", {})):
+                if "device" in place and isinstance(place["device"], dict):
+                    place["device"].update(device)
+        if file.name == "record.json":
+            training = found["pretrain"]
+            rate = training["exaflops"] * 1e18 / training["budget"]["spent_seconds"]
+            training["model_flops_utilization"] = known and rate / (known.tflops * 1e12)
+            found["config"]["device"] = "auto"
+        file.write_text(json.dumps(found))
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    (copied / "config.yaml").write_text(yaml.safe_dump({**config, "device": "auto"}))
+    assert_in_order(copied)
+
+
+def test_what_people_do_with_folders_is_in_order(copied: Path, assert_in_order: Check) -> None:
+    """Checkpoints and weights deleted, a report written, renamed, an archive beside."""
+    pack(copied, copied / f"honest{SUFFIX}")
+    assert_in_order(copied)
+    shutil.rmtree(copied / "checkpoints")
+    shutil.rmtree(copied / "final")
+    (copied / "report").mkdir()
+    (copied / "report" / "report.html").write_text("made of it")
+    assert_in_order(copied.rename(copied.with_name("another name")))
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_is_in_order(
+    overrides: tuple[str, ...], settings: Compose, tmp_path: Path, assert_in_order: Check
+) -> None:
+    """Of the open division, by R10."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cramming"]
+    subprocess.run(
+        [*torchrun, "pretrain", *overrides, *STEPS], check=True, timeout=300, capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    glue.main(settings(*STEPS))
+    assert_in_order(tmp_path / "runs" / "run")
