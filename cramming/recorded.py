@@ -4,7 +4,9 @@ The schedule follows the clock, so a step can be repeated only at the progress a
 that of each step, and its loss, exactly (`each_progress`, `each_loss` of a row, for the steps of its mean).
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -130,6 +132,10 @@ class RecordedRun:
             for number, found in _each_step(row):
                 if found != self.steps[number]:
                     yield f"metrics.jsonl: the row of step {step} has other numbers for step {number} than a later one"
+        processes = 1 + max(event["process"] for event in self.events)
+        if len(lines := list(_no_rows(self.folder / "metrics.jsonl"))) >= processes:  # a crash leaves half a line
+            shown = ", ".join(map(str, lines[:6])) + (" ..." if len(lines) > 6 else "")
+            yield f"metrics.jsonl: {len(lines)} lines are no rows of a log and were left out: {shown}"
         if list(self.steps) != list(range(1, self.last + 1)):
             yield f"metrics.jsonl: not every step from 1 to {self.last} is there once, in order"
         begun = [(step - 0.5, found.progress) for step, found in self.steps.items()]
@@ -191,6 +197,16 @@ class RecordedClock(BudgetClock):
     def is_near_the_end(self, before: float, now: float) -> bool:
         """Nothing is saved."""
         return False
+
+
+def _no_rows(log: Path) -> Iterator[int]:
+    """The numbers of the lines that say nothing of a step."""
+    for number, line in enumerate(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        row = None
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+        if not isinstance(row, dict) or type(row.get("step")) is not int or not row.keys() & {"loss", "progress"}:
+            yield number
 
 
 def _has_each_step(row: Mapping[str, Any]) -> bool:

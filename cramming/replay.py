@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cramming.config import Count, Seed, build
+from cramming.config import Count, Seed, build, require
 from cramming.progress import say, show_table, use_stderr
 from cramming.record import finite, run_folder
 from cramming.recorded import RecordedRun, Segment
@@ -43,6 +43,10 @@ def main(settings: dict[str, Any]) -> None:
     if config.json:
         use_stderr()
     began = time.monotonic()
+    require(
+        config.run is None or settings["name"] in ("default", config.run.name),
+        f"name={settings['name']}: names no run beside the folder {config.run}; give one of the two",
+    )
     run = RecordedRun.read(config.run or run_folder(settings))
     seed = secrets.randbits(32) if config.seed is None else config.seed
     replay = Replay.of(run, settings)

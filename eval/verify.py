@@ -32,7 +32,7 @@ UNPROVEN = (
     " included, is found only by doing the work again (cramming replay)."
 )
 GIVE_TASKS = "give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
-CHECKPOINT = re.compile(r"checkpoints/step-(\d+)\.pt")
+CHECKPOINT = re.compile(r"checkpoints/(?:step|kept)-(\d+)\.pt")
 MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
 Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
 
@@ -141,7 +141,7 @@ def _other_checkpoints(folder: Path) -> Iterator[str]:
         found = {name: {entry["sha256"]} for name, entry in listed.items() if CHECKPOINT.fullmatch(name)}
     except (UserError, ValueError, LookupError, TypeError, AttributeError):
         return  # said by R5, or of the list
-    for file in sorted(folder.glob("checkpoints/step-*.pt")):
+    for file in sorted(folder.glob("checkpoints/*.pt")):
         found.setdefault(f"checkpoints/{file.name}", set()).add(file_sha256(file))
     saved = {(event["steps"], event.get("sha256")) for event in events if event["event"] == "checkpoint"}
     for name, hashes in found.items() if saved else ():

@@ -246,6 +246,14 @@ def final_of(run: Path, other: Path, steps: int) -> None:
     shutil.copytree(other / "final", run / "final")
 
 
+def edit_line(run: Path, number: int, without: str) -> None:
+    """Take a text out of a line of the log."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number] = lines[number].replace(without, "", 1)
+    path.write_text("".join(lines))
+
+
 SEED, RATE, LONG = ("seed=1",), ("optim.lr=0.01",), ("budget.steps=24",)
 Forge = Callable[[Path, Start], Any]
 FORGERIES: dict[str, Forge] = {
@@ -268,6 +276,8 @@ FORGERIES: dict[str, Forge] = {
         run, lambda record: record["pretrain"]["validation"].update(loss=5.0)
     ),
     "each step's progress is later": lambda run, other: change_rows(run, later_progress),
+    "a row that is no JSON any more": lambda run, other: edit_line(run, 1, "{"),
+    "a row without its step": lambda run, other: edit_line(run, 1, "step"),
     "rows are gone": lambda run, other: write_log(run, [row for row in load_metrics(run) if row["step"] > 3]),
     "more steps than there were": lambda run, other: more_steps(run),
     "more tokens than there were": lambda run, other: twice_the_tokens(run),
@@ -373,6 +383,7 @@ def test_what_is_missing_is_said_in_one_line(
         return str(caught.value)
 
     assert "not the corpus" in refused(f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}")
+    assert "name=b: names no run beside" in refused("name=b")
     assert str(tmp_path / "gone") in refused(f"data.corpus={tmp_path / 'gone'}")
     checkpoint_of(run, 4).unlink()
     with pytest.raises(SystemExit):
