@@ -99,7 +99,7 @@ def test_each_value_that_the_labels_do_not_give_is_named(
     if fault == "labels":
         told = problems[0].split()
         assert problems[0].startswith("scores: pretrained: rte seed 0: accuracy is") and len(problems) == 2
-        stored, again = float(told[6]), float(told[9])
+        stored, again = float(told[7]), float(told[10])
         assert abs(stored - again) == pytest.approx(1 / 400, abs=1e-6)
     elif fault == "no predictions":
         assert problems == ["scores: pretrained: rte seed 1: rte-seed1.npz is not there"]
