@@ -28,7 +28,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     memory = {"object_store_memory": 100 << 20, "num_cpus": 1}
     nodes = Cluster(initialize_head=True, head_node_args={**memory, "include_dashboard": False})
     nodes.add_node(**memory)
-    nodes.wait_for_nodes()
+    nodes.wait_for_nodes(timeout=120)  # on a busy machine
     yield nodes
     nodes.shutdown()
 
