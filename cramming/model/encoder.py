@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.heads, self.head_size = config.num_heads, config.head_size
+        self.head_size = config.head_size
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
@@ -95,14 +95,14 @@ class Attention(nn.Module):
     def _project(self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of the query subset, keys and values of all tokens."""
         if layout.queries_M is None and context_TD is None:
-            return self.qkv(x_TD).view(-1, 3, self.heads, self.head_size).unbind(1)
-        width = x_TD.shape[1]
+            return self.qkv(x_TD).view(len(x_TD), 3, -1, self.head_size).unbind(1)
+        width = self.qkv.weight.shape[0] // 3  # of as many heads as the weight has
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
         x_MD, keys_TD = (layout.at_queries(x_TD), x_TD) if context_TD is None else (x_TD, context_TD)
         q_MD = F.linear(x_MD, weight_q, bias_q)
-        k, v = F.linear(keys_TD, weight_kv, bias_kv).view(-1, 2, self.heads, self.head_size).unbind(1)
-        return q_MD.view(-1, self.heads, self.head_size), k, v
+        k, v = F.linear(keys_TD, weight_kv, bias_kv).view(len(keys_TD), 2, -1, self.head_size).unbind(1)
+        return q_MD.view(len(x_MD), -1, self.head_size), k, v
 
 
 class Block(nn.Module):

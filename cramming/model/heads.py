@@ -39,20 +39,40 @@ def cuda_chunks(memory_bytes: float) -> str:
     return "large cuda" if memory_bytes >= LARGE_CARD_BYTES else "cuda"
 
 
+class Vocabulary:
+    """The entries that a decoder's rows stand for: all of them here, in order. A part of a vocabulary that is cut
+    (cramming/parallel/tensor.py) begins at `first` and gives what all parts together come to."""
+
+    first = 0
+
+    def joined(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each target over the whole vocabulary, [M, 1]: the largest logit, log sum exp, and the target's own logit,
+        which is 0 where this part does not have it."""
+        return top, lse, wanted
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum over all parts."""
+        return partial
+
+
+WHOLE = Vocabulary()
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """See `linear_cross_entropy`. The gradients are made in the forward pass; backward only scales them."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-        chunk: int | None, softcap: float | None,
+        chunk: int | None, softcap: float | None, vocabulary: Vocabulary,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        loss, hits, losses_M = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap)
+        loss, hits, losses_M = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap, vocabulary)
         if grads is not None:
-            ctx.save_for_backward(*grads.finish())
+            d_hidden, *d_others = grads.finish()
+            ctx.save_for_backward(vocabulary.sum(d_hidden), *d_others)
             ctx.dtype = hidden_MD.dtype
         ctx.mark_non_differentiable(hits, losses_M)
         return loss, hits, losses_M
@@ -63,12 +83,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (d_hidden, d_weight, d_bias):
             if gradient is not None:
                 gradient.mul_(d_loss)
-        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None, None, None
+        return d_hidden.to(ctx.dtype), d_weight, d_bias, None, None, None, None, None
 
 
 def _sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None",
-    chunk: int | None = None, softcap: float | None = None,
+    chunk: int | None = None, softcap: float | None = None, vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Loss and hits over all chunks, and each target's loss; gradients go to `grads`, where any are wanted.
 
@@ -81,17 +101,20 @@ def _sums(
         h, target = hidden[first : first + rows], targets_M[first : first + rows]
         logits = capped(F.linear(h, weight, bias), softcap)
         probabilities = logits.softmax(-1, dtype=torch.float32)
-        counted, index = target >= 0, target.clamp(min=0)[:, None]
+        counted, index = (target >= 0)[:, None], (target - vocabulary.first)[:, None]
+        here = (index >= 0) & (index < weight.shape[0])  # the target is one of these rows
+        index = index.clamp(0, weight.shape[0] - 1)
         # The largest entries by `amax`: `argmax` takes 6 times as long in fp32 and 10 in bf16 on a CPU (docs/log.md).
-        top, wanted = logits.amax(-1, keepdim=True), logits.gather(1, index)
+        top = logits.amax(-1, keepdim=True)
         # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
-        lse = top.float() - probabilities.amax(-1, keepdim=True).log()
-        losses.append((lse - wanted.float()).squeeze(1) * counted)
+        own_lse = top.float() - probabilities.amax(-1, keepdim=True).log()
+        top, lse, wanted = vocabulary.joined(top, own_lse, logits.gather(1, index).where(here, 0))
+        losses.append(((lse - wanted.float()) * counted).squeeze(1))
         loss = loss + losses[-1].sum()
-        hits = hits + ((wanted == top).squeeze(1) & counted).sum()
+        hits = hits + ((wanted == top) & counted).sum()
         if grads is not None:
             slope = None if softcap is None else 1 - (logits / softcap).square()  # of the cap
-            grads.add(first, h, probabilities, index, counted, slope)
+            grads.add(first, h, probabilities.mul_(counted * (own_lse - lse).exp()), index, here, slope)
     return loss, hits, torch.cat(losses)
 
 
@@ -110,11 +133,11 @@ class _Gradients:
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(
-        self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor, slope: Tensor | None
+        self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, here: Tensor, slope: Tensor | None
     ) -> None:
-        """Gradients of one chunk's summed loss. Uses `probabilities` up: d logits = probabilities - one-hot targets."""
-        d_logits = probabilities.mul_(counted[:, None])
-        d_logits.scatter_add_(1, index, -counted[:, None].float())
+        """Gradients of one chunk's summed loss. Uses `probabilities` up, which are 0 where no target counts: d logits =
+        probabilities - one-hot targets."""
+        d_logits = probabilities.scatter_add_(1, index, -here.float())
         if slope is not None:
             d_logits.mul_(slope)
         if self.bias is not None:
@@ -161,7 +184,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def linear_cross_entropy(
     hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-    chunk: int | None = None, softcap: float | None = None,
+    chunk: int | None = None, softcap: float | None = None, vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, hits, and the terms.
 
@@ -169,12 +192,14 @@ def linear_cross_entropy(
     scalar; an int64 scalar: targets whose logit is the largest, or one of several that are, as happens in 16 bits; and
     the sum's terms, fp32 [M] without a gradient, 0 for a negative target.
     Only `chunk` logits exist at a time (None: what suits the device). The backward pass can run once; under `no_grad`
-    nothing is made for it.
+    nothing is made for it. `vocabulary`: the entries that the rows of `weight` are.
     """
     if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
         bias = None if bias_V is None else bias_V.to(dtype)
-        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk, softcap)
-    loss, hits, losses_M = _LinearCrossEntropy.apply(hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap)
+        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk, softcap, vocabulary)
+    loss, hits, losses_M = _LinearCrossEntropy.apply(
+        hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap, vocabulary
+    )
     return loss, hits, losses_M
 
 
@@ -216,7 +241,7 @@ class MaskedLM(PretrainedModel):
         gives_losses: bool = False,
     ) -> None:
         super().__init__()
-        self.gives_losses = gives_losses
+        self.gives_losses, self.vocabulary = gives_losses, WHOLE
         self.config, self.last_layer, self.loss_chunk = config, last_layer, loss_chunk
         self.encoder = Encoder(config, kernel, tokens)
         vocab, width = self.encoder.embeddings.tokens.weight.shape
@@ -246,8 +271,10 @@ class MaskedLM(PretrainedModel):
     def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Summed loss, hits and losses of what `at_targets` found."""
         weight = self.decoder()
-        dtype, softcap = compute_dtype(weight), self.config.logit_softcap
-        return linear_cross_entropy(hidden_MD, weight, self.decoder_bias, target_ids_M, dtype, self.loss_chunk, softcap)
+        return linear_cross_entropy(
+            hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight), self.loss_chunk,
+            self.config.logit_softcap, self.vocabulary,
+        )  # fmt: skip
 
     def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
         """Scores over the vocabulary at any tokens, [M, V]."""
