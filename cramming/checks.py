@@ -24,7 +24,7 @@ from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
-from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig
+from cramming.optim.build import LOW_BIT, OPTIMIZERS, MuonConfig, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import STRATEGIES, ParallelConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
@@ -165,6 +165,13 @@ class Place:
         return cls(device.type, name, mode, capability, processes, trains=True)
 
 
+def _is_cut_unevenly(config: Config) -> bool:
+    """Whether the ranks of `tp` cannot have as much of each matrix. A vocabulary not yet known is padded to 64."""
+    model, sequence = config.model, config.parallel.sequence
+    sizes = [model.num_heads, model.intermediate_size, model.vocab_size or 64]
+    return any(size % config.parallel.tp for size in [*sizes, *[config.train.sequence_length] * sequence])
+
+
 def _unit(config: Config, place: Place) -> int:
     """Sequences of which every batch is a multiple: one micro-batch in each process that has samples of its own."""
     replicas = max(1, place.processes // (config.parallel.tp * config.parallel.pp))
@@ -197,6 +204,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: ramp_step(c.train.batch_ramp, c.train.batch_size) % _unit(c, p) != 0,
         " x {p.processes} process(es): train.batch_ramp lets the batch grow by a number of sequences that is not a"
         " multiple of this; take a smaller micro-batch or train.micro_batch=auto",
+    ),
+    (
+        "train.micro_batch",
+        lambda c, p: c.parallel.tp > 1 and c.train.micro_batch == "auto",
+        ": each process would look for it by itself, and those of parallel.tp compute together; set a number",
     ),
     (
         "train.validation_corpus",
@@ -257,6 +269,36 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         "memory.offload_weights",
         lambda c, p: c.memory.offload_weights and p.processes > 1,
         ": works in one process only, this run has {p.processes}; set it to false",
+    ),
+    (
+        "parallel.tp",
+        lambda c, p: _is_cut_unevenly(c),
+        ": does not divide all of model.num_heads={c.model.num_heads},"
+        " model.intermediate_size={c.model.intermediate_size}, model.vocab_size={c.model.vocab_size} and, with"
+        " parallel.sequence, train.sequence_length={c.train.sequence_length}; take another number, or change these",
+    ),
+    (  # they need whole matrices, the whole vocabulary, one loss scale, modules as they are or the weights' storage
+        "parallel.tp",
+        lambda c, p: (
+            c.parallel.tp > 1
+            and (
+                c.objective.replaces_tokens
+                or isinstance(c.optim, MuonConfig)
+                or c.optim.name in LOW_BIT
+                or p.mode in ("fp16", "fp8")
+                or c.runtime.compile != "off"
+                or c.train.average is not None
+                or c.memory.offload_activations
+                or c.memory.offload_optimizer
+            )
+        ),
+        ": goes with a masked or causal objective (not rtd), optim=adamw or another whose state is fp32 (not muon or"
+        " normuon), precision=bf16 or fp32, runtime.compile=off, train.average=null, and memory.offload_* false",
+    ),
+    (
+        "parallel.sequence",
+        lambda c, p: c.parallel.sequence and (c.parallel.tp == 1 or c.model.unet_skips),
+        ": goes with parallel.tp=2 or more, and without model.unet_skips; set it to false",
     ),
     ("memory.offload_weights", lambda c, p: c.memory.offload_weights and p.mode == "fp16", SCALED),
     ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),

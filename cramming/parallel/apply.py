@@ -73,6 +73,12 @@ def apply(
     model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig, parallel: ParallelConfig, mesh: Mesh
 ) -> "Spread | None":
     """Apply the settings to a model in place; how its steps run on several processes, None on one."""
+    if parallel.tp > 1:
+        from cramming.model.heads import MaskedLM
+        from cramming.parallel.tensor import cut  # only here: most runs cut no matrix
+
+        assert isinstance(model, MaskedLM)
+        cut(model, mesh.dims["tp"], parallel.sequence)
     if memory.offload_activations or memory.offload_weights or memory.checkpoint_every:
         for encoder in model.encoders:
             _wrap_blocks(encoder, memory)

@@ -11,22 +11,29 @@ Numbers sent per process and step with k micro-batches, in units of P (N - 1) / 
 all-gather and a reduce-scatter), zero2 1 + k, zero3 3 k, as both passes of each micro-batch gather the weights.
 """
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh, ParallelConfig, ShardConfig
-from cramming.parallel.spread import Spread
+from cramming.parallel.spread import Found, OnePass, Spread
 
 
 def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh) -> Spread:
     """Cut or copy the model, as it is then executed, along the mesh's `dp`."""
-    return Shards(model, config.name, mesh) if isinstance(config, ShardConfig) else Replicas(model, mesh)
+    if isinstance(config, ShardConfig):
+        return Shards(model, config.name, mesh)
+    return Replicas(model, mesh) if config.tp == 1 else ReplicasOfParts(model, mesh)
 
 
 class Replicas(Spread):
@@ -48,6 +55,33 @@ def sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futur
     return work.get_future().then(lambda done: done.value()[0])
 
 
+class ReplicasOfParts(Spread):
+    """Replicas of a model whose matrices are cut: DDP takes no DTensors, so the step's gradients are summed at its end,
+    each parameter's local part, as one flat bucket."""
+
+    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch]) -> list[Found]:
+        found = super().accumulate(one_pass, batches)
+        parts = []
+        for p in cast(Iterable[DTensor], self.model.parameters()):
+            if isinstance(p.grad, DTensor):
+                p.grad = p.grad.redistribute(placements=p.placements)  # each rank of tp may have made a part of it
+                parts.append(p.grad.to_local())
+        if self.mesh.data_size > 1:
+            flat = torch.cat([part.flatten() for part in parts])
+            self.mesh.sum_tensor(flat)
+            for part, total in zip(parts, flat.split([part.numel() for part in parts])):
+                part.copy_(total.view_as(part))
+        return found
+
+
+def along(parameter: nn.Parameter) -> Shard | None:
+    """The dimension that FSDP cuts, None for the first: of several matrices side by side, cut by rows over `tp`, the
+    other one, as torch (2.13) puts a tensor cut twice so along one dimension together in another order."""
+    placements = parameter.placements if isinstance(parameter, DTensor) else ()
+    is_side_by_side = any(isinstance(cut, _StridedShard) and cut.dim == 0 for cut in placements)
+    return Shard(1) if is_side_by_side else None
+
+
 class Shards(Spread):
     """FSDP2: parameters are DTensors, cut along their first dimension, one group of them per block."""
 
@@ -56,7 +90,9 @@ class Shards(Spread):
         self.sums_each_pass, self.keeps_weights = name != "zero1", name != "zero3"
         blocks = [block for encoder in model.encoders for block in encoder.blocks]
         for module in (*blocks, model):
-            shard = fully_shard(module, mesh=mesh.dims["dp"], reshard_after_forward=not self.keeps_weights)
+            shard = fully_shard(
+                module, mesh=mesh.dims["dp"], reshard_after_forward=not self.keeps_weights, shard_placement_fn=along
+            )
             shard.set_gradient_divide_factor(1.0)  # the sum, not the mean
             shard.set_force_sum_reduction_for_comms(True)
         self.root: FSDPModule = shard

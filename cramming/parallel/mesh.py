@@ -26,12 +26,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Sizes of the mesh: replicas or shards of the data (`dp`; null: what the number of processes leaves), parts of
-    each matrix (`tp`), stages of layers (`pp`). `backend: auto` is nccl on GPUs and gloo on CPUs."""
+    each matrix (`tp`), stages of layers (`pp`). `sequence`: what is between the matrices is cut by tokens over `tp`.
+    `backend: auto` is nccl on GPUs and gloo on CPUs."""
 
     name: str
     dp: Count | None
     tp: Count
     pp: Count
+    sequence: bool = False
     backend: Literal["auto", "nccl", "gloo"]
 
 

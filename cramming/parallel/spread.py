@@ -6,15 +6,17 @@ all parts together; `state` and `load_state` speak of the whole model, in the na
 that a checkpoint does not know how many wrote it. Parameters that are not whole here are DTensors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, groupby
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from cramming.data.batches import Batch
 from cramming.parallel.mesh import Mesh
@@ -58,15 +60,32 @@ class Spread:
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """From what rank 0 has; the others' is not looked at."""
         self.load_weights(state[0])
+        saved = {number: dict(found) for number, found in state[1].get("state", {}).items()}
         names = {p: name for name, p in self.model.named_parameters()}
         named = _named(state[1], [[names[p] for p in group["params"]] for group in optimizer.param_groups])
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp.set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            _cut_again(optimizer.state[parameter], saved.get(number, {}))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """From those that rank 0 has."""
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        dcp.set_model_state_dict(self.model, weights, options=options)
+        dcp.set_model_state_dict(self.model, dict(weights), options=options)  # which it changes
+        _cut_again(dict(self.model.named_parameters()), weights)
+
+
+@torch.no_grad()
+def _cut_again(tensors: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
+    """Fill those that have a part of each of several matrices side by side, from what rank 0 has: torch's loader (2.13)
+    takes every part for one stretch of rows."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor) and any(isinstance(cut, _StridedShard) for cut in tensor.placements):
+            full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            if dist.get_rank() == 0:
+                full.copy_(whole[name])
+            dist.broadcast(full, src=0)
+            tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
 
 
 def _numbered(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,256 @@
+"""Tensor parallel: each rank holds a part of every large matrix (Shoeybi et al. 2019, "Megatron-LM", section 3).
+
+Attention is cut by heads, the MLP by inner neurons, embedding and decoder by vocabulary entries: a rank forms no logit
+of others' entries. Parameters become DTensors on the mesh's `tp`; attention and MLP compute with the local parts as
+plain tensors, so that every kernel, number format and autograd function does what it does in one process. Between them
+the residual stream is whole on each rank, or, with `sequence`, cut by tokens (Korthikanti et al. 2022, section
+4.2.2): norms, sums and dropout are then done once, not on each rank. Late layers work on the whole stream.
+docs/tricks.md has the communication volume and the memory. Shapes: T tokens, M targets, D hidden size.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
+
+# Of several matrices side by side each rank has a part of each: torch has no public name for that.
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from cramming.model.config import ModelConfig
+from cramming.model.encoder import Block, Encoder
+from cramming.model.heads import MaskedLM, Vocabulary
+
+EVERYWHERE, BY_TOKENS, SUMMANDS = Replicate(), Shard(0), Partial()
+
+
+def cut(model: MaskedLM, mesh: DeviceMesh, sequence: bool) -> None:
+    """Let each rank of the one-dimensional `mesh` hold and compute its part of `model`, which is the same on all."""
+    encoder, config = model.encoder, model.config
+    by_tokens = config.num_layers - config.late_layers if sequence else 0  # layers whose stream is cut
+    plan: dict[str, ParallelStyle] = {"encoder.embeddings.tokens": RowwiseParallel(input_layouts=EVERYWHERE)}
+    for layer in range(config.num_layers):
+        stream = BY_TOKENS if layer < by_tokens else EVERYWHERE
+        plan |= {f"encoder.blocks.{layer}.{part}": _InParts(stream, config) for part in ("attn", "mlp")}
+    parallelize_module(model, mesh, plan, src_data_rank=None)
+    rules = {"value_tokens.weight": _side_by_side(1, config.value_embeddings)}
+    _distribute(model, mesh, rules | {"decoder_weight": Shard(0), "decoder_bias": Shard(0)})
+    for layer, block in enumerate(cast(list[Block], encoder.blocks)):
+        norms = {block.attn_norm, block.mlp_norm} if layer < by_tokens else set()
+        _compute_locally(block, [*block.attn.modules(), *block.mlp.modules(), *norms])
+    rest = set(model.modules()) - set(encoder.blocks.modules()) - {encoder.embeddings.tokens}
+    if sequence:
+        _cut_tokens(encoder, mesh, by_tokens)
+    _compute_locally(model, list(encoder.convolutions) if sequence else [], rest)
+    _cut_vocabulary(model, mesh)
+
+
+# Parameters ----------------------------------------------------------------------------------------------------------
+
+
+def _side_by_side(dim: int, count: int) -> Placement:
+    """A part of each of `count` matrices that stand side by side along `dim`."""
+    return _StridedShard(dim, split_factor=count) if count > 1 else Shard(dim)
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, rules: dict[str, Placement]) -> None:
+    """Parameters become DTensors: cut where a rule has their name, else whole on each rank. No communication."""
+    for name, parameter in list(module.named_parameters()):
+        if not isinstance(parameter, DTensor):
+            path, _, own = name.rpartition(".")
+            placement = rules.get(name.removeprefix("encoder."), EVERYWHERE)
+            found = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
+            module.get_submodule(path).register_parameter(own, nn.Parameter(found))
+
+
+class _Slot(NamedTuple):
+    """Where a module has a parameter. `in_parts`: it is whole, but each rank makes only a part of its gradient.
+    `in_sum`: it is added on each rank to what is then summed. `beside`: it is the bias of so many matrices, of each of
+    which this rank has a part (0: it is not)."""
+
+    owner: nn.Module
+    name: str
+    in_parts: bool
+    in_sum: bool
+    beside: int
+
+    def local(self) -> Tensor:
+        """What this rank computes with."""
+        parameter = self.owner._parameters[self.name]
+        assert isinstance(parameter, DTensor)
+        mesh = parameter.device_mesh
+        local: Tensor = parameter.to_local(grad_placements=[SUMMANDS] if self.in_parts else None)
+        if self.beside:
+            return local.view(self.beside, mesh.size(), -1)[:, mesh.get_local_rank()].flatten()
+        return local / mesh.size() if self.in_sum else local
+
+
+def _slots(owner: nn.Module, shares: bool) -> list[_Slot]:
+    """`shares`: the module computes with parts of hidden states, heads or neurons."""
+    parameters = cast(Iterable[tuple[str, DTensor]], owner.named_parameters(recurse=False))
+    cuts = {name: parameter.placements[0] for name, parameter in parameters}
+    weight, slots = cuts.get("weight"), []
+    for name, found in cuts.items():
+        beside = int(weight.split_factor) if name == "bias" and isinstance(weight, _StridedShard) else 0
+        in_sum = name == "bias" and weight == Shard(1)
+        slots.append(_Slot(owner, name, shares and found == EVERYWHERE, in_sum, beside))
+    return slots
+
+
+@contextmanager
+def _local_parameters(slots: Sequence[_Slot]) -> Iterator[None]:
+    kept = [slot.owner._parameters[slot.name] for slot in slots]
+    try:
+        for slot in slots:
+            slot.owner._parameters[slot.name] = slot.local()  # type: ignore[assignment]
+        yield
+    finally:
+        for slot, parameter in zip(slots, kept, strict=True):
+            slot.owner._parameters[slot.name] = parameter
+
+
+def _compute_locally(
+    module: nn.Module, in_parts: Collection[nn.Module], owners: Collection[nn.Module] | None = None
+) -> None:
+    """Let the forward pass of `module` see the local tensors of its parameters, or of those of its parts `owners`.
+
+    The pass itself is wrapped, so that what FSDP gathers before it is there.
+    """
+    modules = [part for part in module.modules() if owners is None or part in owners]
+    slots = [slot for part in modules for slot in _slots(part, part in in_parts)]
+    forward = module.forward
+
+    def local_forward(*inputs: Any, **named: Any) -> Any:
+        with _local_parameters(slots):
+            return forward(*inputs, **named)
+
+    module.forward = local_forward
+
+
+# Attention, MLP, vocabulary ------------------------------------------------------------------------------------------
+
+
+def _enter(x: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
+    """The whole stream, of which each rank computes something else: the backward pass sums (Megatron's f)."""
+    whole = DTensor.from_local(x, mesh, [stream], run_check=False).redistribute(placements=[EVERYWHERE])
+    local: Tensor = whole.to_local(grad_placements=[SUMMANDS])
+    return local
+
+
+def _leave(summand: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
+    """The sum over ranks (Megatron's g)."""
+    partial_sum = DTensor.from_local(summand, mesh, [SUMMANDS], run_check=False)
+    local: Tensor = partial_sum.redistribute(placements=[stream]).to_local()
+    return local
+
+
+class _InParts(ParallelStyle):
+    """Attention by heads, or the MLP by inner neurons, between places where the stream is whole or cut by tokens."""
+
+    def __init__(self, stream: Placement, config: ModelConfig) -> None:
+        self.stream, self.dropout = stream, config.attention_dropout
+        self.rules: dict[str, Placement] = {
+            "qkv.weight": _side_by_side(0, 3), "out.weight": Shard(1), "gate.weight": Shard(0), "gate.bias": Shard(0),
+            "up.weight": _side_by_side(0, 2 if config.mlp == "glu" else 1), "down.weight": Shard(1),
+        }  # fmt: skip
+        if config.mlp == "plain":
+            self.rules["up.bias"] = Shard(0)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _distribute(module, device_mesh, self.rules)
+        if self.dropout:
+            _draw_own_numbers(module, device_mesh)
+        module.register_forward_pre_hook(partial(self._enter, device_mesh))
+        module.register_forward_hook(partial(self._leave, device_mesh))
+        return module
+
+    def _enter(self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Hidden states are tensors, a context too; rotary tables are the same for all heads, values are of these."""
+        return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
+
+    def _leave(self, mesh: DeviceMesh, module: nn.Module, inputs: object, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return _leave(output[0], mesh, self.stream), *output[1:]
+        return _leave(output, mesh, self.stream)
+
+
+class VocabularyPart(Vocabulary):
+    """The entries that this rank has of a vocabulary cut over `mesh`."""
+
+    def __init__(self, mesh: DeviceMesh, vocab_size: int) -> None:
+        self.mesh = mesh
+        self.first = mesh.get_local_rank() * (vocab_size // mesh.size())
+
+    def joined(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Two numbers of each target are exchanged, twice."""
+        top, highest = self._over_all(torch.stack((top.float(), lse)), "max")
+        total, wanted = self._over_all(torch.stack(((lse - highest).exp(), wanted.float())), "sum")
+        return top, highest + total.log(), wanted
+
+    def sum(self, partial: Tensor) -> Tensor:
+        return self._over_all(partial, "sum")
+
+    def _over_all(self, tensor: Tensor, operation: str) -> Tensor:
+        return DTensor.from_local(tensor, self.mesh, [Partial(operation)], run_check=False).full_tensor()
+
+
+def _cut_vocabulary(model: MaskedLM, mesh: DeviceMesh) -> None:
+    decoder = model.decoder
+    model.vocabulary = VocabularyPart(mesh, model.encoder.embeddings.tokens.num_embeddings)
+
+    def local_decoder() -> Tensor:
+        weight = decoder()
+        return weight.to_local() if isinstance(weight, DTensor) else weight
+
+    model.decoder = local_decoder  # type: ignore[method-assign]
+
+
+# The stream cut by tokens, and dropout -------------------------------------------------------------------------------
+
+
+def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
+    """Hand the blocks up to number `by_tokens` the tokens of this rank only, and the later ones all tokens."""
+    encoder.embeddings.register_forward_hook(lambda module, inputs, x_TD: _kept(x_TD, mesh))
+    for convolution in encoder.convolutions:  # a token's neighbours may be on another rank
+        convolution.register_forward_pre_hook(lambda module, inputs: (_enter(inputs[0], mesh, BY_TOKENS), *inputs[1:]))
+        convolution.register_forward_hook(lambda module, inputs, x_TD: x_TD.chunk(mesh.size())[mesh.get_local_rank()])
+    for layer, block in enumerate(cast(list[Block], encoder.blocks)):
+        if layer < by_tokens:
+            _draw_own_numbers(block.dropout, mesh)
+        else:
+            place = 0 if layer == by_tokens else 3  # of hidden states; of the context, which all late layers share
+            block.register_forward_pre_hook(partial(_gather, mesh, place))
+
+
+def _kept(x_TD: Tensor, mesh: DeviceMesh) -> Tensor:
+    """This rank's tokens; the backward pass gathers the gradient of all."""
+    whole = DTensor.from_local(x_TD, mesh, [EVERYWHERE], run_check=False)
+    local: Tensor = whole.redistribute(placements=[BY_TOKENS]).to_local()
+    return local
+
+
+def _gather(mesh: DeviceMesh, place: int, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All tokens in the input at this place; in the backward pass each rank keeps its tokens' gradient."""
+    part = DTensor.from_local(inputs[place], mesh, [BY_TOKENS], run_check=False)
+    whole = part.redistribute(placements=[EVERYWHERE]).to_local()
+    return *inputs[:place], whole, *inputs[place + 1 :]
+
+
+def _draw_own_numbers(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let dropout on what is cut differ between ranks. Elsewhere all draw the same: their generators go together."""
+    forward, devices = module.forward, [torch.cuda.current_device()] if mesh.device_type == "cuda" else []
+
+    def forward_with_own_numbers(*inputs: Any) -> Any:
+        if not module.training:
+            return forward(*inputs)
+        seed = int(torch.randint(2**62, ()))
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed + mesh.get_local_rank())
+            return forward(*inputs)
+
+    module.forward = forward_with_own_numbers
