@@ -175,14 +175,24 @@ class Encoder(nn.Module):
         With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the late layers compute no
         others: of their 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
         """
-        hidden = self.embeddings(ids_T, positions_T, token_types_T)
-        windows = {self.config.half_window(layer): None for layer in range(len(self.blocks))}  # in the layers' order
-        shared = {window: self._shared(window, positions_T, packing) for window in windows}
+        hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
+        return self.final_norm(self.through(range(len(self.blocks)), hidden_TD, ids_T, positions_T, packing, queries_M))
+
+    def through(
+        self, layers: range, hidden: Tensor, ids_T: Tensor, positions_T: Tensor, packing: Packing,
+        queries_M: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What these layers make of hidden states [T, D]; `queries_M` is for a stretch that ends with the last layer.
+
+        A stretch begins with nothing but the hidden states: no skip, value or context comes from a layer before it.
+        """
+        windows = {self.config.half_window(layer): None for layer in layers}  # in the layers' order
+        shared = {window: self._shared(window, positions_T, packing, hidden) for window in windows}
         first_late = len(self.blocks) - self.config.late_layers
         embedded = self._value_embeddings(ids_T)
         first_values: Values = ()
         skips: list[Tensor] = []
-        for layer, block in enumerate(self.blocks):
+        for layer in layers:
             mirrored = len(self.blocks) - 1 - layer
             if self.skip_scales is not None and mirrored < len(self.skip_scales):
                 hidden = hidden + self.skip_scales[mirrored] * skips.pop()
@@ -195,13 +205,13 @@ class Encoder(nn.Module):
                 context_TD, skips = hidden, [layout.at_queries(skip) for skip in skips]
             table = self.config.value_table(layer)
             values = first_values if table is None else (embedded[table], *first_values)
-            out = block(hidden, rope, layout, context_TD if layer > first_late else None, values)
+            out = self.blocks[layer](hidden, rope, layout, context_TD if layer > first_late else None, values)
             hidden, first_values = (out[0], out[1:]) if isinstance(out, tuple) else (out, first_values)
             if layer < self.config.num_skips:
                 skips.append(hidden)
         if queries_M is not None and layout.queries_M is None:
             hidden = hidden.index_select(0, queries_M)
-        return self.final_norm(hidden)
+        return hidden
 
     def _value_embeddings(self, ids_T: Tensor) -> Values:
         """[T, D] of each table."""
@@ -223,7 +233,9 @@ class Encoder(nn.Module):
         }
         return found if len(found) == len(windows) else shared
 
-    def _shared(self, window: int | None, positions_T: Tensor, packing: Packing) -> tuple[Rope | None, Layout]:
+    def _shared(
+        self, window: int | None, positions_T: Tensor, packing: Packing, hidden_TD: Tensor
+    ) -> tuple[Rope | None, Layout]:
         """What all blocks with this window share: rotary tables and attention layout."""
         config = self.config
         rope = None
@@ -231,7 +243,7 @@ class Encoder(nn.Module):
             theta = config.rope_theta_global if window is None else config.rope_theta_local
             rope = rope_tables(positions_T, config.head_size, theta)
         dropout = config.attention_dropout if self.training else 0.0
-        dtype = compute_dtype(self.embeddings.tokens.weight)
+        dtype = compute_dtype(hidden_TD)
         return rope, attention.prepare(self.kernel, packing, positions_T.shape[0], window, dtype, dropout)
 
 
