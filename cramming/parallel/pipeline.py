@@ -1,10 +1,10 @@
 """Pipeline parallelism: each rank holds a stretch of the layers, and micro-batches flow through the stages.
 
 torch.distributed.pipelining runs the schedules; here a model is cut into stages, and what stages share is summed. The
-first stage has the embeddings, the last one norm, head and loss. A tied decoder is the embedding: the ranks of both hold
-it, start from the same weights, and sum its gradients, so that it stays the same (as in Megatron, Narayanan et al. 2021,
-section 3). The micro-batches of a step are the pipeline's. Every rank of a pipeline makes the same batches, which are a
-function of the sample's index, so that only hidden states [T, D] and their gradients travel.
+first stage has the embeddings, the last one norm, head and loss. A tied decoder is the embedding: the ranks of both
+hold it, start from the same weights, and sum its gradients, so that it stays the same (as in Megatron-LM). The
+micro-batches of a step are the pipeline's. Every rank of a pipeline makes the same batches, which are a function of the
+sample's index, so that only hidden states [T, D] and their gradients travel.
 
 Shapes: T tokens of a micro-batch, M targets, D hidden size; p ranks, v stages on each, m micro-batches.
 """
@@ -41,9 +41,9 @@ class Order:
         return ranks - 1 - place if self.is_v and lap % 2 else place
 
 
-# `parallel.schedule` -> what torch runs. GPipe: Huang et al. 2019; 1F1B: DAPPLE, Fan et al. 2021; interleaved: Narayanan
-# et al. 2021, section 2.2; zero_bubble: ZB-H1, zbv: ZB-V, both Qi et al. 2023; dualpipev: DeepSeek-AI 2024, section
-# 3.2.1, a descendant of the bidirectional pipelines of Chimera (Li and Hoefler 2021).
+# `parallel.schedule` -> what torch runs. GPipe: Huang et al. 2019; 1F1B: DAPPLE, Fan et al. 2021; interleaved:
+# Narayanan et al. 2021 (Megatron-LM), section 2.2; zero_bubble: ZB-H1, zbv: ZB-V, both Qi et al. 2023; dualpipev:
+# DeepSeek-AI 2024, section 3.2.1, a descendant of the bidirectional pipelines of Chimera (Li and Hoefler 2021).
 ORDERS: dict[str, Order] = {
     "gpipe": Order(pipelining.ScheduleGPipe),
     "1f1b": Order(pipelining.Schedule1F1B),
@@ -177,7 +177,7 @@ class Pipeline:
         Not by torch's schedules, of which those whose stages come back up have no forward pass alone (torch 2.13).
         """
         self._take(batches, 0.0)
-        sent: list[dist.Work] = []
+        sent: list[Any] = []
         for number, batch in enumerate(batches):
             hidden_TD = torch.empty(len(batch.ids_T), self.model.config.hidden_size, dtype=self.stream)
             for index, stage in self.stages.items():

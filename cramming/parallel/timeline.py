@@ -1,9 +1,9 @@
 """When which stage of a pipeline computes what: the order that torch's schedules give, with a time for each action.
 
 Each rank does its actions in the schedule's order, each as soon as what it needs is there: a forward pass needs that of
-the stage before, a backward pass that of the stage after (messages take no time). Times are in forward passes of a
-rank's whole stretch of layers: with v stages on a rank each takes 1 / v, a backward pass twice as long, of which one half
-is for the inputs and one for the weights.
+the stage before, a backward pass that of the stage after (messages take no time). Times are in forward passes of all
+that a rank has: with v stages on it each takes 1 / v, a backward pass twice as long, of which one half is for the
+inputs and one for the weights.
 """
 
 from collections import Counter
@@ -102,18 +102,18 @@ def bubble(slots: Sequence[Slot], ranks: int) -> float:
 def most_kept(slots: Sequence[Slot], ranks: int) -> list[int]:
     """Of each rank, the most micro-batches (times stages) whose activations it keeps at one time."""
     kept, most = [0] * ranks, [0] * ranks
-    splits = any(slot.action.kind == "W" for slot in slots)
     for slot in sorted(slots, key=lambda slot: slot.begin):
-        kept[slot.rank] += (slot.action.kind == "F") - (slot.action.kind == ("W" if splits else "B"))
+        kept[slot.rank] += {"F": 1, "I": 0}.get(slot.action.kind, -1)
         most[slot.rank] = max(most[slot.rank], kept[slot.rank])
     return most
 
 
-# Share of idle time by the papers' formulas; `p` ranks, `m` micro-batches, forward passes of 1 and backward passes of 2.
-# gpipe: Huang et al. 2019, section 2.3; 1f1b: the same, in less memory; interleaved: Narayanan et al. 2021, section 2.2,
-# v stages on a rank; zero_bubble: ZB-H1, whose bubble is a third of 1F1B's (Qi et al. 2023, table 1).
 def formula(schedule: str, ranks: int, micro_batches: int) -> float | None:
-    """What the papers say `bubble` is; None for the schedules without such a formula."""
+    """What the papers say `bubble` is, for p ranks and m micro-batches; None for schedules without such a formula.
+
+    gpipe: Huang et al. 2019, section 2.3; 1f1b: the same, in less memory; interleaved: Narayanan et al. 2021
+    (Megatron-LM), section 2.2; zero_bubble: ZB-H1, a third of the idle time of 1F1B (Qi et al. 2023, section 2.3).
+    """
     p, m = ranks, micro_batches
     v = ORDERS[schedule].stages_per_rank
     shares = {"gpipe": (p - 1) / (m + p - 1), "1f1b": (p - 1) / (m + p - 1), "interleaved": (p - 1) / (v * m + p - 1)}

@@ -1,10 +1,11 @@
-"""`cramming study vocab|data|architectures|schedules|batch|masking`: which variant gives the best model in one budget.
+"""`cramming study vocab|data|architectures|schedules|batch|masking|pipelines`: which variant is best in one budget.
 
 The cramming paper's figures of architectures, schedules, batch sizes, masking and vocabularies, and its table of data
 sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each variant and seed is a run of its own,
 `<name>-<variant>-<seed>`, made by the verbs prepare, pretrain and glue in processes of their own. The same command
 again continues an interrupted study. `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
-runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants.
+runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants. `pipelines` is
+no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
 """
 
 import statistics
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cramming.children import run_process
-from cramming.config import UserError, build, expand_home, folder_name, require
+from cramming.config import Count, UserError, build, expand_home, folder_name, require
+from cramming.data.corpus import MANIFEST
+from cramming.data.manifest import corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK
@@ -35,12 +38,13 @@ class StudyConfig:
     what: str = "vocab"
     variants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     vocab_sizes: list[int] = field(default_factory=list)
+    stages: Count = 4
     seeds: list[int] = field(default_factory=lambda: [0])
     glue: bool | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        known = sorted({*self.variants, "vocab"})
+        known = sorted({*self.variants, "vocab", "pipelines"})
         require(self.what in known, f"what={self.what!r}: choose one of {', '.join(known)}")
 
     @property
@@ -85,6 +89,13 @@ def main(settings: dict[str, Any]) -> None:
     runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
+    if config.what == "pipelines":
+        from eval.extras import pipelines  # it trains in this process, so it needs torch
+
+        if not (corpus_folder(settings) / MANIFEST).is_file():
+            _verb("prepare", shared)
+        pipelines.main(settings, config.stages, config.seeds, out)
+        return
     variants = config.overrides_of(settings)
     folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants}
     for variant, changes in variants.items():
