@@ -26,7 +26,7 @@ from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, OPTIMIZERS, MuonConfig, OptimConfig
 from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.mesh import STRATEGIES, ParallelConfig
+from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
@@ -183,6 +183,12 @@ def _unit(config: Config, place: Place) -> int:
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
 FOR_DDP = ": the weights of a process are not whole with parallel={c.parallel.name}; "
+NOT_STAGES = (
+    ": does not go with what reaches over stages or needs the whole model in one process: model.unet_skips,"
+    " model.value_embeddings, model.value_residual, objective=rtd, objective=mlm-by-loss, start=cooccurrence,"
+    " train.average, train.micro_batch=auto, runtime.compile=model, runtime.cuda_graphs, memory.offload_*,"
+    " precision=fp16, parallel.tp; one of these is set"
+)
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"
@@ -301,8 +307,46 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": goes with parallel.tp=2 or more, and without model.unet_skips; set it to false",
     ),
     ("memory.offload_weights", lambda c, p: c.memory.offload_weights and p.mode == "fp16", SCALED),
+    ("parallel.pp", lambda c, p: c.parallel.pp > 1 and c.parallel.name != "pp", ": stages are cut by parallel=pp"),
+    ("parallel.name", lambda c, p: c.parallel.name == "pp" and _needs_whole_model(c, p), NOT_STAGES),
+    (
+        "parallel.pp",
+        lambda c, p: isinstance(c.parallel, PipelineConfig) and not _has_layers(c),
+        ": model.num_layers={c.model.num_layers} are too few for the stages of parallel.schedule, of which the last one"
+        " has at least model.late_layers={c.model.late_layers} of them",
+    ),
+    (
+        "train.micro_batch",
+        lambda c, p: isinstance(c.parallel, PipelineConfig) and not _fills_pipeline(c, p),
+        ": a step then has a number of micro-batches that is no multiple of parallel.pp={c.parallel.pp}, or with"
+        " parallel.schedule=dualpipev of twice as many; take a smaller one",
+    ),
     ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),
 )
+
+
+def _needs_whole_model(c: Config, p: Place) -> bool:
+    """What a process with a few of the layers cannot do, or does not get from others."""
+    model, memory, run = c.model, c.memory, c.runtime
+    reaches_over = model.unet_skips or model.value_embeddings or model.value_residual
+    objective = c.objective.replaces_tokens or c.objective.by_loss or isinstance(c.start, CooccurrenceStart)
+    offloads = memory.offload_activations or memory.offload_weights or memory.offload_optimizer
+    settings = c.train.average or c.train.micro_batch == "auto" or p.mode == "fp16" or c.parallel.tp > 1
+    return bool(reaches_over or objective or offloads or settings or run.compile == "model" or run.cuda_graphs)
+
+
+def _has_layers(c: Config) -> bool:
+    from cramming.parallel.stages import fits
+
+    assert isinstance(c.parallel, PipelineConfig)
+    return fits(c.parallel.schedule, c.parallel.pp, c.model)
+
+
+def _fills_pipeline(c: Config, p: Place) -> bool:
+    """Whether every step has as many micro-batches as the schedule asks for, or a multiple."""
+    assert isinstance(c.parallel, PipelineConfig)
+    least = c.parallel.pp * (2 if c.parallel.schedule == "dualpipev" else 1)
+    return ramp_step(c.train.batch_ramp, c.train.batch_size) % (_unit(c, p) * least) == 0
 
 
 def check(config: Config, place: Place) -> None:

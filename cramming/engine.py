@@ -129,7 +129,7 @@ class Engine:
             self.token_losses.begin_step()
         found = []
         if self.spread:
-            found = self.spread.accumulate(self._pass, batches)
+            found = self.spread.accumulate(self._pass, batches, 1 / self._targets)
         else:
             for batch in batches:
                 if stop():
@@ -245,7 +245,7 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     memory, precision = config.memory, Precision(config.precision, device)
     for encoder in model.encoders:
         precision.convert(encoder)
-    spread = apply(model, memory, config.runtime, config.parallel, mesh)
+    spread = apply(model, memory, config.runtime, config.parallel, mesh, precision)
     at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
     optimizer = (
         build_host_optimizer(model, config.optim, device, at_home)

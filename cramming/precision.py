@@ -79,6 +79,11 @@ class Precision:
         dtype = torch.float16 if self.mode == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype)
 
+    @property
+    def stream(self) -> torch.dtype:
+        """Of the hidden states between blocks."""
+        return torch.bfloat16 if self._config.residual == "bf16" else torch.float32
+
     def convert(self, encoder: Encoder) -> None:
         """In mode fp8 let the linear layers of the blocks multiply so; lower the residual stream where that is set.
 

@@ -213,7 +213,7 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
             model = build_model(config)
         precision = Precision(config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(model, config.memory, config.runtime, config.parallel, Mesh.solo(torch.device("cuda")))
+        apply(model, config.memory, config.runtime, config.parallel, Mesh.solo(torch.device("cuda")), precision)
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled
             with precision.autocast():

@@ -18,7 +18,8 @@ from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Encoder
 from cramming.model.heads import PretrainedModel
-from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.parallel.mesh import Mesh, ParallelConfig, PipelineConfig
+from cramming.precision import Precision
 
 if TYPE_CHECKING:
     from cramming.parallel.spread import Spread
@@ -70,8 +71,9 @@ def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) ->
 
 
 def apply(
-    model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig, parallel: ParallelConfig, mesh: Mesh
-) -> "Spread | None":
+    model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig, parallel: ParallelConfig, mesh: Mesh,
+    precision: Precision,
+) -> "Spread | None":  # fmt: skip
     """Apply the settings to a model in place; how its steps run on several processes, None on one."""
     if parallel.tp > 1:
         from cramming.model.heads import MaskedLM
@@ -85,6 +87,10 @@ def apply(
     _compile(model, memory, runtime)
     if mesh.world_size == 1:
         return None
+    if isinstance(parallel, PipelineConfig):
+        from cramming.parallel.pipeline import Pipeline  # only here, as below
+
+        return Pipeline(model, parallel, mesh, precision)
     from cramming.parallel.data_parallel import spread_data  # only here: it takes time to import
 
     return spread_data(model, parallel, mesh)

@@ -47,9 +47,17 @@ class ShardConfig(ParallelConfig):
     """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig(ParallelConfig):
+    """Processes share the layers, `pp` stages of them, or two in each with the schedules that interleave; whole
+    pipelines are copied along `dp`. `schedule`: the order of the micro-batches' passes (parallel/pipeline.py)."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+
+
 # The choices of `parallel`, each with settings of its own.
 STRATEGIES: dict[str, type[ParallelConfig]] = {
-    "ddp": ReplicaConfig, "zero1": ShardConfig, "zero2": ShardConfig, "zero3": ShardConfig,
+    "ddp": ReplicaConfig, "zero1": ShardConfig, "zero2": ShardConfig, "zero3": ShardConfig, "pp": PipelineConfig,
 }  # fmt: skip
 
 

@@ -9,9 +9,9 @@ sample's index, so that only hidden states [T, D] and their gradients travel.
 Shapes: T tokens of a micro-batch, M targets, D hidden size; p ranks, v stages on each, m micro-batches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,57 +20,11 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from cramming.data.batches import Batch
-from cramming.model.config import ModelConfig
-from cramming.model.heads import MaskedLM
-
-TOKENS = "encoder.embeddings.tokens.weight"
-
-
-@dataclass(frozen=True)
-class Order:
-    """One row of `ORDERS`. With `is_v` the stages go down the ranks and come back up, so that the first and the last
-    are on one rank; otherwise stage s is on rank s mod p."""
-
-    make: type[Any]
-    stages_per_rank: int = 1
-    is_v: bool = False
-
-    def rank_of(self, stage: int, ranks: int) -> int:
-        """Where a stage is."""
-        lap, place = divmod(stage, ranks)
-        return ranks - 1 - place if self.is_v and lap % 2 else place
-
-
-# `parallel.schedule` -> what torch runs. GPipe: Huang et al. 2019; 1F1B: DAPPLE, Fan et al. 2021; interleaved:
-# Narayanan et al. 2021 (Megatron-LM), section 2.2; zero_bubble: ZB-H1, zbv: ZB-V, both Qi et al. 2023; dualpipev:
-# DeepSeek-AI 2024, section 3.2.1, a descendant of the bidirectional pipelines of Chimera (Li and Hoefler 2021).
-ORDERS: dict[str, Order] = {
-    "gpipe": Order(pipelining.ScheduleGPipe),
-    "1f1b": Order(pipelining.Schedule1F1B),
-    "interleaved": Order(pipelining.ScheduleInterleaved1F1B, 2),
-    "zero_bubble": Order(pipelining.ScheduleInterleavedZeroBubble),
-    "zbv": Order(pipelining.ScheduleZBVZeroBubble, 2, is_v=True),
-    "dualpipev": Order(pipelining.ScheduleDualPipeV, 2, is_v=True),
-}
-
-
-def stretch(stage: int, stages: int, num_layers: int) -> range:
-    """The layers of a stage: as many in each, one more in the first where that does not divide."""
-    size, extra = divmod(num_layers, stages)
-    first = stage * size + min(stage, extra)
-    return range(first, first + size + (stage < extra))
-
-
-def holders(name: str, config: ModelConfig, stages: int) -> tuple[int, ...]:
-    """The stages that need the parameter of this name in a `MaskedLM`."""
-    if name == TOKENS and config.tie_embeddings:
-        return 0, stages - 1
-    if name.startswith("encoder.embeddings."):
-        return (0,)
-    if name.startswith(("encoder.blocks.", "encoder.convolutions.")):
-        layer = int(name.split(".")[2])
-        return tuple(s for s in range(stages) if layer in stretch(s, stages, config.num_layers))
-    return (stages - 1,)
+from cramming.model.heads import MaskedLM, PretrainedModel
+from cramming.parallel.mesh import Mesh, PipelineConfig
+from cramming.parallel.spread import Found, OnePass, Spread, State, norm_of_parts
+from cramming.parallel.stages import ORDERS, holders, stretch
+from cramming.precision import Precision
 
 
 def cut(model: MaskedLM, schedule: str, rank: int, ranks: int) -> None:
@@ -87,7 +41,8 @@ class Stage(nn.Module):
     """A stretch of the layers, with the embeddings if it is the first, with norm, head and loss if it is the last.
 
     It owns the modules that it computes with and not the model, whose other stages on this rank are not its own.
-    `found` collects summed loss and hits of each micro-batch, in the order of their forward passes.
+    `found` collects summed loss and hits of each micro-batch, in the order of their forward passes; gradients are of
+    `share` times the loss.
     """
 
     def __init__(
@@ -103,15 +58,14 @@ class Stage(nn.Module):
         self.own = nn.ModuleList(own)
         self.autocast = autocast
         self._model = (model,)  # a tuple hides it from nn.Module
-        self.batches: Sequence[Batch] = ()
-        self.scale = 1.0
+        self.given: Sequence[Any] = ()  # what a model gets of each micro-batch
+        self.share = 1.0
         self.found: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
         """Hidden states [T, D] for the next stage; of the last stage a number whose gradient is that of the loss."""
         (model,) = self._model
-        batch = self.batches[int(index)]
-        ids, positions, packing, target_positions = batch.inputs[:4]
+        ids, positions, packing, target_positions, target_ids = self.given[int(index)]
         with self.autocast():
             hidden = model.encoder.embeddings(ids, positions, None) if self.is_first else received[0]
             if not self.is_last:
@@ -121,7 +75,7 @@ class Stage(nn.Module):
             hidden = model.encoder.final_norm(hidden)
             if late is None:
                 hidden = hidden.index_select(0, target_positions)
-            return self._loss(model, model.transform(hidden), batch.target_ids_M)
+            return self._loss(model, model.transform(hidden), target_ids)
 
     def _loss(self, model: MaskedLM, hidden_MD: Tensor, target_ids_M: Tensor) -> Tensor:
         """Note loss and hits; in training go back through the loss at once, as its gradients are made with it.
@@ -135,77 +89,140 @@ class Stage(nn.Module):
             return loss
         given_MD = hidden_MD.detach().requires_grad_()
         loss, hits, _ = model.loss(given_MD, target_ids_M)
-        (loss * self.scale).backward()
+        (loss * self.share).backward()
         assert given_MD.grad is not None
         self.found.append((loss.detach(), hits))
         return (hidden_MD * given_MD.grad).sum()
 
 
-class Pipeline:
-    """The stages of this rank, and the schedules that run them. `group`: the p ranks of one pipeline, in their order.
+class Pipeline(Spread):
+    """The stages of this rank, and the schedules that run them. The model is cut when this is made.
 
-    `stream`: type of the hidden states between stages.
+    With replicas of a pipeline (`dp`) gradients are summed once the last micro-batch is through, in one piece.
     """
 
-    def __init__(
-        self, model: MaskedLM, schedule: str, group: Any, device: torch.device,
-        autocast: Callable[[], AbstractContextManager[object]], stream: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
-        self.model, self.group, self.device, self.stream = model, group, device, stream
-        self.schedule, self.order = schedule, ORDERS[schedule]
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, model: PretrainedModel, config: PipelineConfig, mesh: Mesh, precision: Precision) -> None:
+        assert isinstance(model, MaskedLM)
+        super().__init__(model, mesh)
+        self.schedule, self.order = config.schedule, ORDERS[config.schedule]
+        self.group, self.device = mesh.dims.get_group("pp"), mesh.device
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.num_stages = self.ranks * self.order.stages_per_rank
+        self.names = [name for name, _ in model.named_parameters()]  # of the whole model, in order
+        cut(model, self.schedule, self.rank, self.ranks)
         mine = [s for s in range(self.num_stages) if self.order.rank_of(s, self.ranks) == self.rank]
-        self.stages = {s: Stage(model, s, self.num_stages, autocast) for s in mine}
+        self.stages = {s: Stage(model, s, self.num_stages, precision.autocast) for s in mine}
         ends = {self.order.rank_of(0, self.ranks), self.order.rank_of(self.num_stages - 1, self.ranks)}
-        self.shares_tokens = model.config.tie_embeddings and len(ends) == 2 and self.rank in ends
+        shares = model.config.tie_embeddings and len(ends) == 2 and self.rank in ends
+        self.shared: nn.Parameter | None = model.encoder.embeddings.tokens.weight if shares else None  # type: ignore[assignment]
+        self.width, self.stream = model.config.hidden_size, precision.stream
         self._schedules: dict[tuple[int, int], Any] = {}
+        model.forward = self._evaluate  # type: ignore[method-assign,assignment]
 
-    def forward_backward(self, batches: Sequence[Batch], scale: float) -> tuple[Tensor, Tensor]:
-        """Gradients of `scale` times the summed loss of all micro-batches; that loss and the hits, on every rank."""
-        self._take(batches, scale)
+    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch], share: float) -> list[Found]:
+        """A step by torch's schedule. The loss and hits of all micro-batches together, on every rank."""
+        self._take(batches, share)
         index = torch.arange(len(batches))
         self._schedule(len(batches), len(batches[0].ids_T)).step(index=index, target=index, return_outputs=False)
-        if self.shares_tokens:
-            self._sum_tokens()
-        return self._totals()
+        if self.shared is not None:
+            self._sum_shared(self.shared)
+        if self.mesh.data_size > 1:
+            grads: list[Tensor] = [p.grad for p in self.model.parameters() if p.grad is not None]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            self.mesh.sum_tensor(flat)
+            for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
+                grad.copy_(part.view_as(grad))
+        return [self._totals()]
 
-    @torch.no_grad()
-    def forward(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of batches of any sizes, on every rank.
+    def norm(self, gradients: Iterable[Tensor]) -> Tensor:
+        """A matrix that two ranks hold counts once."""
+        twice = None if self.shared is None or 0 in self.stages else self.shared.grad
+        squared = norm_of_parts([grad for grad in gradients if grad is not twice]).square()
+        dist.all_reduce(squared, group=self.group)
+        return squared.sqrt()
+
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        """Every rank's parameters and their state, gathered as objects; the names say where they belong."""
+        groups = self._groups(optimizer)
+        own = optimizer.state_dict()
+        names = {p: name for name, p in self.model.named_parameters()}
+        mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
+        part = _on_host((self.model.state_dict(), {mine[number]: found for number, found in own["state"].items()}))
+        parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
+        dist.gather_object(part, parts, group=self.group, group_dst=0)
+        if parts is None or not self.mesh.is_main:
+            return {}, {}
+        weights = {name: found for part, _ in parts for name, found in part.items()}
+        states = {name: found for _, part in parts for name, found in part.items()}
+        numbers = {name: number for number, name in enumerate(chain.from_iterable(groups.values()))}
+        known = {group["name"]: group for group in own["param_groups"]}
+        return (
+            {name: weights[name] for name in self.names},
+            {
+                "state": {number: states[name] for name, number in numbers.items() if name in states},
+                "param_groups": [
+                    {**known[group], "params": [numbers[name] for name in found]} for group, found in groups.items()
+                ],
+            },
+        )
+
+    def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Each rank takes its part of what rank 0 sends to all of them."""
+        weights, whole = self.mesh.object_from_main(state)
+        self._take_weights(weights)
+        names = {p: name for name, p in self.model.named_parameters()}
+        numbers = {name: number for number, name in enumerate(chain.from_iterable(self._groups(optimizer).values()))}
+        own = optimizer.state_dict()
+        mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
+        found = {number: whole["state"][numbers[name]] for number, name in enumerate(mine) if whole["state"]}
+        settings = {group["name"]: group for group in whole["param_groups"]}
+        groups = [{**settings[group["name"]], "params": group["params"]} for group in own["param_groups"]]
+        optimizer.load_state_dict({"state": found, "param_groups": groups})
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        self._take_weights(self.mesh.object_from_main(weights))
+
+    def _take_weights(self, weights: dict[str, Any]) -> None:
+        self.model.load_state_dict({name: weights[name] for name in self.model.state_dict()})
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
+        """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
+        names = {p: name for name, p in self.model.named_parameters()}
+        mine = {group["name"]: [names[p] for p in group["params"]] for group in optimizer.param_groups}
+        every: list[Any] = [None] * self.ranks
+        dist.all_gather_object(every, mine, group=self.group)
+        found: dict[str, set[str]] = {}
+        for part in every:
+            for group, own in part.items():
+                found.setdefault(group, set()).update(own)
+        return {group: [name for name in self.names if name in own] for group, own in found.items()}
+
+    def _evaluate(self, *inputs: Any) -> Found:
+        """The model's forward pass, on all ranks of the pipeline: summed loss and hits.
 
         Not by torch's schedules, of which those whose stages come back up have no forward pass alone (torch 2.13).
         """
-        self._take(batches, 0.0)
+        hidden_TD = torch.empty(len(inputs[0]), self.width, dtype=self.stream, device=self.device)
+        self._take([inputs], 0.0)
         sent: list[Any] = []
-        for number, batch in enumerate(batches):
-            hidden_TD = torch.empty(len(batch.ids_T), self.model.config.hidden_size, dtype=self.stream)
-            for index, stage in self.stages.items():
-                before, after = (self.order.rank_of(index + step, self.ranks) for step in (-1, 1))
-                if before != self.rank and not stage.is_first:
-                    hidden_TD = torch.empty_like(hidden_TD, device=self.device)
-                    dist.recv(hidden_TD, group=self.group, group_src=before)
-                hidden_TD = stage(hidden_TD, index=torch.tensor([number]))
-                if after != self.rank and not stage.is_last:
-                    sent += [dist.isend(hidden_TD, group=self.group, group_dst=after)]
+        for index, stage in self.stages.items():
+            before, after = (self.order.rank_of(index + step, self.ranks) for step in (-1, 1))
+            if before != self.rank and not stage.is_first:
+                hidden_TD = torch.empty_like(hidden_TD)
+                dist.recv(hidden_TD, group=self.group, group_src=before)
+            hidden_TD = stage(hidden_TD, index=torch.zeros(1, dtype=torch.int64))
+            if after != self.rank and not stage.is_last:
+                sent.append(dist.isend(hidden_TD, group=self.group, group_dst=after))
         for work in sent:
             work.wait()
         return self._totals()
 
-    def norm(self, grads: Callable[[Sequence[nn.Parameter]], Tensor]) -> Tensor:
-        """The global norm, of `grads(parameters)` for those that this rank counts."""
-        tokens = self.model.encoder.embeddings.tokens.weight
-        counts_tokens = not self.shares_tokens or 0 in self.stages
-        squared = grads([p for p in self.model.parameters() if counts_tokens or p is not tokens]).square()
-        dist.all_reduce(squared, group=self.group)
-        return squared.sqrt()
-
-    def _take(self, batches: Sequence[Batch], scale: float) -> None:
-        batches = [batch.to(self.device) for batch in batches]
+    def _take(self, batches: Sequence[Any], share: float) -> None:
+        given = [batch.to(self.device).inputs if isinstance(batch, Batch) else batch for batch in batches]
         for stage in self.stages.values():
-            stage.batches, stage.scale, stage.found = batches, scale, []
+            stage.given, stage.share, stage.found = given, share, []
 
-    def _totals(self) -> tuple[Tensor, Tensor]:
+    def _totals(self) -> Found:
         """What the last stage found, on every rank."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         if last := self.stages.get(self.num_stages - 1):
@@ -217,34 +234,42 @@ class Pipeline:
         """Torch's schedule for so many micro-batches of this size: buffers are of one size."""
         key = micro_batches, tokens
         if key not in self._schedules:
-            hidden = torch.empty(tokens, self.model.config.hidden_size, dtype=self.stream, device="meta")
+            hidden = torch.empty(tokens, self.width, dtype=self.stream, device="meta", requires_grad=True)
             made = [
                 pipelining.PipelineStage(
                     stage, index, self.num_stages, self.device, group=self.group,
-                    input_args=() if stage.is_first else (hidden.requires_grad_(),),
-                    output_args=(torch.empty((), device="meta") if stage.is_last else hidden.requires_grad_(),),
+                    input_args=() if stage.is_first else (hidden,),
+                    output_args=(torch.empty((), device="meta") if stage.is_last else hidden,),
                 )
                 for index, stage in self.stages.items()
             ]  # fmt: skip
             self._schedules[key] = make_schedule(self.schedule, made, micro_batches)
         return self._schedules[key]
 
-    def _sum_tokens(self) -> None:
+    def _sum_shared(self, parameter: nn.Parameter) -> None:
         """Both holders of the tied matrix get the sum of their gradients."""
-        grad = self.model.encoder.embeddings.tokens.weight.grad
-        assert grad is not None
+        assert parameter.grad is not None
         peer = self.order.rank_of(self.num_stages - 1 if 0 in self.stages else 0, self.ranks)
-        other = torch.empty_like(grad)
-        sent = [dist.P2POp(dist.isend, grad, group=self.group, group_peer=peer)]
-        sent += [dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer)]
-        for work in dist.batch_isend_irecv(sent):
+        other = torch.empty_like(parameter.grad)
+        both = [dist.P2POp(dist.isend, parameter.grad, group=self.group, group_peer=peer)]
+        both += [dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer)]
+        for work in dist.batch_isend_irecv(both):
             work.wait()
-        grad += other
+        parameter.grad += other
+
+
+def _on_host(value: Any) -> Any:
+    """With its tensors in main memory."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(one) for key, one in value.items()}
+    return tuple(map(_on_host, value)) if isinstance(value, tuple) else value
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> Any:
     """Torch's schedule for these stages of one rank."""
-    make = ORDERS[schedule].make
+    make = getattr(pipelining, ORDERS[schedule].name)
     takes_one = issubclass(make, pipelining.schedules.PipelineScheduleSingle)
     return make(stages[0] if takes_one else list(stages), micro_batches, loss_fn=_as_it_is, scale_grads=False)
 

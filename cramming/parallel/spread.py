@@ -37,8 +37,8 @@ class Spread:
         """Around the passes of one micro-batch, which is the step's last or not."""
         return nullcontext()
 
-    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch]) -> list[Found]:
-        """The forward and backward passes of a step."""
+    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch], share: float) -> list[Found]:
+        """The forward and backward passes of a step; a gradient is that of `share` times the summed loss."""
         found = []
         for number, batch in enumerate(batches, 1):
             with self.passing(number == len(batches)):

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from cramming.parallel.pipeline import ORDERS, make_schedule
+from cramming.parallel.pipeline import make_schedule
+from cramming.parallel.stages import ORDERS
 
 COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # forward; backward, whole, of the inputs, of the weights
 

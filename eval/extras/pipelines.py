@@ -3,7 +3,7 @@
 Every rule of eval/extras/staleness.py trains the same model on the same batches for budget.steps, in this process,
 with each of study.seeds; study.stages stages are simulated, and a step has train.batch_size / train.micro_batch
 micro-batches. The decoder has a matrix of its own (a tied one would be of two stages). `study.md` has the losses, and
-for each schedule of cramming/parallel/pipeline.py the idle share of a step; `study.svg` the losses;
+for each schedule of cramming/parallel/stages.py the idle share of a step; `study.svg` the losses;
 `time-<schedule>.svg` which rank computes what at which time. The same command again takes the runs that are done from
 `<rule>-<seed>.json`.
 """
@@ -22,7 +22,7 @@ from cramming.data.batches import PINNED
 from cramming.engine import build_engine
 from cramming.files import write_atomically
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.pipeline import ORDERS
+from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import Slot, bubble, formula, most_kept, timeline
 from cramming.progress import say
 from cramming.schedule import learning_rate_factor

@@ -32,7 +32,7 @@ from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine, StepStats
 from cramming.model.heads import MaskedLM
-from cramming.parallel.pipeline import holders
+from cramming.parallel.stages import holders
 
 DECAY = math.exp(-2)  # of a velocity over one age (Yang et al. 2021, section 3.2: D = 0.135)
 

@@ -1,0 +1,73 @@
+"""What each rank of test_pipeline.py runs: `pipeline_ranks.py <settings as JSON> <folder>` under torchrun.
+
+Every setting trains `HALF` steps, gathers its state, loads it into an engine made anew, and trains `HALF` more. Rank 0
+writes what it found of each setting.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cramming import device as devices
+from cramming.checks import Config
+from cramming.data.batches import PINNED
+from cramming.engine import Engine, build_engine
+from cramming.parallel.mesh import Mesh
+from cramming.train_state import RunData, fit_to_corpus
+
+HALF = 15
+CPU = torch.device("cpu")
+
+
+def start(config: Config, mesh: Mesh) -> Engine:
+    """An engine with the weights of the seed."""
+    devices.seed_everything(config.seed)
+    return build_engine(config, mesh, CPU)
+
+
+def train(engine: Engine, config: Config, data: RunData, steps: range) -> list[list[float]]:
+    """Loss, accuracy and gradient norm of each step."""
+    mesh, train, found = engine.mesh, config.train, []
+    for step in steps:
+        count = train.batch_size // (train.rows * mesh.data_size)
+        firsts = [step * train.batch_size + (k * mesh.data_size + mesh.data_rank) * train.rows for k in range(count)]
+        stats = engine.step([data.source.batch(first, train.rows) for first in firsts], config.peak_learning_rate)
+        found.append([stats.loss, stats.accuracy, stats.grad_norm])
+    return found
+
+
+def opened(settings: dict[str, Any]) -> tuple[Config, RunData]:
+    """The configuration with the corpus's vocabulary, and its data."""
+    config = Config.of(settings)
+    data = RunData.open(settings, config, verify=False)
+    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
+
+
+def main(every: dict[str, dict[str, Any]], folder: Path) -> None:
+    """All settings, one after the other."""
+    torch.set_num_threads(1)
+    for name, settings in every.items():
+        config, data = opened(settings)
+        mesh = Mesh(config.parallel, CPU)
+        engine = start(config, mesh)
+        found = train(engine, config, data, range(HALF))
+        assert engine.spread
+        state = engine.spread.state(engine.optimizer)
+        engine = start(config, mesh)
+        assert engine.spread
+        engine.spread.load_state(engine.optimizer, state)
+        found += train(engine, config, data, range(HALF, 2 * HALF))
+        validation = engine.evaluate(data.held_out.batches(PINNED, config.train.rows))
+        counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
+        state = engine.spread.state(engine.optimizer)
+        if mesh.is_main:
+            torch.save({"steps": found, "validation": validation, "state": state, "counts": counts}, folder / name)
+        mesh.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))

@@ -1,0 +1,100 @@
+"""A pipeline trains as one process does, whatever the schedule; what it cannot do is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cramming.checks import Config, Place, check
+from cramming.config import UserError
+from cramming.data.batches import PINNED
+from cramming.parallel.mesh import Mesh
+from cramming.parallel.stages import ORDERS
+from tests.cramming.parallel.pipeline_ranks import CPU, HALF, opened, start, train
+
+SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
+MODEL = [
+    "model.hidden_size=16", "model.intermediate_size=24", "train.sequence_length=16", "train.micro_batch=2",
+    "train.batch_size=8", "train.validation_tokens=128",
+]  # fmt: skip
+TWO = {name: ["parallel=pp", f"parallel.schedule={name}", "parallel.pp=2"] for name in ORDERS}
+FOUR = {
+    f"{name}-pp{stages}": ["parallel=pp", f"parallel.schedule={name}", f"parallel.pp={stages}"]
+    for stages, names in ((4, ("gpipe", "1f1b", "interleaved", "zero_bubble")), (2, ("1f1b", "zbv")))
+    for name in names
+}
+
+
+@pytest.mark.parametrize(("ranks", "settings", "layers"), [(2, TWO, 4), (4, FOUR, 8)], ids=["two", "four"])
+def test_losses_are_those_of_one_process(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], ranks: int,
+    settings: dict[str, list[str]], layers: int,
+) -> None:  # fmt: skip
+    """Over 30 steps, with the state gathered and loaded in between; the last state is one that one process loads.
+
+    On four ranks also two pipelines of two stages, each with half of the samples."""
+    model = [*MODEL, f"model.num_layers={layers}"]
+    every = {name: compose(*tiny_overrides, *model, *changes) for name, changes in settings.items()}
+    (tmp_path / "settings.json").write_text(json.dumps(every, default=str), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [*command, str(tmp_path / "settings.json"), str(tmp_path)], check=False, capture_output=True, text=True,
+        env=environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+
+    config, data = opened(compose(*tiny_overrides, *model))
+    one = start(config, Mesh.solo(CPU))
+    expected = train(one, config, data, range(2 * HALF))
+    validation = one.evaluate(data.held_out.batches(PINNED, config.train.rows))
+    for name in settings:
+        found = torch.load(tmp_path / name, weights_only=True)
+        torch.testing.assert_close(torch.tensor(found["steps"]), torch.tensor(expected), rtol=1e-5, atol=0)
+        assert found["validation"] == pytest.approx(validation, rel=1e-5), name
+        assert found["counts"] < sum(p.numel() for p in one.parameters), f"{name}: rank 0 has a part of the model"
+        weights, optimizer = found["state"]
+        other = start(config, Mesh.solo(CPU))
+        other.model.load_state_dict(weights)
+        other.optimizer.load_state_dict(optimizer)
+        for a, b in zip(other.model.parameters(), one.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+            for key in ("exp_avg", "exp_avg_sq"):
+                torch.testing.assert_close(
+                    other.optimizer.state[a][key], one.optimizer.state[b][key], rtol=1e-3, atol=1e-6
+                )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["model.unet_skips=true"], "parallel.name=pp: does not go with what reaches over stages"),
+        (["train.micro_batch=auto"], "parallel.name=pp: does not go with"),
+        (["runtime.compile=model"], "parallel.name=pp: does not go with"),
+        (["parallel.pp=4"], "parallel.pp=4: model.num_layers=2 are too few for the stages"),
+        (["parallel.schedule=zbv"], "parallel.pp=2: model.num_layers=2 are too few for the stages"),
+        (["model.late_layers=2"], "at least model.late_layers=2"),
+        (["train.micro_batch=8"], "train.micro_batch=8: a step then has a number of micro-batches"),
+        (["parallel.schedule=dualpipev", "model.num_layers=4"], "train.micro_batch=4: a step then has"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], changes: list[str], says: str
+) -> None:
+    config = Config.of(compose(*tiny_overrides, "parallel=pp", *changes))
+    with pytest.raises(UserError, match=says):
+        check(config, Place("cpu", "cpu", "fp32", processes=config.parallel.pp))
+
+
+def test_stages_without_a_pipeline_are_refused(
+    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> None:
+    config = Config.of(compose(*tiny_overrides, "parallel.pp=2"))
+    with pytest.raises(UserError, match=r"parallel.pp=2: stages are cut by parallel=pp"):
+        check(config, Place("cpu", "cpu", "fp32", processes=2))
