@@ -1,16 +1,19 @@
 """What each rank of test_pipeline.py runs: `pipeline_ranks.py <settings as JSON> <folder>` under torchrun.
 
 Every setting trains `HALF` steps, gathers its state, loads it into an engine made anew, and trains `HALF` more. Rank 0
-writes what it found of each setting.
+writes what it found of each setting, and which passes each rank computed in the first step.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
 
 from cramming import device as devices
 from cramming.checks import Config
@@ -47,14 +50,37 @@ def opened(settings: dict[str, Any]) -> tuple[Config, RunData]:
     return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
 
 
+def note_passes(done: list[tuple[str, int, int]]) -> None:
+    """Let torch's stages add what they compute to `done`: kind, stage and micro-batch."""
+
+    def noting(method: str, kind: Callable[[dict[str, Any]], str]) -> None:
+        compute = getattr(PipelineStage, method)
+
+        def noted(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+            done.append((kind(kwargs), self.stage_index, chunk))
+            return compute(self, chunk, *args, **kwargs)
+
+        setattr(PipelineStage, method, noted)
+
+    noting("forward_one_chunk", lambda _: "F")
+    noting("backward_one_chunk", lambda given: "B" if given.get("full_backward", True) else "I")
+    noting("backward_weight_one_chunk", lambda _: "W")
+
+
 def main(every: dict[str, dict[str, Any]], folder: Path) -> None:
     """All settings, one after the other."""
     torch.set_num_threads(1)
+    done: list[tuple[str, int, int]] = []
+    note_passes(done)
     for name, settings in every.items():
         config, data = opened(settings)
         mesh = Mesh(config.parallel, CPU)
         engine = start(config, mesh)
-        found = train(engine, config, data, range(HALF))
+        done.clear()
+        found = train(engine, config, data, range(1))
+        order: list[Any] = [None] * mesh.world_size
+        dist.all_gather_object(order, list(done))
+        found += train(engine, config, data, range(1, HALF))
         assert engine.spread
         state = engine.spread.state(engine.optimizer)
         engine = start(config, mesh)
@@ -65,7 +91,8 @@ def main(every: dict[str, dict[str, Any]], folder: Path) -> None:
         counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
         state = engine.spread.state(engine.optimizer)
         if mesh.is_main:
-            torch.save({"steps": found, "validation": validation, "state": state, "counts": counts}, folder / name)
+            results = {"steps": found, "validation": validation, "state": state, "counts": counts, "order": order}
+            torch.save(results, folder / name)
         mesh.close()
 
 

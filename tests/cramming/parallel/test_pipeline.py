@@ -16,6 +16,7 @@ from cramming.config import UserError
 from cramming.data.batches import PINNED
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
+from cramming.parallel.timeline import actions
 from tests.cramming.parallel.pipeline_ranks import CPU, HALF, opened, start, train
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
@@ -59,6 +60,9 @@ def test_losses_are_those_of_one_process(
         torch.testing.assert_close(torch.tensor(found["steps"]), torch.tensor(expected), rtol=1e-5, atol=0)
         assert found["validation"] == pytest.approx(validation, rel=1e-5), name
         assert found["counts"] < sum(p.numel() for p in one.parameters), f"{name}: rank 0 has a part of the model"
+        stages = every[name]["parallel"]["pp"]
+        counted = actions(every[name]["parallel"]["schedule"], stages, 8 // (2 * ranks // stages))
+        assert found["order"][:: ranks // stages] == counted, f"{name}: what was computed is what the bubble counts"
         weights, optimizer = found["state"]
         other = start(config, Mesh.solo(CPU))
         other.model.load_state_dict(weights)
