@@ -12,6 +12,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.replaced_tokens import ReplacedTokens
 from cramming.parallel.apply import MemoryConfig, apply, place
 from cramming.parallel.mesh import Mesh, ParallelConfig
+from cramming.precision import Precision, PrecisionConfig
 
 CPU = torch.device("cpu")
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
@@ -22,7 +23,8 @@ def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offl
 
 
 def applied(model: Any, config: MemoryConfig, how: RuntimeConfig) -> Any:
-    apply(model, config, how, ParallelConfig(name="ddp", dp=None, tp=1, pp=1, backend="auto"), Mesh.solo(CPU))
+    parallel = ParallelConfig(name="ddp", dp=None, tp=1, pp=1, backend="auto")
+    apply(model, config, how, parallel, Mesh.solo(CPU), Precision(PrecisionConfig("fp32", False), CPU))
     return model
 
 
