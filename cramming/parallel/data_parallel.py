@@ -59,8 +59,8 @@ class ReplicasOfParts(Spread):
     """Replicas of a model whose matrices are cut: DDP takes no DTensors, so the step's gradients are summed at its end,
     each parameter's local part, as one flat bucket."""
 
-    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch]) -> list[Found]:
-        found = super().accumulate(one_pass, batches)
+    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch], share: float) -> list[Found]:
+        found = super().accumulate(one_pass, batches, share)
         parts = []
         for p in cast(Iterable[DTensor], self.model.parameters()):
             if isinstance(p.grad, DTensor):
