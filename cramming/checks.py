@@ -24,9 +24,9 @@ from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
-from cramming.optim.build import LOW_BIT, OPTIMIZERS, MuonConfig, OptimConfig
+from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, MuonConfig, OptimConfig
 from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig
+from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
@@ -178,17 +178,21 @@ def _unit(config: Config, place: Place) -> int:
     return replicas * (1 if config.train.micro_batch == "auto" else config.train.micro_batch)
 
 
+def _is_cut(config: Config, place: Place) -> bool:
+    return place.processes > 1 and isinstance(config.parallel, ShardConfig)
+
+
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
-FOR_DDP = ": the weights of a process are not whole with parallel={c.parallel.name}; "
 NOT_STAGES = (
     ": does not go with what reaches over stages or needs the whole model in one process: model.unet_skips,"
     " model.value_embeddings, model.value_residual, objective=rtd, objective=mlm-by-loss, start=cooccurrence,"
     " train.average, train.micro_batch=auto, runtime.compile=model, runtime.cuda_graphs, memory.offload_*,"
     " precision=fp16, parallel.tp; one of these is set"
 )
+CUT = ": not with parallel={c.parallel.name}, which cuts weights and gradients over the processes; "
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"
@@ -302,6 +306,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         " normuon), precision=bf16 or fp32, runtime.compile=off, train.average=null, and memory.offload_* false",
     ),
     (
+        "parallel.tp",
+        lambda c, p: c.parallel.tp > 1 and isinstance(c.parallel, ReplicaConfig) and c.parallel.compression != "none",
+        ": the gradients of cut matrices are sent as they are; set parallel.compression=none",
+    ),
+    (
         "parallel.sequence",
         lambda c, p: c.parallel.sequence and (c.parallel.tp == 1 or c.model.unet_skips),
         ": goes with parallel.tp=2 or more, and without model.unet_skips; set it to false",
@@ -322,6 +331,25 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         " parallel.schedule=dualpipev of twice as many; take a smaller one",
     ),
     ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),
+    (
+        "optim.name",
+        lambda c, p: _is_cut(c, p) and c.optim.name in NEED_WHOLE_MATRICES,
+        CUT + "take adamw, lamb or another, or parallel=ddp",
+    ),
+    (
+        "precision.mode",
+        lambda c, p: _is_cut(c, p) and p.mode in ("fp16", "fp8"),
+        CUT + "take bf16, fp32 or parallel=ddp",
+    ),
+    ("train.average", lambda c, p: _is_cut(c, p) and c.train.average is not None, CUT + "set null or parallel=ddp"),
+    ("train.micro_batch", lambda c, p: _is_cut(c, p) and c.train.micro_batch == "auto", CUT + "set a number"),
+    ("runtime.compile", lambda c, p: _is_cut(c, p) and c.runtime.compile == "model", CUT + "set it to blocks"),
+    ("runtime.cuda_graphs", lambda c, p: _is_cut(c, p) and c.runtime.cuda_graphs, CUT + "set it to false"),
+    (
+        "memory.offload_activations",
+        lambda c, p: _is_cut(c, p) and c.memory.offload_activations,
+        CUT + "set it to false",
+    ),
 )
 
 

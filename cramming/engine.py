@@ -165,16 +165,24 @@ class Engine:
         loss_sum, correct = self.mesh.sums([loss_sum, correct])
         return loss_sum / targets, correct / targets, targets
 
+    def whole_model(self, config: Config) -> nn.Module | None:
+        """All of the model on one device: this process's own, or what rank 0 gathers from all (None on the others)."""
+        if self.spread is None:
+            return self.model
+        weights, _ = self.spread.state(self.optimizer)
+        if not self.mesh.is_main:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(config)
+        model.load_state_dict(weights)
+        return model
+
     def leave(self, config: Config) -> None:
         """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
-        if self.spread is None:
-            return
-        weights, _ = self.spread.state(self.optimizer)
-        if self.mesh.is_main:
-            self.optimizer.zero_grad(set_to_none=True)
-            self.model = build_model(config).to(self.device)
-            self.model.load_state_dict(weights)
-            self.spread, self.mesh = None, Mesh.solo(self.device)
+        self._forget_gradients()
+        model = self.whole_model(config)
+        if model and self.spread:
+            self.model, self.spread, self.mesh = model.to(self.device), None, Mesh.solo(self.device)
 
     def _forward(self, batch: Batch, model: Callable[..., Any] | None = None) -> tuple[Tensor, ...]:
         batch = batch.to(self.device)
@@ -249,7 +257,7 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
     optimizer = (
         build_host_optimizer(model, config.optim, device, at_home)
-        if memory.offload_optimizer
+        if memory.offload_optimizer and not (spread and spread.is_on_host)
         else build_optimizer(model, config.optim)
     )
     cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None

@@ -57,6 +57,8 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
     """The verb `pretrain`. `judge`: the rules that a run's record breaks before it begins."""
     folder = run_folder(settings)
     device = devices.select(settings["device"])
+    if Mesh.was_restarted():
+        settings = {**settings, "resume": True}
     mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):

@@ -137,11 +137,11 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
 
 
 # Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
-# (the record keeps what any of its processes forced).
+# (the record keeps what any of its processes forced, and the most devices that one had).
 _FREE_TO_CHANGE = {
     "resume", "runs", "corpora", "checkpoint", "data.workers", "data.ray", "eval", "report", "export", "study", "bench",
     "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
-    "trackers", "verify",
+    "trackers", "verify", "parallel",
 }  # fmt: skip
 
 

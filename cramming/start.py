@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from cramming.checks import CooccurrenceStart
+from cramming.checks import Config, CooccurrenceStart
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM, PretrainedModel
@@ -24,12 +24,13 @@ EIGENVALUE_POWER = 0.25
 ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, section 4.5)
 
 
-def start_engine_from_text(engine: Engine, corpus: Corpus, config: CooccurrenceStart, seed: int) -> None:
+def start_engine_from_text(engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart) -> None:
     """Weights counted from the corpus; all processes get those of the first."""
-    assert isinstance(engine.model, PretrainedModel)
-    if engine.mesh.is_main:
-        start_from_text(engine.model, corpus.stream("train"), tuple(corpus.special_ids), config, seed)
-    engine.mesh.share(engine.model.parameters())
+    model, given = engine.whole_model(config), (corpus.stream("train"), tuple(corpus.special_ids), start, config.seed)
+    if isinstance(model, PretrainedModel):  # rank 0's
+        start_from_text(model, *given)
+    if engine.spread:
+        engine.spread.load_weights(model.state_dict() if model else {})
     if isinstance(engine.optimizer, HostOptimizer):
         engine.optimizer.take_weights()
 

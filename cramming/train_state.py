@@ -154,13 +154,18 @@ class TrainState:
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
+    @property
+    def devices(self) -> int:
+        """The most that any process of the run had: one that went on with fewer keeps the number."""
+        return max(self.mesh.world_size, load_record(self.folder).get("pretrain", {}).get("devices", 1))
+
     def setup(self) -> dict[str, Any]:
         """Of the record's section `pretrain`, how the model is trained."""
         count = self.config.parameters
         return {
             "start": self.config.start.name,
             "objective": self.config.objective.kinds,
-            "devices": self.mesh.world_size,
+            "devices": self.devices,
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
             "precision": self.engine.precision.mode,
@@ -308,6 +313,7 @@ def begin_record(
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),
         "forced": sorted({*before.get("forced", []), *(trick for trick, state in gates.items() if state == "forced")}),
+        "devices": max(mesh.world_size, before.get("devices", 1)),
         "compile_cache": "given" if before.get("compile_cache") == "given" else cache,
     }
     write_record_section(folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun)
@@ -334,7 +340,7 @@ def start_engine(
         if isinstance(config.start, CooccurrenceStart):
             from cramming.start import start_engine_from_text
 
-            start_engine_from_text(engine, data.corpus, config.start, config.seed)
+            start_engine_from_text(engine, data.corpus, config, config.start)
         return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):

@@ -176,6 +176,7 @@ BUILDERS: dict[str, tuple[type[OptimConfig], Callable[[Groups, Any], torch.optim
 }
 OPTIMIZERS = {name: settings for name, (settings, _) in BUILDERS.items()}
 LOW_BIT = ("adamw8bit", "adamw4bit")
+NEED_WHOLE_MATRICES = ("muon", "normuon", *LOW_BIT)  # a part of a matrix would get another update
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:

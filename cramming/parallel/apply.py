@@ -93,7 +93,7 @@ def apply(
         return Pipeline(model, parallel, mesh, precision)
     from cramming.parallel.data_parallel import spread_data  # only here: it takes time to import
 
-    return spread_data(model, parallel, mesh)
+    return spread_data(model, parallel, mesh, memory.offload_optimizer)
 
 
 def _compile(model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig) -> None:

@@ -18,41 +18,43 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
-from cramming.parallel.mesh import Mesh, ParallelConfig, ShardConfig
+from cramming.parallel.compression import Hook, hook_of
+from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig
 from cramming.parallel.spread import Found, OnePass, Spread
 
 
-def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh) -> Spread:
-    """Cut or copy the model, as it is then executed, along the mesh's `dp`."""
-    if isinstance(config, ShardConfig):
-        return Shards(model, config.name, mesh)
-    return Replicas(model, mesh) if config.tp == 1 else ReplicasOfParts(model, mesh)
+def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_host: bool) -> Spread:
+    """Cut or copy the model, as it is then executed, along the mesh's `dp`; `on_host`: what is cut lies there."""
+    if isinstance(config, ReplicaConfig):
+        return Replicas(model, config, mesh) if config.tp == 1 else ReplicasOfParts(model, mesh)
+    return Shards(model, config.name, mesh, on_host)
 
 
 class Replicas(Spread):
     """DDP: gradients are summed in buckets while the backward pass of the last micro-batch goes on."""
 
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+    def __init__(self, model: nn.Module, config: ReplicaConfig, mesh: Mesh) -> None:
         super().__init__(model, mesh)
         group = mesh.dims.get_group("dp")
         self.forward = self.ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-        self.ddp.register_comm_hook(group, sum_bucket)
+        # A hook in any case: DDP's own reduction takes the mean, a step's gradient is the sum.
+        self.ddp.register_comm_hook(hook_of(config, group), run_hook)
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()
 
 
-def sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own reduction takes the mean; a step's gradient is the sum."""
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
+def run_hook(hook: Hook, bucket: dist.GradBucket) -> Future[Tensor]:
+    """As DDP calls it."""
+    return hook(bucket)
 
 
 class ReplicasOfParts(Spread):
@@ -83,22 +85,26 @@ def along(parameter: nn.Parameter) -> Shard | None:
 
 
 class Shards(Spread):
-    """FSDP2: parameters are DTensors, cut along their first dimension, one group of them per block."""
+    """FSDP2: parameters are DTensors, cut along their first dimension, one group of them per block.
 
-    def __init__(self, model: PretrainedModel, name: str, mesh: Mesh) -> None:
+    On the host (ZeRO-Offload, Ren et al. 2021) a process's shard is updated by its CPU."""
+
+    def __init__(self, model: PretrainedModel, name: str, mesh: Mesh, on_host: bool) -> None:
         super().__init__(model, mesh)
+        self.is_on_host = on_host
+        offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if on_host else OffloadPolicy()
         self.sums_each_pass, self.keeps_weights = name != "zero1", name != "zero3"
         blocks = [block for encoder in model.encoders for block in encoder.blocks]
         for module in (*blocks, model):
             shard = fully_shard(
-                module, mesh=mesh.dims["dp"], reshard_after_forward=not self.keeps_weights, shard_placement_fn=along
-            )
+                module, mesh=mesh.dims["dp"], reshard_after_forward=not self.keeps_weights, shard_placement_fn=along,
+                offload_policy=offload,
+            )  # fmt: skip
             shard.set_gradient_divide_factor(1.0)  # the sum, not the mean
             shard.set_force_sum_reduction_for_comms(True)
         self.root: FSDPModule = shard
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
-        self.root.set_is_last_backward(is_last)
         self.root.set_requires_gradient_sync(is_last or self.sums_each_pass)
         self.root.set_reshard_after_backward(is_last or not self.keeps_weights)
         return nullcontext()

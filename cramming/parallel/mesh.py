@@ -10,15 +10,15 @@ each of its methods is free.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from cramming.config import Count, UserError
+from cramming.config import Count, Share, UserError
 
 T = TypeVar("T")
 
@@ -39,7 +39,15 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ParallelConfig):
-    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
+    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP).
+
+    `compression`: what is sent of them; `rank` of the matrices that powersgd sends, and of topk the `density`, the
+    share of the entries (cramming/parallel/compression.py).
+    """
+
+    compression: Literal["none", "bf16", "powersgd", "topk", "qsgd"]
+    rank: Count
+    density: Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,7 @@ class Mesh:
             if device.type == "cuda":
                 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(device)
-            automatic = "nccl" if device.type == "cuda" else "gloo"
+            automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(automatic if config.backend == "auto" else config.backend)
             sizes = (config.pp, self.data_size, config.tp)
             self.dims = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
@@ -91,6 +99,11 @@ class Mesh:
         mesh.data_rank, mesh.data_size, mesh.dims = 0, 1, None
         return mesh
 
+    @staticmethod
+    def was_restarted() -> bool:
+        """Whether torchrun started these processes in place of some that were lost (`--max-restarts`)."""
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, the one that reads the clock and writes files."""
@@ -99,8 +112,7 @@ class Mesh:
     def _exchanged(self, values: Sequence[float], collective: Callable[[Tensor], object]) -> list[float]:
         if self.world_size == 1:
             return list(values)
-        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
-        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         collective(tensor)
         return tensor.tolist()
 
@@ -136,11 +148,6 @@ class Mesh:
         found = [value]
         dist.broadcast_object_list(found, src=0)
         return found[0]
-
-    def share(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every rank the weights of rank 0."""
-        for parameter in parameters if self.world_size > 1 else ():
-            dist.broadcast(parameter.data, src=0)
 
     def barrier(self) -> None:
         """Wait for every rank."""

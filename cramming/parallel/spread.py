@@ -27,7 +27,10 @@ State = tuple[dict[str, Any], dict[str, Any]]  # of a model and its optimizer
 
 
 class Spread:
-    """Every process computes with `model`, whole or not, on its own samples. `forward`: a training pass."""
+    """Every process computes with `model`, whole or not, on its own samples. `forward`: a training pass; `is_on_host`:
+    parameters, gradients and the optimizer's state lie in main memory between the passes."""
+
+    is_on_host = False
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self.model, self.mesh = model, mesh

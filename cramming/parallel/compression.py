@@ -1,0 +1,146 @@
+"""Gradient compression: what DDP sends of each bucket in place of its sum (`parallel.compression`).
+
+Each is a communication hook: (group, bucket) -> a future of the bucket with the sum over the group, exact or nearly.
+Bytes that a process sends per step, of P parameters on N processes, with rings:
+
+    none      8 P (N - 1) / N    an all-reduce in fp32
+    bf16      4 P (N - 1) / N    the same in 16 bits; the sum is rounded as well
+    powersgd  8 (N - 1) / N of r (n + m) numbers for a matrix [n, m], and of all others (Vogels et al. 2019)
+    topk      8 density P (N - 1): index and value of the largest entries, gathered; what is not sent is added to the
+              next step's gradient (error feedback: Stich et al. 2018, Lin et al. 2018)
+    qsgd      (1 + 4 / BLOCK) P (N - 1): 8 bits a number, rounded at random to the right mean (Alistarh et al. 2017)
+
+The last two are gathered, not reduced, so they grow with N: top-k sends less than DDP below density 1 / N, QSGD below
+N = 8. Errors that feedback keeps are of a process: a resume begins without them.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from cramming.parallel.mesh import ReplicaConfig
+
+BLOCK = 512  # numbers with one scale in `qsgd`
+LEVELS = 127  # of int8 on each side of zero
+START_POWER_SGD = 10  # steps that are reduced whole: early gradients change fast, and torch builds its buckets anew
+Hook = Callable[[dist.GradBucket], Future[Tensor]]
+
+
+def hook_of(config: ReplicaConfig, group: dist.ProcessGroup) -> Hook:
+    """What the configuration names, on the processes of `group`."""
+    makers: dict[str, Callable[[], Hook]] = {
+        "none": lambda: Whole(group),
+        "bf16": lambda: _bf16(group),
+        "powersgd": lambda: _power_sgd(group, config.rank),
+        "topk": lambda: TopK(group, config.density),
+        "qsgd": lambda: Qsgd(group),
+    }
+    return makers[config.compression]()
+
+
+class Whole:
+    """The exact sum."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        work = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+
+def _bf16(group: dist.ProcessGroup) -> Hook:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return lambda bucket: _sum_of_mean(bf16_compress_hook(group, bucket), group)
+
+
+def _power_sgd(group: dist.ProcessGroup, rank: int) -> Hook:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD)
+    return lambda bucket: _sum_of_mean(powerSGD_hook(state, bucket), group)
+
+
+def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tensor]:
+    """torch's hooks divide by the number of processes."""
+    return mean.then(lambda done: done.value().mul_(group.size()))
+
+
+class Gathered:
+    """Each process's message goes to all others, who add up what the messages mean."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def encode(self, index: int, gradient: Tensor) -> Tensor:
+        """The message of this process for bucket number `index`."""
+        raise NotImplementedError
+
+    def decode_into(self, total: Tensor, message: Tensor) -> None:
+        """Add what one process's message means."""
+        raise NotImplementedError
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        total = bucket.buffer()
+        message = self.encode(bucket.index(), total)
+        messages = message.new_empty(self.group.size() * len(message))
+        work = dist.all_gather_into_tensor(messages, message, group=self.group, async_op=True)
+
+        def add_up(_: Future[object]) -> Tensor:
+            total.zero_()
+            for each in messages.split(len(message)):
+                self.decode_into(total, each)
+            return total
+
+        return work.get_future().then(add_up)
+
+
+class TopK(Gathered):
+    """The entries with the largest magnitudes, `density` of all; the others wait in `errors`, by bucket."""
+
+    def __init__(self, group: dist.ProcessGroup, density: float) -> None:
+        super().__init__(group)
+        self.density = density
+        self.errors: dict[tuple[int, int], Tensor] = {}
+
+    def encode(self, index: int, gradient: Tensor) -> Tensor:
+        key = (index, len(gradient))  # DDP orders its buckets anew after the first step
+        wanted = gradient + self.errors[key] if key in self.errors else gradient.clone()
+        places = wanted.abs().topk(math.ceil(self.density * len(wanted)), sorted=False).indices
+        values = wanted[places]
+        wanted[places] = 0
+        self.errors[key] = wanted
+        return torch.cat([places.int(), values.float().view(torch.int32)])
+
+    def decode_into(self, total: Tensor, message: Tensor) -> None:
+        places, values = message.chunk(2)
+        total.index_add_(0, places, values.view(torch.float32).to(total.dtype))
+
+
+class Qsgd(Gathered):
+    """int8, each block of numbers scaled to its largest; the mean over the random rounding is the number itself."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self.generator: torch.Generator | None = None  # of its own: dropout's numbers are the run's
+
+    def encode(self, index: int, gradient: Tensor) -> Tensor:
+        if self.generator is None:
+            self.generator = torch.Generator(gradient.device).manual_seed(self.group.rank())
+        padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BLOCK))
+        blocks_NB = padded.view(-1, BLOCK)
+        scales_N = blocks_NB.abs().amax(1).clamp(min=1e-30) / LEVELS
+        exact_NB = blocks_NB / scales_N[:, None]
+        random_NB = torch.rand(exact_NB.shape, generator=self.generator, device=exact_NB.device)
+        rounded_NB = (exact_NB + random_NB).floor().clamp(-LEVELS, LEVELS).to(torch.int8)
+        return torch.cat([rounded_NB.view(-1), scales_N.view(torch.int8)])
+
+    def decode_into(self, total: Tensor, message: Tensor) -> None:
+        blocks = -(-len(total) // BLOCK)
+        numbers, scales = message[: blocks * BLOCK], message[blocks * BLOCK :].view(torch.float32)
+        total += (numbers.view(-1, BLOCK) * scales[:, None]).view(-1)[: len(total)].to(total.dtype)
