@@ -82,7 +82,7 @@ def launch(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: l
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             timeout=900,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, done.stderr[-9000:]
 
     return call
 
@@ -132,8 +132,8 @@ def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(
             for name, way in ways.items()
         ]
         launch(processes, jobs)
-        for name in ways:
-            assert len(losses(runs / name)) == (30 if not at else 8 * (turn + 1))
+        done = (8, 16, 23, 30)[turn]  # one process discards the step in which it is stopped, several end it
+        assert [len(losses(runs / name)) for name in ways] == [done, done]
     for name in ways:
         assert_is_the_same_run(runs / name, one, 4)
         ended = [process["ended"] for process in load_record(runs / name)["pretrain"]["budget"]["processes"]]
