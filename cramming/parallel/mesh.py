@@ -9,6 +9,7 @@ drift apart; parameters are reduced as `parallel/apply.py` has placed them. With
 each of its methods is free.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Mesh:
                 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(device)
             automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(automatic if config.backend == "auto" else config.backend)
+            _join(automatic if config.backend == "auto" else config.backend)
             sizes = (config.pp, self.data_size, config.tp)
             self.dims = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
             self.data_rank = self.dims.get_local_rank("dp")
@@ -171,3 +172,14 @@ def data_size(config: ParallelConfig, world_size: int) -> int:
             f" torchrun --nproc-per-node {found * parts} -m cramming ..., or change a size"
         )
     return found
+
+
+_groups = itertools.count()  # that this process has joined
+
+
+def _join(backend: str) -> None:
+    """Join the group of all processes, under a name of its own: torchrun has one store for all restarts, and in it the
+    addresses of processes that are no more."""
+    store, rank, world_size = next(iter(dist.rendezvous("env://")))
+    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
+    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size)
