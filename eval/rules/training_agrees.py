@@ -117,11 +117,7 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
     )
     together = [(was, now) for was, now in pairwise(e.events) if now["event"] != "start"]
     if starts[0].get("clock") != "cpu":
-        ratios = [
-            (now["wall"] - was["wall"]) / passed
-            for was, now in together
-            if (passed := now["elapsed"] - was["elapsed"]) >= 0.1
-        ]
+        ratios = list(_paces(e.events))
         if len(ratios) > 2 and abs(median(ratios) - 1) > SLOW_CLOCK:
             yield f"a second of the journal is {median(ratios):.2f} s of the wall clock, most of the time"
     yield from _silent(e)
@@ -133,6 +129,17 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
         gap, steps = now["elapsed"] - was["elapsed"], now["steps"] - was["steps"]
         if gap > 2 * MAX_HEARTBEAT_SECONDS and steps > 1 and steps * shortest > MAX_HEARTBEAT_SECONDS + 1:
             yield f"{steps} steps in {gap:.0f} s without a heartbeat, due every {MAX_HEARTBEAT_SECONDS:g} s"
+
+
+def _paces(events: Sequence[Any]) -> Iterator[float]:
+    """Seconds of the wall clock in one of the journal, over stretches of a process of at least a tenth of a second."""
+    begin = events[0]
+    for event in events:
+        if event["process"] != begin["process"]:
+            begin = event
+        elif (passed := event["elapsed"] - begin["elapsed"]) >= 0.1:
+            yield (event["wall"] - begin["wall"]) / passed
+            begin = event
 
 
 def _silent(e: Evidence) -> Iterator[str]:

@@ -76,8 +76,8 @@ def _one_micro_batch_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation that reports the loss of all micro-batches and drops the last one's gradient."""
     forward, calls = Engine._forward, itertools.count(1)
 
-    def broken(self: Any, batch: Any) -> Any:
-        loss, correct = forward(self, batch)
+    def broken(self: Any, batch: Any, model: Any = None) -> Any:
+        loss, correct = forward(self, batch, model)
         return (loss.detach() + 0 * loss if next(calls) % 4 == 0 else loss), correct
 
     monkeypatch.setattr(Engine, "_forward", broken)
@@ -212,9 +212,10 @@ def _half_a_chunk_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second half of a chunk's rows counts in the loss and not in the gradients."""
 
     def broken(
-        self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, counted: Tensor, slope: Tensor | None
+        self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, here: Tensor, slope: Tensor | None
     ) -> None:
-        add(self, first, h, probabilities, index, counted & (torch.arange(len(h)) < len(h) // 2), slope)
+        taught = (torch.arange(len(h)) < len(h) // 2)[:, None]
+        add(self, first, h, probabilities.mul_(taught), index, here & taught, slope)
 
     add = heads._Gradients.add
     monkeypatch.setattr(heads._Gradients, "add", broken)
