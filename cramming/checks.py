@@ -207,7 +207,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         "train.batch_size",
         lambda c, p: c.train.batch_size % _unit(c, p) != 0,
         " is not a multiple of train.micro_batch={c.train.micro_batch} x {p.processes} process(es); take"
-        " train.batch_size={fits}, or train.micro_batch=auto",
+        " train.batch_size={fits}, or another train.micro_batch (the processes of one replica, parallel.tp and"
+        " parallel.pp, count once)",
     ),
     (
         "train.micro_batch",
@@ -316,6 +317,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": goes with parallel.tp=2 or more, and without model.unet_skips; set it to false",
     ),
     ("memory.offload_weights", lambda c, p: c.memory.offload_weights and p.mode == "fp16", SCALED),
+    (
+        "budget.clock",
+        lambda c, p: c.budget.clock == "cpu" and p.processes > 1,
+        ": counts one process's time only, and this run has {p.processes}; set budget.clock=wall",
+    ),
     ("parallel.pp", lambda c, p: c.parallel.pp > 1 and c.parallel.name != "pp", ": stages are cut by parallel=pp"),
     ("parallel.name", lambda c, p: c.parallel.name == "pp" and _needs_whole_model(c, p), NOT_STAGES),
     (

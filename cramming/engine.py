@@ -98,6 +98,8 @@ class Engine:
             self.token_losses.end_step()
         self._forget_gradients()
         devices.synchronize(self.device)
+        if self.spread:
+            self.mesh.barrier()  # the step is done when all have done it
         self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
@@ -167,13 +169,15 @@ class Engine:
 
     def whole_model(self, config: Config) -> nn.Module | None:
         """All of the model on one device: this process's own, or what rank 0 gathers from all (None on the others)."""
-        if self.spread is None:
-            return self.model
+        if self.spread is None or self.spread.is_whole:
+            return self.model if self.mesh.is_main else None
         weights, _ = self.spread.state(self.optimizer)
         if not self.mesh.is_main:
             return None
         with torch.random.fork_rng(devices=[]):
             model = build_model(config)
+        for encoder in model.encoders:
+            self.precision.convert(encoder)
         model.load_state_dict(weights)
         return model
 
@@ -182,6 +186,10 @@ class Engine:
         self._forget_gradients()
         model = self.whole_model(config)
         if model and self.spread:
+            if model is not self.model:  # the parts make room for the whole
+                self.optimizer.state.clear()
+                self.optimizer.param_groups.clear()
+                self.parameters, self.model, self.spread = [], nn.Module(), None
             self.model, self.spread, self.mesh = model.to(self.device), None, Mesh.solo(self.device)
 
     def _forward(self, batch: Batch, model: Callable[..., Any] | None = None) -> tuple[Tensor, ...]:

@@ -57,8 +57,6 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
     """The verb `pretrain`. `judge`: the rules that a run's record breaks before it begins."""
     folder = run_folder(settings)
     device = devices.select(settings["device"])
-    if Mesh.was_restarted():
-        settings = {**settings, "resume": True}
     mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)
     with run_lock(folder) if mesh.is_main else nullcontext():
         if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
@@ -114,10 +112,13 @@ def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     reason: EndReason = "finished"
     if not mesh.from_main(bool(state.clock and state.clock.has_ended)):
         reason = train_and_save(state, stop)
-    state.engine.leave(state.config)
-    if mesh.is_main:
-        finish(state, reason)
-    mesh.barrier()
+    if reason == "finished":
+        state.engine.leave(state.config)
+    try:
+        if mesh.is_main:
+            finish(state, reason)
+    finally:
+        mesh.barrier()
     return reason
 
 

@@ -335,13 +335,14 @@ def start_engine(
     devices.seed_everything(config.seed)
     try:
         engine = build_engine(config, mesh, device)
-        if saved:
-            return engine, _load(saved, engine)
-        if isinstance(config.start, CooccurrenceStart):
+        work = _load(saved, engine) if saved else Work()
+        if not saved and isinstance(config.start, CooccurrenceStart):
             from cramming.start import start_engine_from_text
 
             start_engine_from_text(engine, data.corpus, config, config.start)
-        return engine, Work()
+        if mesh.data_rank:  # each replica has a dropout of its own
+            torch.manual_seed(config.seed + 1_000_003 * mesh.data_rank + work.steps)
+        return engine, work
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise

@@ -44,8 +44,11 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
 
     UserError: a corpus that is damaged, a folder without tasks.
     """
-    began, corpus = time.monotonic(), Corpus.open(folder)
-    search = Decontaminator.from_folder(tasks, DecontaminationConfig())
+    corpus = Corpus.open(folder)
+    known = corpus.manifest.decontamination  # the tasks and the length that it was searched for
+    ngram = known.get("ngram", DecontaminationConfig.ngram)
+    search = Decontaminator.from_folder(tasks, DecontaminationConfig(ngram=ngram))
+    began = time.monotonic()
     documents, total = 0, sum(shard.documents for shard in corpus.manifest.splits["train"])
     found, holding = set[int](), Counter[str]()
     with Progress("search", float(total), "documents") as bar:
@@ -61,10 +64,10 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
     share = documents / max(1, total)
     much = [
         f"{task} {count}" for task, count in examples.items()
-        if count >= FEW and count > MOST_FOUND * share * search.searchable[task]
+        if task in known.get("examples", {}) and count >= FEW and count > MOST_FOUND * share * search.searchable[task]
     ]  # fmt: skip
     problems = []
-    if much and corpus.manifest.decontamination:
+    if much:
         problems = [f"{folder} holds texts of {', '.join(much)}, and its manifest says that it was searched for them"]
     per_task = ", ".join(f"{task} {holding[task]} ({examples[task]})" for task in search.tasks)
     return problems, (

@@ -22,7 +22,7 @@ from eval.tasks.metrics import score
 from eval.tasks.readers import read_file
 from eval.tasks.suites import SUITES, SuiteName
 
-UNREADABLE = (ValueError, LookupError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
+UNREADABLE = (ValueError, TypeError, LookupError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
 TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 
 

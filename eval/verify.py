@@ -8,6 +8,7 @@ the tasks' text (data_prep/again.py), where both are there. What all this cannot
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -115,8 +116,9 @@ def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
     place, wanted = means.corpus or record.corpus.folder, "verify.corpus=<folder>"
     if place is None:
         return [], "none on record"
-    if not (Path(place) / MANIFEST).is_file():
+    if not os.access(Path(place) / MANIFEST, os.R_OK):
         return [], f"not looked at, nor searched for the tasks' text: not in {place}; give {wanted}"
+    problems: list[str] = []
     try:
         corpus = Corpus.open(Path(place))
         same = corpus.manifest_sha256 == record.corpus.manifest_sha256
@@ -130,7 +132,7 @@ def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
         found, words = means.search(corpus.folder, means.tasks, means.seconds)
         return [*problems, *found], words
     except UserError as error:
-        return [], f"not looked at, nor searched for the tasks' text: {error}"
+        return problems, f"not looked at, nor searched for the tasks' text: {error}"
 
 
 def _other_checkpoints(folder: Path) -> Iterator[str]:

@@ -77,8 +77,8 @@ class Gathered:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def encode(self, index: int, gradient: Tensor) -> Tensor:
-        """The message of this process for bucket number `index`."""
+    def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
+        """The message of this process for the `gradient` of a bucket."""
         raise NotImplementedError
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
@@ -87,7 +87,7 @@ class Gathered:
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         total = bucket.buffer()
-        message = self.encode(bucket.index(), total)
+        message = self.encode(bucket, total)
         messages = message.new_empty(self.group.size() * len(message))
         work = dist.all_gather_into_tensor(messages, message, group=self.group, async_op=True)
 
@@ -106,15 +106,16 @@ class TopK(Gathered):
     def __init__(self, group: dist.ProcessGroup, density: float) -> None:
         super().__init__(group)
         self.density = density
-        self.errors: dict[tuple[int, int], Tensor] = {}
+        self.errors: dict[int, tuple[tuple[int, ...], Tensor]] = {}
 
-    def encode(self, index: int, gradient: Tensor) -> Tensor:
-        key = (index, len(gradient))  # DDP orders its buckets anew after the first step
-        wanted = gradient + self.errors[key] if key in self.errors else gradient.clone()
+    def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
+        order = tuple(map(id, bucket.parameters()))  # DDP orders its buckets anew after the first step
+        known, error = self.errors.get(bucket.index(), ((), gradient))
+        wanted = gradient + error if known == order else gradient.clone()
         places = wanted.abs().topk(math.ceil(self.density * len(wanted)), sorted=False).indices
         values = wanted[places]
         wanted[places] = 0
-        self.errors[key] = wanted
+        self.errors[bucket.index()] = order, wanted.where(wanted.isfinite(), 0)  # a step that is skipped leaves none
         return torch.cat([places.int(), values.float().view(torch.int32)])
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
@@ -129,7 +130,7 @@ class Qsgd(Gathered):
         super().__init__(group)
         self.generator: torch.Generator | None = None  # of its own: dropout's numbers are the run's
 
-    def encode(self, index: int, gradient: Tensor) -> Tensor:
+    def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
         if self.generator is None:
             self.generator = torch.Generator(gradient.device).manual_seed(self.group.rank())
         padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BLOCK))

@@ -13,7 +13,7 @@ all-gather and a reduce-scatter), zero2 1 + k, zero3 3 k, as both passes of each
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.compression import Hook, hook_of
 from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig
-from cramming.parallel.spread import Found, OnePass, Spread
+from cramming.parallel.spread import Found, OnePass, Spread, State
 
 
 def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_host: bool) -> Spread:
@@ -41,6 +41,8 @@ def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_h
 class Replicas(Spread):
     """DDP: gradients are summed in buckets while the backward pass of the last micro-batch goes on."""
 
+    is_whole = True
+
     def __init__(self, model: nn.Module, config: ReplicaConfig, mesh: Mesh) -> None:
         super().__init__(model, mesh)
         group = mesh.dims.get_group("dp")
@@ -50,6 +52,17 @@ class Replicas(Spread):
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()
+
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        return self.model.state_dict(), optimizer.state_dict()
+
+    def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        weights, own = self.mesh.object_from_main(state)
+        self.model.load_state_dict(weights)
+        optimizer.load_state_dict(own)
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        self.model.load_state_dict(self.mesh.object_from_main(weights))
 
 
 def run_hook(hook: Hook, bucket: dist.GradBucket) -> Future[Tensor]:

@@ -13,13 +13,14 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cramming.config import Count, Share, UserError
+from cramming.config import Count, Share, UserError, require
 
 T = TypeVar("T")
 
@@ -83,7 +84,11 @@ class Mesh:
             from torch.distributed.device_mesh import init_device_mesh  # only here: it takes time to import
 
             if device.type == "cuda":
-                device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+                local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+                require(
+                    local < there, f"torchrun: more processes than the {there} visible GPUs; lower --nproc-per-node"
+                )
+                device = torch.device("cuda", local)
                 torch.cuda.set_device(device)
             automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             _join(automatic if config.backend == "auto" else config.backend)
@@ -99,11 +104,6 @@ class Mesh:
         mesh.rank, mesh.world_size, mesh.device = 0, 1, device
         mesh.data_rank, mesh.data_size, mesh.dims = 0, 1, None
         return mesh
-
-    @staticmethod
-    def was_restarted() -> bool:
-        """Whether torchrun started these processes in place of some that were lost (`--max-restarts`)."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     @property
     def is_main(self) -> bool:
@@ -182,4 +182,7 @@ def _join(backend: str) -> None:
     addresses of processes that are no more."""
     store, rank, world_size = next(iter(dist.rendezvous("env://")))
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size)
+    wait = timedelta(hours=2)  # for rank 0, which hashes the corpus, counts in it and writes alone
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, timeout=wait
+    )

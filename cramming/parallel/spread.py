@@ -31,6 +31,7 @@ class Spread:
     parameters, gradients and the optimizer's state lie in main memory between the passes."""
 
     is_on_host = False
+    is_whole = False  # `model`, on every process
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self.model, self.mesh = model, mesh
@@ -64,6 +65,8 @@ class Spread:
         """From what rank 0 has; the others' is not looked at."""
         self.load_weights(state[0])
         saved = {number: dict(found) for number, found in state[1].get("state", {}).items()}
+        if not self.mesh.from_main(bool(saved)):  # before the first update; torch would make one, to have some
+            return
         names = {p: name for name, p in self.model.named_parameters()}
         named = _named(state[1], [[names[p] for p in group["params"]] for group in optimizer.param_groups])
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cramming.checks import Config, tiny_defaults
-from cramming.config import UserError, build
+from cramming.config import UserError, build, require
 from cramming.files import write_atomically
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
-from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, predictions, scaling_rows
+from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, predictions, scaling_rows, splits
 from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
@@ -76,6 +76,10 @@ def many_devices(plan: PlanConfig, config: Config, target: Target, best: Option 
     if not plan.devices or best is None:
         return []
     network = NETWORKS[plan.network]
+    for devices in plan.devices:
+        some = next(splits(config, devices, network), None)
+        batch = config.train.batch_size
+        require(some is not None, f"plan.devices={devices}: train.batch_size={batch} cannot be divided among so many")
     found = predictions(replace(config, memory=best.memory), target, network, plan.devices)
     say(f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step")
     show_table("many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second))

@@ -126,7 +126,7 @@ def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> No
     What is compiled runs eagerly here unless `compiled`: that needs no less memory, and no time to compile each size.
     """
     alone = copy.copy(engine)
-    alone.mesh = Mesh.solo(engine.device)
+    alone.mesh, alone.spread = Mesh.solo(engine.device), None
     devices_used = [engine.device] if engine.device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices_used))

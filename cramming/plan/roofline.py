@@ -28,7 +28,7 @@ POWER_SHARE = 0.9  # of its limit that a card takes in training; assumed
 # What preparing costs was measured (benchmarks/results/preparation_*): files of 1 and 4 GB, two workers, all filters
 # and the search for the tasks' text.
 DISK_BYTES_PER_TOKEN = 0.01  # where documents start; a token's id is 2 bytes more, 4 above 65,536 entries
-PREPARATION_BYTES = 0.7e9  # peak memory, all processes together
+PREPARATION_BYTES = 0.7e9  # peak memory, all processes together, of which two are workers
 INDEX_BYTES_PER_TOKEN = 0.085  # of it the index of near-duplicates, 76 MB for 4 GB of text
 TOKENS_PER_CORE_SECOND = 0.46e6  # 2.06 MB of text, 4.5 bytes of it a token
 

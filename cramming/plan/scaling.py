@@ -99,7 +99,7 @@ class Split:
     def overrides(self) -> str:
         """The settings that ask for it."""
         sizes = [f"parallel.{name}={size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
-        return " ".join([f"parallel={self.strategy}", *sizes])
+        return " ".join([f"parallel={'pp' if self.pp > 1 else self.strategy}", *sizes])
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def splits(config: Config, devices: int, network: Network) -> Iterator[Split]:
     for share in (s for s in MODEL_SHARES if devices % s == 0 and sequences % (devices // s) == 0):
         if share <= network.node and model.num_heads % share == 0 and model.intermediate_size % share == 0:
             yield Split("ddp", devices // share, tp=share)
-        if model.num_layers >= share:
+        if model.num_layers >= share and sequences // (devices // share) % share == 0:
             yield Split("ddp", devices // share, pp=share)
 
 
@@ -144,7 +144,8 @@ class Scaling:
 
     def predict(self, split: Split) -> Prediction:
         """With the fastest micro-batch that fits; with the smallest if none does."""
-        each = [self._with(split, rows) for rows in micro_batch_sizes(self.config.train.batch_size // split.dp)]
+        sequences = self.config.train.batch_size // split.dp
+        each = [self._with(split, rows) for rows in micro_batch_sizes(sequences) if sequences // rows % split.pp == 0]
         return max((p for p in each if p.fits), key=lambda p: p.tokens_per_second, default=each[0])
 
     def _with(self, split: Split, rows: int) -> Prediction:
@@ -186,17 +187,18 @@ def gradient_seconds(
     """Of exchanging gradients and sharded state between replicas, what no backward or forward pass hides.
 
     `weights`: bytes of one replica's share. ZeRO (Rajbhandari et al. 2020, section 7): one all-reduce or two halves,
-    with sharded weights three halves in every micro-batch.
+    with sharded gradients one half in every micro-batch, with sharded weights all three.
     """
     half = network.scatter_seconds(weights, split.dp, stride=split.tp)
     backward, forward = BACKWARD_SHARE * pass_seconds, (1 - BACKWARD_SHARE) * pass_seconds
     last_bucket = min(1.0, BUCKET_BYTES / weights)
     if split.strategy == "ddp":
         return max(2 * half - backward, 2 * half * last_bucket)
-    if split.strategy == "zero1":  # an all-reduce in the backward pass, then everyone's updated share
-        return max(2 * half - backward, 2 * half * last_bucket) + half
-    if split.strategy == "zero2":  # gathered weights arrive during the next forward pass
-        return max(half - backward, half / num_layers) + max(half - forward, half / num_layers)
+    once, again = max(half - backward, half / num_layers), max(half - forward, half / num_layers)
+    if split.strategy == "zero1":  # gathered weights arrive during the next forward pass
+        return once + again
+    if split.strategy == "zero2":
+        return micro_batches * once + again
     passes = max(half - forward, half / num_layers) + max(2 * half - backward, half / num_layers)
     return micro_batches * passes
 
@@ -214,6 +216,8 @@ def device_bytes(split: Split, peak: Mapping[str, int], micro_batches: int, num_
         state /= dp
     if split.strategy in ("zero2", "zero3"):
         gradients /= dp
+    if split.strategy in ("zero1", "zero2"):
+        weights += weights / dp  # its own share stays beside what was gathered
     if split.strategy == "zero3":
         weights = weights / dp + 2 * weights / num_layers  # the block that is computed, and the next one
     in_flight = min(split.pp, micro_batches) / split.pp

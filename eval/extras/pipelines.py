@@ -75,6 +75,8 @@ def _trained(
 
 def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str, Any]:
     config = Config.of(settings)
+    is_plain = config.train.batch_ramp is None and config.train.average is None and config.start.name == "random"
+    require(is_plain, "study pipelines: add train.batch_ramp=null train.average=null start=random")
     data = RunData.open(settings, config, verify=False)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
     device, steps, rows = devices.select(settings["device"]), int(config.budget.limit), config.train.rows

@@ -10,6 +10,8 @@ place agree is not found by this (docs/rules.md, "What no check here can show").
 import json
 import math
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -29,7 +31,10 @@ from eval.rules.journal import parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
 
-ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, yaml.YAMLError)
+ERRORS = (
+    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+    yaml.YAMLError, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
 HEX_256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -1,5 +1,6 @@
 """A finished corpus searched once more for the tasks' text, and the embedded tasks made once more."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,21 @@ def test_what_the_manifest_says_that_was_removed_is_found_in_the_corpus(
     assert bool(problems) == (planted == 20)
     problems, told = overlap(corpus.folder, tasks, 0)
     assert not told.startswith(("0 of", f"{documents_read:,} of"))
+
+
+def test_tasks_that_the_corpus_was_not_searched_for_contradict_nothing(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, texts: list[str]
+) -> None:
+    documents = [*made_up(100), *(f"Before. {text} After." for text in texts)]
+    (tmp_path / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    others = glue(tmp_path / "others", made_up(50, seed=9))
+    corpus = run(text_config(tmp_path / "a.txt", decontaminate={"tasks": str(others)}, validation_fraction=0.0))
+    (tmp_path / "glue" / "RTE").mkdir(parents=True)
+    rows = "".join(f"{number}\t{text}\tNo.\tentailment\n" for number, text in enumerate(texts))
+    header = "index\tsentence1\tsentence2\tlabel\n"
+    (tmp_path / "glue" / "RTE" / "dev.tsv").write_text(header + rows, encoding="utf-8")
+    problems, told = overlap(corpus.folder, tmp_path / "glue", 60)
+    assert not problems and re.search(r"RTE [34]\d \(", told)
 
 
 def test_a_shard_that_was_altered_is_refused(

@@ -26,6 +26,7 @@ TOLERANCE = 1e-5
 # Runs jobs, one after another; rank `rank` gets the signal at the beginning of step `at` of this process.
 PROGRAM = """
 import faulthandler, json, os, signal, sys
+import torch.distributed as dist
 faulthandler.dump_traceback_later(600, exit=True)  # no test waits for ever
 from cramming import pretrain
 from cramming.engine import Engine
@@ -41,8 +42,9 @@ for settings, given in json.load(open(sys.argv[1])):
     now = {"step": 0, "at": 0, "rank": 0, "signal": "SIGTERM", **(given if is_first else {})}
     try:
         pretrain.main(settings)
-    except SystemExit:
-        pass
+    except SystemExit:  # stopped; a process of its own would end here
+        if dist.is_initialized():
+            dist.destroy_process_group()
 """
 
 
@@ -140,7 +142,7 @@ def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(
 def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(launch: Launch, runs: Path) -> None:
     """`torchrun --max-restarts=1`: kill -9 of rank 1 in step 20, after the checkpoint of step 15; the clock charged the
     five steps that were lost."""
-    saving = ["parallel=zero2", "checkpoint.every_steps=5"]
+    saving = ["parallel=zero2", "checkpoint.every_steps=5", "resume=true"]
     launch(2, [Job(["name=unbroken", *saving])])
     killed = Job(["name=killed", *saving], {"at": 20, "rank": 1, "signal": "SIGKILL"})
     launch(2, [killed], "--max-restarts=1")
