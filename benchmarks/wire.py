@@ -24,8 +24,8 @@ WARM_UP = 12  # steps: PowerSGD begins after the 10th
 SIZES = ["hidden_size=256", "num_layers=4", "num_heads=4", "intermediate_size=512", "vocab_size=4096"]
 ROWS, LENGTH, RANK, DENSITY = 2, 64, 4, 0.01
 CASES = [
-    "ddp", "ddp parallel.compression=bf16", f"ddp parallel.compression=powersgd parallel.rank={RANK}",
-    f"ddp parallel.compression=topk parallel.density={DENSITY}", "ddp parallel.compression=qsgd",
+    "ddp", "ddp parallel.compression=bf16", f"ddp parallel.compression=powersgd parallel.compression.rank={RANK}",
+    f"ddp parallel.compression=topk parallel.compression.density={DENSITY}", "ddp parallel.compression=qsgd",
     "zero1", "zero2", "zero3",
 ]  # fmt: skip
 

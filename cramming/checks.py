@@ -24,7 +24,7 @@ from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
-from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, MuonConfig, OptimConfig
+from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
 from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
@@ -179,20 +179,24 @@ def _unit(config: Config, place: Place) -> int:
 
 
 def _is_cut(config: Config, place: Place) -> bool:
-    return place.processes > 1 and isinstance(config.parallel, ShardConfig)
+    """Whether a process has a part of each weight."""
+    return place.processes > 1 and (isinstance(config.parallel, ShardConfig) or config.parallel.tp > 1)
+
+
+def _is_staged(config: Config) -> bool:
+    return isinstance(config.parallel, PipelineConfig)
 
 
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
-NOT_STAGES = (
-    ": does not go with what reaches over stages or needs the whole model in one process: model.unet_skips,"
-    " model.value_embeddings, model.value_residual, objective=rtd, objective=mlm-by-loss, start=cooccurrence,"
-    " train.average, train.micro_batch=auto, runtime.compile=model, runtime.cuda_graphs, memory.offload_*,"
-    " precision=fp16, parallel.tp; one of these is set"
-)
-CUT = ": not with parallel={c.parallel.name}, which cuts weights and gradients over the processes; "
+STAGES = ": not with parallel=pp, where each process has some of the layers only"
+NOT_IN_STAGES = (  # settings that are off or null there
+    "model.unet_skips", "model.value_embeddings", "model.value_residual", "objective.by_loss", "train.average",
+    "memory.offload_activations", "memory.offload_weights", "memory.offload_optimizer", "runtime.cuda_graphs",
+)  # fmt: skip
+CUT = ": not with parallel={c.parallel.name} parallel.tp={c.parallel.tp}, which cut weights and gradients; "
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"
@@ -215,11 +219,6 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: ramp_step(c.train.batch_ramp, c.train.batch_size) % _unit(c, p) != 0,
         " x {p.processes} process(es): train.batch_ramp lets the batch grow by a number of sequences that is not a"
         " multiple of this; take a smaller micro-batch or train.micro_batch=auto",
-    ),
-    (
-        "train.micro_batch",
-        lambda c, p: c.parallel.tp > 1 and c.train.micro_batch == "auto",
-        ": each process would look for it by itself, and those of parallel.tp compute together; set a number",
     ),
     (
         "train.validation_corpus",
@@ -288,27 +287,21 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         " model.intermediate_size={c.model.intermediate_size}, model.vocab_size={c.model.vocab_size} and, with"
         " parallel.sequence, train.sequence_length={c.train.sequence_length}; take another number, or change these",
     ),
-    (  # they need whole matrices, the whole vocabulary, one loss scale, modules as they are or the weights' storage
+    (
         "parallel.tp",
-        lambda c, p: (
-            c.parallel.tp > 1
-            and (
-                c.objective.replaces_tokens
-                or isinstance(c.optim, MuonConfig)
-                or c.optim.name in LOW_BIT
-                or p.mode in ("fp16", "fp8")
-                or c.runtime.compile != "off"
-                or c.train.average is not None
-                or c.memory.offload_activations
-                or c.memory.offload_optimizer
-            )
-        ),
-        ": goes with a masked or causal objective (not rtd), optim=adamw or another whose state is fp32 (not muon or"
-        " normuon), precision=bf16 or fp32, runtime.compile=off, train.average=null, and memory.offload_* false",
+        lambda c, p: c.parallel.tp > 1 and (c.objective.replaces_tokens or c.memory.offload_optimizer),
+        ": not with objective=rtd or memory.offload_optimizer=true; set it to 1",
+    ),
+    (
+        "runtime.compile",
+        lambda c, p: c.parallel.tp > 1 and c.runtime.compile != "off",
+        ": matrices that are cut by parallel.tp={c.parallel.tp} work uncompiled only; set it to off",
     ),
     (
         "parallel.tp",
-        lambda c, p: c.parallel.tp > 1 and isinstance(c.parallel, ReplicaConfig) and c.parallel.compression != "none",
+        lambda c, p: (
+            c.parallel.tp > 1 and isinstance(c.parallel, ReplicaConfig) and c.parallel.compression.name != "none"
+        ),
         ": the gradients of cut matrices are sent as they are; set parallel.compression=none",
     ),
     (
@@ -323,16 +316,25 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": counts one process's time only, and this run has {p.processes}; set budget.clock=wall",
     ),
     ("parallel.pp", lambda c, p: c.parallel.pp > 1 and c.parallel.name != "pp", ": stages are cut by parallel=pp"),
-    ("parallel.name", lambda c, p: c.parallel.name == "pp" and _needs_whole_model(c, p), NOT_STAGES),
+    *(
+        (setting, lambda c, p, is_set=attrgetter(setting): _is_staged(c) and bool(is_set(c)), STAGES)
+        for setting in NOT_IN_STAGES
+    ),
+    ("objective.name", lambda c, p: _is_staged(c) and c.objective.replaces_tokens, STAGES),
+    ("start.name", lambda c, p: _is_staged(c) and isinstance(c.start, CooccurrenceStart), STAGES),
+    ("train.micro_batch", lambda c, p: _is_staged(c) and c.train.micro_batch == "auto", STAGES),
+    ("precision.mode", lambda c, p: _is_staged(c) and p.mode == "fp16", STAGES),
+    ("runtime.compile", lambda c, p: _is_staged(c) and c.runtime.compile == "model", STAGES),
+    ("parallel.tp", lambda c, p: _is_staged(c) and c.parallel.tp > 1, STAGES),
     (
         "parallel.pp",
-        lambda c, p: isinstance(c.parallel, PipelineConfig) and not _has_layers(c),
+        lambda c, p: _is_staged(c) and not _has_layers(c),
         ": model.num_layers={c.model.num_layers} are too few for the stages of parallel.schedule, of which the last one"
         " has at least model.late_layers={c.model.late_layers} of them",
     ),
     (
         "train.micro_batch",
-        lambda c, p: isinstance(c.parallel, PipelineConfig) and not _fills_pipeline(c, p),
+        lambda c, p: _is_staged(c) and not _fills_pipeline(c, p),
         ": a step then has a number of micro-batches that is no multiple of parallel.pp={c.parallel.pp}, or with"
         " parallel.schedule=dualpipev of twice as many; take a smaller one",
     ),
@@ -340,14 +342,14 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
         "optim.name",
         lambda c, p: _is_cut(c, p) and c.optim.name in NEED_WHOLE_MATRICES,
-        CUT + "take adamw, lamb or another, or parallel=ddp",
+        CUT + "take adamw, lamb or another",
     ),
     (
         "precision.mode",
         lambda c, p: _is_cut(c, p) and p.mode in ("fp16", "fp8"),
-        CUT + "take bf16, fp32 or parallel=ddp",
+        CUT + "take bf16 or fp32",
     ),
-    ("train.average", lambda c, p: _is_cut(c, p) and c.train.average is not None, CUT + "set null or parallel=ddp"),
+    ("train.average", lambda c, p: _is_cut(c, p) and c.train.average is not None, CUT + "set it to null"),
     ("train.micro_batch", lambda c, p: _is_cut(c, p) and c.train.micro_batch == "auto", CUT + "set a number"),
     ("runtime.compile", lambda c, p: _is_cut(c, p) and c.runtime.compile == "model", CUT + "set it to blocks"),
     ("runtime.cuda_graphs", lambda c, p: _is_cut(c, p) and c.runtime.cuda_graphs, CUT + "set it to false"),
@@ -357,16 +359,6 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         CUT + "set it to false",
     ),
 )
-
-
-def _needs_whole_model(c: Config, p: Place) -> bool:
-    """What a process with a few of the layers cannot do, or does not get from others."""
-    model, memory, run = c.model, c.memory, c.runtime
-    reaches_over = model.unet_skips or model.value_embeddings or model.value_residual
-    objective = c.objective.replaces_tokens or c.objective.by_loss or isinstance(c.start, CooccurrenceStart)
-    offloads = memory.offload_activations or memory.offload_weights or memory.offload_optimizer
-    settings = c.train.average or c.train.micro_batch == "auto" or p.mode == "fp16" or c.parallel.tp > 1
-    return bool(reaches_over or objective or offloads or settings or run.compile == "model" or run.cuda_graphs)
 
 
 def _has_layers(c: Config) -> bool:

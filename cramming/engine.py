@@ -126,7 +126,7 @@ class Engine:
     ) -> tuple[Tensor, Tensor] | None:
         """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
         self._random_states, self._graphs = devices.random_states(), compiled_graphs()
-        self._targets = self.mesh.sum(float(sum(b.num_targets for b in batches)))
+        (self._targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
         if self.token_losses:
             self.token_losses.begin_step()
         found = []
@@ -150,7 +150,7 @@ class Engine:
             norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
         self._norm = norm
         *totals, self._grad_norm = _read(loss_sum, correct, norm)
-        self._loss, self._accuracy = (total / self._targets for total in self.mesh.sums(totals))
+        self._loss, self._accuracy = (total / self._targets for total in self.mesh.sums(*totals))
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
@@ -164,7 +164,7 @@ class Engine:
             if index < len(batches):
                 loss_sum, correct = loss_sum + loss, correct + right
         self.model.train()
-        loss_sum, correct = self.mesh.sums([loss_sum, correct])
+        loss_sum, correct = self.mesh.sums(loss_sum, correct)
         return loss_sum / targets, correct / targets, targets
 
     def whole_model(self, config: Config) -> nn.Module | None:

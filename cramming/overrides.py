@@ -14,6 +14,7 @@ WITH_JSON = ("duel", "project", "replay", "verify")
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
+    (r"parallel\.compression=(?!\{)(.*)", r"parallel/compression=\1"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
 SIDE = re.compile(r"\+{0,2}(base|candidate)")
@@ -126,7 +127,7 @@ def points_of(overrides: Sequence[str]) -> list[list[str]]:
 def one_line(error: Exception) -> str:
     """What Hydra or OmegaConf says, on one line and without its dumps."""
     text = str(error)
-    for dump in ("\nTo append to your config", "\nConfig search path", "\nSee https:", "object_type="):
+    for dump in ("\nTo append to your", "\nConfig search path", "\nSee https:", "object_type="):
         text = text.partition(dump)[0]
     if text.startswith("Could not override"):
         text += " There is no such setting; `cramming <verb> --cfg job` prints all, conf/config.yaml explains them"

@@ -15,6 +15,7 @@ N = 8. Errors that feedback keeps are of a process: a resume begins without them
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from cramming.parallel.mesh import ReplicaConfig
+from cramming.parallel.mesh import CompressionConfig, PowerSgdConfig, TopKConfig
 
 BLOCK = 512  # numbers with one scale in `qsgd`
 LEVELS = 127  # of int8 on each side of zero
@@ -30,16 +31,14 @@ START_POWER_SGD = 10  # steps that are reduced whole: early gradients change fas
 Hook = Callable[[dist.GradBucket], Future[Tensor]]
 
 
-def hook_of(config: ReplicaConfig, group: dist.ProcessGroup) -> Hook:
+def hook_of(config: CompressionConfig, group: dist.ProcessGroup) -> Hook:
     """What the configuration names, on the processes of `group`."""
-    makers: dict[str, Callable[[], Hook]] = {
-        "none": lambda: Whole(group),
-        "bf16": lambda: _bf16(group),
-        "powersgd": lambda: _power_sgd(group, config.rank),
-        "topk": lambda: TopK(group, config.density),
-        "qsgd": lambda: Qsgd(group),
-    }
-    return makers[config.compression]()
+    if isinstance(config, PowerSgdConfig):
+        return _power_sgd(group, config.rank)
+    if isinstance(config, TopKConfig):
+        return TopK(group, config.density)
+    makers: dict[str, Callable[[dist.ProcessGroup], Hook]] = {"none": Whole, "bf16": _bf16, "qsgd": Qsgd}
+    return makers[config.name](group)
 
 
 class Whole:
@@ -71,19 +70,19 @@ def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tenso
     return mean.then(lambda done: done.value().mul_(group.size()))
 
 
-class Gathered:
+class Gathered(ABC):
     """Each process's message goes to all others, who add up what the messages mean."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
+    @abstractmethod
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
         """The message of this process for the `gradient` of a bucket."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_into(self, total: Tensor, message: Tensor) -> None:
         """Add what one process's message means."""
-        raise NotImplementedError
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         total = bucket.buffer()

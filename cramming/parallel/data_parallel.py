@@ -48,7 +48,7 @@ class Replicas(Spread):
         group = mesh.dims.get_group("dp")
         self.forward = self.ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         # A hook in any case: DDP's own reduction takes the mean, a step's gradient is the sum.
-        self.ddp.register_comm_hook(hook_of(config, group), run_hook)
+        self.ddp.register_comm_hook(hook_of(config.compression, group), run_hook)
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()

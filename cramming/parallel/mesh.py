@@ -11,10 +11,10 @@ each of its methods is free.
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,17 +39,37 @@ class ParallelConfig:
     backend: Literal["auto", "nccl", "gloo"]
 
 
+@dataclass(frozen=True)
+class CompressionConfig:
+    """What is sent of the gradients in place of themselves (cramming/parallel/compression.py)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PowerSgdConfig(CompressionConfig):
+    """Of each matrix two thin ones, of this `rank`."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class TopKConfig(CompressionConfig):
+    """The largest entries, `density` of all."""
+
+    density: Share
+
+
+COMPRESSIONS = dict.fromkeys(("none", "bf16", "qsgd"), CompressionConfig) | {
+    "powersgd": PowerSgdConfig, "topk": TopKConfig,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ParallelConfig):
-    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP).
+    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
 
-    `compression`: what is sent of them; `rank` of the matrices that powersgd sends, and of topk the `density`, the
-    share of the entries (cramming/parallel/compression.py).
-    """
-
-    compression: Literal["none", "bf16", "powersgd", "topk", "qsgd"]
-    rank: Count
-    density: Share
+    compression: Annotated[CompressionConfig, COMPRESSIONS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +105,7 @@ class Mesh:
 
             if device.type == "cuda":
                 local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-                require(
-                    local < there, f"torchrun: more processes than the {there} visible GPUs; lower --nproc-per-node"
-                )
+                require(local < there, f"torchrun: more processes than {there} visible GPUs; lower --nproc-per-node")
                 device = torch.device("cuda", local)
                 torch.cuda.set_device(device)
             automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -110,18 +128,14 @@ class Mesh:
         """Whether this is rank 0, the one that reads the clock and writes files."""
         return self.rank == 0
 
-    def _exchanged(self, values: Sequence[float], collective: Callable[[Tensor], object]) -> list[float]:
+    def _exchanged(self, values: tuple[float, ...], collective: Callable[[Tensor], object]) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         collective(tensor)
         return tensor.tolist()
 
-    def sum(self, value: float) -> float:
-        """The sum of `value` over the processes with other samples."""
-        return self.sums([value])[0]
-
-    def sums(self, values: Sequence[float]) -> list[float]:
+    def sums(self, *values: float) -> list[float]:
         """The sum of each of the `values`, at once, over the processes with other samples."""
         return self._exchanged(values, self.sum_tensor)
 
@@ -132,10 +146,10 @@ class Mesh:
 
     def min(self, value: float) -> float:
         """The smallest `value` of all ranks."""
-        return self._exchanged([value], lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MIN))[0]
+        return self._exchanged((value,), lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MIN))[0]
 
     def from_main(self, value: float) -> float:
-        """Rank 0's `value`, on every rank."""
+        """`broadcast` of one."""
         return self.broadcast(value)[0]
 
     def broadcast(self, *values: float) -> list[float]:
@@ -180,9 +194,7 @@ _groups = itertools.count()  # that this process has joined
 def _join(backend: str) -> None:
     """Join the group of all processes, under a name of its own: torchrun has one store for all restarts, and in it the
     addresses of processes that are no more."""
-    store, rank, world_size = next(iter(dist.rendezvous("env://")))
+    store, rank, size = next(iter(dist.rendezvous("env://")))
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
     wait = timedelta(hours=2)  # for rank 0, which hashes the corpus, counts in it and writes alone
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, timeout=wait
-    )
+    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=wait)

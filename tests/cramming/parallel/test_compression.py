@@ -1,0 +1,120 @@
+"""What the compressed sums of gradients are, in real DDP steps of two processes (gloo).
+
+Weights never change here, so every step has the same gradients: what error feedback or random rounding leave out of one
+step must come in others, and the mean over the steps is the exact sum.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cramming.parallel.compression import LEVELS, START_POWER_SGD
+
+STEPS, RANKS = 60, 2
+CASES: dict[str, dict[str, Any]] = {
+    "none": {"name": "none"},
+    "bf16": {"name": "bf16"},
+    "powersgd": {"name": "powersgd", "rank": 2},
+    "topk": {"name": "topk", "density": 0.1},
+    "topk of all": {"name": "topk", "density": 1.0},
+    "qsgd": {"name": "qsgd"},
+}
+# One rank: for each case the distance of each step's sum, and of the mean of all, from the exact sum, relative to it.
+PROGRAM = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from cramming.config import build
+from cramming.parallel.compression import TopK, hook_of
+from cramming.parallel.data_parallel import run_hook
+from cramming.parallel.mesh import COMPRESSIONS
+dist.init_process_group("gloo")
+rank, found = dist.get_rank(), {}
+cases, steps = json.loads(sys.argv[1]), int(sys.argv[2])
+for name, case in cases.items():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.Tanh(), torch.nn.Linear(96, 40))
+    x = torch.randn(32, 48, generator=torch.Generator().manual_seed(rank))
+    loss = lambda module: module(x).square().sum()
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(model), list(model.parameters()))])
+    largest = exact.abs().amax()
+    dist.all_reduce(exact)
+    dist.all_reduce(largest)
+    hook = hook_of(build(COMPRESSIONS[case["name"]], case, "compression"), dist.group.WORLD)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ddp.register_comm_hook(hook, run_hook)
+    sums, state = [], torch.random.get_rng_state()
+    for step in range(steps):
+        model.zero_grad()
+        loss(ddp).backward()
+        sums.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    others = [torch.empty_like(sums[-1]) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, sums[-1])
+    waits = torch.zeros(1)
+    if isinstance(hook, TopK):  # what is not sent yet, of all entries and ranks
+        waits = torch.stack([error.sum() for _, error in hook.errors.values()]).sum(0, keepdim=True)
+        dist.all_reduce(waits)
+    mean = sum(sums) / steps
+    found[name] = {
+        "steps": [((each - exact).norm() / exact.norm()).item() for each in sums],
+        "mean": ((mean - exact).norm() / exact.norm()).item(),
+        "entry": ((sums[-1] - exact).abs().max() / largest).item(),
+        "sent": (torch.stack(sums[1:]).double().sum() + waits.double()).item(),
+        "exact": (steps - 1) * exact.double().sum().item(),
+        "nonzero": (sums[-1] != 0).float().mean().item(),
+        "same": all(other.equal(sums[-1]) for other in others),
+        "random": state.equal(torch.random.get_rng_state()),
+    }
+if rank == 0:
+    print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    program = tmp_path_factory.mktemp("compression") / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", program]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, json.dumps(CASES), str(STEPS)],
+        capture_output=True, text=True, check=False, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    results: dict[str, dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_processes_have_the_same_sum_and_no_random_number_of_the_run_is_used(found: Any, name: str) -> None:
+    assert found[name]["same"] and found[name]["random"]
+
+
+@pytest.mark.parametrize(("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7)])
+def test_these_sums_are_exact_but_for_rounding(found: Any, name: str, nearly: float) -> None:
+    assert max(found[name]["steps"]) < nearly
+
+
+def test_powersgd_sums_its_first_steps_whole_and_what_it_leaves_out_later(found: Any) -> None:
+    steps = found["powersgd"]["steps"]
+    assert max(steps[:START_POWER_SGD]) < 1e-6 < 0.05 < min(steps[START_POWER_SGD:])
+    assert found["powersgd"]["mean"] < 0.2 * sum(steps[START_POWER_SGD:]) / len(steps)
+
+
+def test_topk_sends_a_tenth_and_loses_nothing(found: Any) -> None:
+    """What was sent and what waits are what there was, in DDP's final buckets, which it makes after the first step."""
+    topk = found["topk"]
+    assert 0.1 <= topk["nonzero"] <= 0.2 + 1e-3
+    assert topk["sent"] == pytest.approx(topk["exact"], rel=1e-4)
+    assert topk["mean"] < 0.3 * min(topk["steps"])
+
+
+def test_qsgd_rounds_each_entry_to_a_level_and_the_mean_to_none(found: Any) -> None:
+    qsgd = found["qsgd"]
+    assert 0 < qsgd["entry"] <= RANKS / LEVELS
+    assert qsgd["mean"] < 2 * min(qsgd["steps"]) / STEPS**0.5
