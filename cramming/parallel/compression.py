@@ -62,7 +62,14 @@ def _power_sgd(group: dist.ProcessGroup, rank: int) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
     state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD)
-    return lambda bucket: _sum_of_mean(powerSGD_hook(state, bucket), group)
+
+    def hook(bucket: dist.GradBucket) -> Future[Tensor]:
+        found = _sum_of_mean(powerSGD_hook(state, bucket), group)
+        if bucket.buffer().device.type == "cpu":  # gloo's threads would start its second and third sums beside the
+            found.wait()  # next bucket's first, in another order on each process
+        return found
+
+    return hook
 
 
 def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tensor]:

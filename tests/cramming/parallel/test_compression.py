@@ -37,7 +37,7 @@ rank, found = dist.get_rank(), {}
 cases, steps = json.loads(sys.argv[1]), int(sys.argv[2])
 for name, case in cases.items():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.Tanh(), torch.nn.Linear(96, 40))
+    model = torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Linear(96, 40))
     x = torch.randn(32, 48, generator=torch.Generator().manual_seed(rank))
     loss = lambda module: module(x).square().sum()
     exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(model), list(model.parameters()))])
@@ -45,7 +45,7 @@ for name, case in cases.items():
     dist.all_reduce(exact)
     dist.all_reduce(largest)
     hook = hook_of(build(COMPRESSIONS[case["name"]], case, "compression"), dist.group.WORLD)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.01)  # of several buckets
     ddp.register_comm_hook(hook, run_hook)
     sums, state = [], torch.random.get_rng_state()
     for step in range(steps):
