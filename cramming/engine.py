@@ -2,8 +2,8 @@
 
 The loss of a step is the mean over all targets of all its micro-batches on all ranks, so that the result does not
 depend on how the batch was cut into micro-batches or spread over devices. A step has two halves, between which the
-training loop asks the clock: `forward_backward`, then `update` or `discard`. The host waits for the device once in
-each.
+training loop asks the clock: `forward_backward`, then `update` or `discard`. In one process the host waits for the
+device once in each; several also wait for each other: for the number of targets, the sums, and the end of the update.
 """
 
 import math
@@ -143,7 +143,7 @@ class Engine:
         return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
     def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
-        """Loss, accuracy and gradient norm of what was accumulated, for which the host waits once."""
+        """Loss, accuracy and gradient norm of what was accumulated."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = self.spread.norm(grads) if self.spread else torch.nn.utils.get_total_norm(grads, foreach=True)
         if self.precision.mode == "fp16":  # a power of two; unscaling the gradients themselves is `update`'s

@@ -293,15 +293,17 @@ def has_room_to_validate(state: TrainState, progress: float, pace: Pace, step_mi
 
 
 def validate(state: TrainState, progress: float, pace: Pace) -> None:
-    """Validate on the clock, and note how long it took."""
+    """Validate on the clock, and let rank 0 note how long it took."""
+    if state.clock is None:
+        state.validate(progress)
+        return
     timer, batches = state.config.budget.timer, len(state.validation)
     predicted, began, graphs = pace.validation_seconds(batches), timer(), compiled_graphs()
     state.validate(progress)
     seconds = timer() - began
     pace.note_validation(batches, seconds, compiled_graphs() != graphs)
-    if state.clock:
-        where = f"step {state.work.steps} ({progress:.0%} of the budget)"
-        say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
+    where = f"step {state.work.steps} ({progress:.0%} of the budget)"
+    say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
 def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:

@@ -4,6 +4,7 @@ import gzip
 import lzma
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import yaml
 
 from cramming import cli
 from cramming.bench.main import BenchConfig
-from cramming.checks import tiny_defaults
+from cramming.checks import Config, Place, check, tiny_defaults
 from cramming.config import build
 from cramming.overrides import compose, with_quotes
+from cramming.parallel.mesh import data_size
 from cramming.plan.search import PlanConfig, planned_config
 from cramming.replay import ReplayConfig
 from eval.duel.main import DuelConfig
@@ -104,6 +106,24 @@ def test_a_command_is_accepted(shown: str, files: None) -> None:
         PlanConfig(**settings["plan"])
     elif verb in SECTIONS:
         build(SECTIONS[verb], settings[verb], verb)
+
+
+TORCHRUN = re.compile(r"^(.*\btorchrun .*) -m cramming pretrain (.*)$", re.MULTILINE)
+
+
+def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
+    """Those of README.md and docs/several_machines.md; and the batch script there is one for bash."""
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/several_machines.md")]
+    found = [pair for text in texts for pair in TORCHRUN.findall(re.sub(r"\\\n\s*", "", text))]
+    assert len(found) == 4
+    for launcher, words in found:
+        nodes, processes = (re.search(rf"--{name} (\d+)", launcher) for name in ("nnodes", "nproc-per-node"))
+        count = int(nodes[1] if nodes else 2 if "nnodes" in launcher else 1) * int(processes[1] if processes else 1)
+        config = Config.of(compose(words.split()))
+        data_size(config.parallel, count)
+        check(config, Place("cuda", "H100", "bf16", (9, 0), count))
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", texts[1], re.DOTALL)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_the_readmes_recipes_are_no_laptops_defaults() -> None:

@@ -8,7 +8,8 @@ ZeRO (Rajbhandari et al. 2020) by torch's FSDP2. Bytes per process, with N proce
     zero3  of the weights, too: a block's are gathered for its passes and forgotten; 16 P / N in all
 
 Numbers sent per process and step with k micro-batches, in units of P (N - 1) / N: ddp and zero1 2 (an all-reduce; an
-all-gather and a reduce-scatter), zero2 1 + k, zero3 3 k, as both passes of each micro-batch gather the weights.
+all-gather and a reduce-scatter), zero2 1 + k, zero3 3 k, as both passes of each micro-batch gather the weights. Where S
+processes share one of N / S copies (HSDP), N is S in all of these, and once per step the copies sum P / S gradients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.compression import Hook, hook_of
-from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig
+from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig, ShardConfig
 from cramming.parallel.spread import Found, OnePass, Spread, State
 
 
@@ -35,7 +36,8 @@ def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_h
     """Cut or copy the model, as it is then executed, along the mesh's `dp`; `on_host`: what is cut lies there."""
     if isinstance(config, ReplicaConfig):
         return Replicas(model, config, mesh) if config.tp == 1 else ReplicasOfParts(model, mesh)
-    return Shards(model, config.name, mesh, on_host)
+    assert isinstance(config, ShardConfig)
+    return Shards(model, config, mesh, on_host)
 
 
 class Replicas(Spread):
@@ -100,17 +102,23 @@ def along(parameter: nn.Parameter) -> Shard | None:
 class Shards(Spread):
     """FSDP2: parameters are DTensors, cut along their first dimension, one group of them per block.
 
-    On the host (ZeRO-Offload, Ren et al. 2021) a process's shard is updated by its CPU."""
+    With `shards` (HSDP) there are several copies, each cut over so many processes: what is sent for a micro-batch stays
+    within a copy, and the copies' gradients are summed once a step. On the host (ZeRO-Offload, Ren et al. 2021) a
+    process's shard is updated by its CPU."""
 
-    def __init__(self, model: PretrainedModel, name: str, mesh: Mesh, on_host: bool) -> None:
+    def __init__(self, model: PretrainedModel, config: ShardConfig, mesh: Mesh, on_host: bool) -> None:
         super().__init__(model, mesh)
         self.is_on_host = on_host
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if on_host else OffloadPolicy()
-        self.sums_each_pass, self.keeps_weights = name != "zero1", name != "zero3"
+        self.sums_each_pass, self.keeps_weights = config.name != "zero1", config.name != "zero3"
+        grid = mesh.dims["dp"]
+        if config.shards:
+            sizes = mesh.data_size // config.shards, config.shards
+            grid = mesh.dims._unflatten("dp", sizes, ("copies", "shards"))["copies", "shards"]
         blocks = [block for encoder in model.encoders for block in encoder.blocks]
         for module in (*blocks, model):
             shard = fully_shard(
-                module, mesh=mesh.dims["dp"], reshard_after_forward=not self.keeps_weights, shard_placement_fn=along,
+                module, mesh=grid, reshard_after_forward=not self.keeps_weights, shard_placement_fn=along,
                 offload_policy=offload,
             )  # fmt: skip
             shard.set_gradient_divide_factor(1.0)  # the sum, not the mean
@@ -119,5 +127,6 @@ class Shards(Spread):
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         self.root.set_requires_gradient_sync(is_last or self.sums_each_pass)
+        self.root.set_requires_all_reduce(is_last)
         self.root.set_reshard_after_backward(is_last or not self.keeps_weights)
         return nullcontext()

@@ -9,8 +9,9 @@ drift apart; parameters are reduced as `parallel/apply.py` has placed them. With
 each of its methods is free.
 """
 
-import itertools
 import os
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,7 +75,12 @@ class ReplicaConfig(ParallelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig(ParallelConfig):
-    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3)."""
+    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3).
+
+    `shards`: so many of them, next to each other, share one copy; null: all along `dp` (hybrid sharding, HSDP).
+    """
+
+    shards: Count | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,16 +191,37 @@ def data_size(config: ParallelConfig, world_size: int) -> int:
             f" {config.tp} x {config.pp} = {found * parts} processes, and there are {world_size}; start as many with"
             f" torchrun --nproc-per-node {found * parts} -m cramming ..., or change a size"
         )
+    if isinstance(config, ShardConfig) and config.shards and found % config.shards:
+        raise UserError(
+            f"parallel.shards={config.shards}: samples are spread over {found} process(es), which that does not divide;"
+            " take another number, or null: all of them share one copy"
+        )
     return found
 
 
-_groups = itertools.count()  # that this process has joined
-
-
 def _join(backend: str) -> None:
-    """Join the group of all processes, under a name of its own: torchrun has one store for all restarts, and in it the
-    addresses of processes that are no more."""
+    """Join the group of all processes, under a name that is new in their store: torchrun has one for all restarts, and
+    in it the addresses of processes that are no more."""
     store, rank, size = next(iter(dist.rendezvous("env://")))
-    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
+    name = _agreed(store, rank, size, uuid.uuid4().hex)
     wait = timedelta(hours=2)  # for rank 0, which hashes the corpus, counts in it and writes alone
     dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=wait)
+
+
+def _agreed(store: Any, rank: int, size: int, own: str) -> str:
+    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart.
+
+    The number of restarts would not do: each node counts those that its own processes have caused.
+    """
+    if rank:
+        store.set(f"asks {rank}", own)
+        name: str = store.get(f"answer {own}").decode()
+        store.set(f"knows {name} {rank}", "")
+        return name
+    others = list(range(1, size))
+    while others := [other for other in others if not store.check([f"knows {own} {other}"])]:
+        for other in others:
+            if store.check([f"asks {other}"]):
+                store.set(f"answer {store.get(f'asks {other}').decode()}", own)
+        time.sleep(0.01)
+    return own

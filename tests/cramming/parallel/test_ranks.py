@@ -1,16 +1,13 @@
-"""Runs of several processes (gloo, one thread each) are the run of one process; one launch does all runs of its size.
+"""Runs of several processes (gloo, one thread each) are the run of one process, whatever the strategy; what that costs.
 
-What is stated: losses over 30 steps within 1e-5, relative, of the single process's; measured 1.3e-7.
+What is stated: losses over 30 steps within 1e-5, relative, of the single process's; measured 1.3e-7. Processes are
+started once, for all cases of a kind.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -19,76 +16,105 @@ from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.journal import read_journal, spent_seconds
 from cramming.optim.build import NEED_WHOLE_MATRICES, OPTIMIZERS
-from cramming.parallel.mesh import STRATEGIES, data_size
+from cramming.parallel.mesh import data_size
 from cramming.record import load_metrics, load_record
 
+from .rank_worker import assert_same, launch, run_cases
+
 TOLERANCE = 1e-5
-# Runs jobs, one after another; rank `rank` gets the signal at the beginning of step `at` of this process.
-PROGRAM = """
-import faulthandler, json, os, signal, sys
-import torch.distributed as dist
-faulthandler.dump_traceback_later(600, exit=True)  # no test waits for ever
-from cramming import pretrain
-from cramming.engine import Engine
-original, now = Engine.forward_backward, {}
-def forward_backward(self, *arguments, **named):
-    now["step"] += 1
-    if (now["step"], self.mesh.rank) == (now["at"], now["rank"]):
-        os.kill(os.getpid(), getattr(signal, now["signal"]))
-    return original(self, *arguments, **named)
-Engine.forward_backward = forward_backward
-for settings, given in json.load(open(sys.argv[1])):
-    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    now = {"step": 0, "at": 0, "rank": 0, "signal": "SIGTERM", **(given if is_first else {})}
-    try:
-        pretrain.main(settings)
-    except SystemExit:  # stopped; a process of its own would end here
-        if dist.is_initialized():
-            dist.destroy_process_group()
-"""
+ONE = ["model=tiny", "model.num_layers=1", "train.micro_batch=8"]
+CUTTABLE = sorted(OPTIMIZERS.keys() - {*NEED_WHOLE_MATRICES, "adamw"})
+# On how many processes, and how; a step's eight sequences are one micro-batch in each of two processes, else two.
+PLAIN = {
+    f"{name}-{ranks}": (ranks, [f"parallel={name}", f"train.micro_batch={rows}"])
+    for ranks, rows in ((2, 4), (4, 1))
+    for name in ("ddp", "zero1", "zero2", "zero3")
+}
+HYBRID = {
+    f"{name}-2x2": (4, [f"parallel={name}", "train.micro_batch=1", "parallel.shards=2"]) for name in ("zero2", "zero3")
+}
+FURTHER = {
+    "zero1-2x2": (4, ["parallel=zero1", "train.micro_batch=2", "parallel.shards=2", "memory.offload_optimizer=true"]),
+    "zero2-host": (2, ["parallel=zero2", "train.micro_batch=2", "memory.offload_optimizer=true"]),
+    "zero2-tp2": (4, ["parallel=zero2", "train.micro_batch=2", "parallel.tp=2"]),
+}
+SPREAD: dict[str, tuple[int, list[str]]] = PLAIN | HYBRID | FURTHER
 
 
-class Job(NamedTuple):
-    overrides: Sequence[str]
-    given: Mapping[str, Any] = MappingProxyType({})  # where which signal comes
+@pytest.fixture(scope="module")
+def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of each case what every rank found. Two copies of two shards leave a checkpoint of step 3, from which others go
+    on; there copies are also cut by `tp`."""
+    folder = tmp_path_factory.mktemp("spread")
+    three, six = str(folder / "three.pt"), str(folder / "six.pt")
+    cut_twice = ["parallel=zero3", "train.micro_batch=4", "parallel.tp=2", "parallel.shards=2"]
+    cases = {
+        **{name: case(ONE + how, ranks) for name, (ranks, how) in SPREAD.items()},
+        "to 3": case(ONE + HYBRID["zero3-2x2"][1], 4, steps=3, save=three),
+        "to 6": case(ONE + cut_twice, 4, steps=3, load=three, save=six),
+        "to 9": case([*ONE, *PLAIN["zero1-2"][1], "parallel.shards=1"], 2, steps=3, load=six),
+        **{name: case([*ONE, *PLAIN["zero3-2"][1], f"optim={name}"], 2, steps=4) for name in CUTTABLE},
+    }
+    return run_cases(folder, cases)
 
 
-Launch = Callable[..., None]
+@pytest.mark.parametrize("name", SPREAD)
+def test_each_strategy_gives_the_losses_of_one_process(spread: Any, alone: Any, name: str) -> None:
+    one = alone(ONE)
+    for found in spread[name]:
+        assert found["steps"] == spread[name][0]["steps"]
+        assert_same(name, found["steps"], one["steps"])
+        assert found["validation"][0] == pytest.approx(one["validation"][0], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_optimizers_that_are_not_refused_work_on_cut_weights(spread: Any, alone: Any, name: str) -> None:
+    assert_same(name, spread[name][0]["steps"], alone([*ONE, f"optim={name}"], steps=4)["steps"])
+
+
+def test_a_checkpoint_of_copies_of_shards_goes_on_in_others(spread: Any, alone: Any) -> None:
+    found = [step for name in ("to 3", "to 6", "to 9") for step in spread[name][0]["steps"]]
+    assert_same("2 x 2, 1 x 2 x 2, 2 x 1", found, alone(ONE)["steps"][:9])
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *HYBRID])
+def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name: str) -> None:
+    """docs/tricks.md has it, the sums of losses and norms aside: k micro-batches, N processes, S to a copy."""
+    ranks, strategy, parameters = SPREAD[name][0], name.split("-")[0], alone(ONE)["parameters"]
+    k, shards = 1 if ranks == 2 else 2, 2 if name in HYBRID else ranks
+    gathered, scattered = {"zero2": (1, k), "zero3": (2 * k, k)}.get(strategy, (1, 1))
+    summed = 1.0 if strategy == "ddp" else 1 / shards if name in HYBRID else 0.0
+    for found in spread[name]:
+        counted = found["collectives"]
+        assert counted["allreduce_"] / parameters == pytest.approx(summed, abs=0.01)
+        if strategy != "ddp":
+            assert counted["_allgather_base_"] * shards / parameters == pytest.approx(gathered, rel=0.01)
+            assert counted["_reduce_scatter_base_"] / parameters == pytest.approx(scattered, rel=0.01)
+            assert found["moments"] * shards == pytest.approx(2 * parameters, rel=0.01)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
+    return tmp_path_factory.mktemp("runs")
+
+
+Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def launch(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Launch:
-    """`launch(processes, jobs)`: all of the jobs in as many processes, started once."""
+def run(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Run:
+    """`run(ranks, name, *overrides, at=..., ...)`: what a process of the verb is given."""
+    model = ["model.num_layers=4", "model.num_heads=4", "model.hidden_size=16"]
+    few = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2"]
 
-    def call(processes: int, jobs: Sequence[Job], *torchrun: str) -> None:
-        few = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2", f"runs={runs}"]
-        listed = [(compose(*tiny_overrides, *few, *job.overrides), dict(job.given)) for job in jobs]
-        (runs / "jobs.json").write_text(json.dumps(listed, default=str))
-        (runs / "program.py").write_text(PROGRAM)
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *torchrun]
-        command = [sys.executable, *(launcher if processes > 1 else []), runs / "program.py", runs / "jobs.json"]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stderr[-9000:]
+    def of(ranks: int, name: str, *overrides: str, **signal: Any) -> dict[str, Any]:
+        settings = compose(*tiny_overrides, *model, *few, f"runs={runs}", f"name={name}", *overrides)
+        return {"settings": settings, "ranks": ranks, **signal}
 
-    return call
+    return of
 
 
-@pytest.fixture(scope="module")
-def one(launch: Launch, runs: Path) -> Path:
-    launch(1, [Job(["name=one"])])
-    return runs / "one"
+VERB = Path(__file__).with_name("verb_worker.py")
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -105,70 +131,77 @@ def assert_is_the_same_run(run: Path, one: Path, devices: int) -> None:
     assert section["devices"] == devices
 
 
-def each_strategy(processes: int) -> list[Job]:
-    return [Job([f"name={name}-{processes}", f"parallel={name}"]) for name in STRATEGIES if name != "pp"]
+# Turns of a run: how many processes, and how they share it.
+WAYS: dict[str, list[tuple[int, list[str]]]] = {
+    "tensor": [
+        (4, ["parallel=tp", "parallel.tp=4"]),
+        (2, ["parallel=zero1"]),
+        (1, ["parallel=ddp"]),
+        (2, ["parallel=pp"]),
+        (4, ["parallel=zero3", "parallel.shards=2"]),
+    ],
+    "pipeline": [
+        (4, ["parallel=zero3"]),
+        (2, ["parallel=tp", "parallel.sequence=true"]),
+        (1, ["parallel=zero2"]),
+        (4, ["parallel=pp", "parallel.pp=4"]),
+        (4, ["parallel=tp"]),  # two copies
+    ],
+    "copies": [
+        (2, ["parallel=ddp"]),
+        (4, ["parallel=pp"]),  # two copies
+        (1, ["parallel=ddp"]),
+        (4, ["parallel=zero2", "parallel.tp=2"]),
+        (2, ["parallel=ddp"]),
+    ],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_each_strategy_gives_the_losses_of_one_process(launch: Launch, runs: Path, one: Path, processes: int) -> None:
-    jobs = each_strategy(processes)
-    launch(processes, jobs)
-    for job in jobs:
-        assert_is_the_same_run(runs / job.overrides[0].removeprefix("name="), one, processes)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(
-    launch: Launch, runs: Path, one: Path
-) -> None:
+def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(run: Run, runs: Path) -> None:
     """4 -> 2 -> 1 -> 4 continues the same curve; the record keeps the largest number."""
-    ways = {"up": ("zero3", "zero1", "ddp", "zero2"), "down": ("ddp", "zero2", "zero1", "zero3")}
-    for turn, (processes, at) in enumerate([(4, 8), (2, 8), (1, 8), (4, 0)]):
-        jobs = [
-            Job([f"name={name}", f"parallel={way[turn]}", f"resume={str(turn > 0).lower()}"], {"at": at})
-            for name, way in ways.items()
-        ]
-        launch(processes, jobs)
-        done = (8, 16, 23, 30)[turn]  # one process discards the step in which it is stopped, several end it
-        assert [len(losses(runs / name)) for name in ways] == [done, done]
-    for name in ways:
-        assert_is_the_same_run(runs / name, one, 4)
+    cases = {"one": run(1, "one")}
+    for turn in range(5):
+        for name, way in WAYS.items():
+            ranks, how = way[turn]
+            again = f"resume={str(turn > 0).lower()}"
+            cases[f"{name}-{turn}"] = run(ranks, name, *how, again, **({"at": 6} if turn < 4 else {}))
+    launch(runs, cases, VERB)
+    for name in WAYS:
+        assert_is_the_same_run(runs / name, runs / "one", 4)
         ended = [process["ended"] for process in load_record(runs / name)["pretrain"]["budget"]["processes"]]
-        assert ended == ["stopped", "stopped", "stopped", "finished"]
+        assert ended == ["stopped"] * 4 + ["finished"]
+
+
+def nodes(count: int) -> list[list[str]]:
+    """Arguments of one torchrun on each of so many nodes, here one machine; one process on each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=test", "--local-addr=127.0.0.1"]
+    return [[f"--nnodes={count}", "--nproc-per-node=1", "--max-restarts=3", *meeting]] * count
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(launch: Launch, runs: Path) -> None:
-    """`torchrun --max-restarts=1`: kill -9 of rank 1 in step 20, after the checkpoint of step 15; the clock charged the
-    five steps that were lost."""
+@pytest.mark.parametrize("agents", [1, 2])
+def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run: Run, runs: Path, agents: int) -> None:
+    """`torchrun --max-restarts`, on one node and on two: kill -9 of rank 1 in step 20, after the checkpoint of step 15;
+    the clock charged the five steps that were lost."""
     saving = ["parallel=zero2", "checkpoint.every_steps=5", "resume=true"]
-    launch(2, [Job(["name=unbroken", *saving])])
-    killed = Job(["name=killed", *saving], {"at": 20, "rank": 1, "signal": "SIGKILL"})
-    launch(2, [killed], "--max-restarts=1")
-    found, expected = (load_file(runs / name / "final" / "model.safetensors") for name in ("killed", "unbroken"))
+    killed = f"killed-{agents}"
+    launch(runs, {"": run(2, f"unbroken-{agents}", *saving)}, VERB)
+    how = nodes(2) if agents == 2 else [["--standalone", "--nproc-per-node=2", "--max-restarts=1"]]
+    launch(runs, {"": run(2, killed, *saving, at=20, rank=1, signal="SIGKILL")}, VERB, how)
+    found, expected = (
+        load_file(runs / name / "final" / "model.safetensors") for name in (killed, f"unbroken-{agents}")
+    )
     assert found.keys() == expected.keys()
     assert all(found[name].equal(weight) for name, weight in expected.items())
-    events = read_journal(runs / "killed" / "budget.jsonl")
+    events = read_journal(runs / killed / "budget.jsonl")
     first = max(event["elapsed"] for event in events if event["process"] == 0)
     assert max(event["steps"] for event in events if event["process"] == 0) >= 15
-    assert load_record(runs / "killed")["pretrain"]["budget"]["spent_seconds"] > first
+    assert load_record(runs / killed)["pretrain"]["budget"]["spent_seconds"] > first
     assert {event["process"] for event in events} == {0, 1} and spent_seconds(events) > first
-
-
-CUTTABLE = sorted(OPTIMIZERS.keys() - {*NEED_WHOLE_MATRICES, "adamw"})
-
-
-@pytest.mark.slow
-def test_optimizers_that_are_not_refused_work_on_cut_weights(launch: Launch, runs: Path) -> None:
-    def jobs(name: str) -> list[Job]:
-        few = ["parallel=zero3", "budget.steps=8"]
-        return [Job([f"name={name}-{optimizer}", f"optim={optimizer}", *few]) for optimizer in CUTTABLE]
-
-    launch(1, jobs("whole"))
-    launch(2, jobs("cut"))
-    for optimizer in CUTTABLE:
-        assert_is_the_same_run(runs / f"cut-{optimizer}", runs / f"whole-{optimizer}", 2)
 
 
 @pytest.mark.parametrize(
@@ -204,3 +237,5 @@ def test_the_mesh_is_all_processes(compose: Callable[..., dict[str, Any]], tiny_
         data_size(sizes("parallel.dp=3", "parallel.tp=2"), 4)
     with pytest.raises(UserError, match=r"parallel.dp=null parallel.tp=2 parallel.pp=1: .* and there are 1"):
         data_size(sizes("parallel.tp=2"), 1)
+    with pytest.raises(UserError, match=r"parallel.shards=3: .* over 4 process\(es\), which that does not divide"):
+        data_size(sizes("parallel=zero3", "parallel.shards=3"), 4)

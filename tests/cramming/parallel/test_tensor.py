@@ -1,17 +1,11 @@
 """Tensor parallel runs are the run of one process: losses, gradient norms, validation, checkpoints; and what they cost.
 
-Each number of ranks is started once, for all of its cases.
+The processes are started once, for all cases.
 """
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +15,8 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 
-from .tensor_worker import train
+from .rank_worker import assert_same, run_cases, train
 
-WORKER = Path(__file__).parent / "tensor_worker.py"
-STEPS = 30
-SMALL = [
-    "device=cpu", "precision=fp32", "model.hidden_size=32", "model.num_heads=4", "model.num_layers=3",
-    "model.intermediate_size=48", "model.max_length=64", "train.sequence_length=32", "train.batch_size=8",
-    "train.micro_batch=8", "train.validation_tokens=512", "optim.clip=0.3", "parallel.dp=null",
-]  # fmt: skip
 PARTS = [
     "model.local_window=8", "model.global_every=2", "model.value_embeddings=1", "model.value_residual=true",
     "model.attention_gate=true", "model.qk_norm=true",
@@ -56,81 +43,24 @@ FOUR: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def run(compose: Callable[..., dict[str, Any]], tiny_corpus: Path) -> Callable[..., dict[str, Any]]:
-    """`run(overrides, steps, ...)`: the arguments of `train`."""
-
-    def of(overrides: list[str], steps: int = STEPS, **files: str | None) -> dict[str, Any]:
-        groups = [o for o in overrides if "." not in o.split("=")[0]]
-        own = [o for o in overrides if o not in groups]
-        settings = compose("optim=adamw-tiny", *groups, f"data.corpus={tiny_corpus}", *SMALL, *own)
-        return {"settings": settings, "steps": steps, **files}
-
-    return of
-
-
-def launch(folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Run all cases on so many ranks; of each what every rank found."""
-    (folder / "cases.json").write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1] % 40_000 + 10_000
-    usual = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(WORKER), str(folder / "cases.json"), str(folder / "found")]
-    processes = [
-        subprocess.Popen(command, env={**usual, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)})
-        for rank in range(ranks)
-    ]
-    assert [process.wait(timeout=600) for process in processes] == [0] * ranks
-    files = {name: [folder / f"found-{name}-{rank}.json" for rank in range(ranks)] for name in cases}
-    return {name: [json.loads(path.read_text()) for path in paths] for name, paths in files.items()}
-
-
-@pytest.fixture(scope="module")
-def two(run: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two ranks found; they also leave a checkpoint of step 10."""
-    folder = tmp_path_factory.mktemp("two")
-    saved = {"saved": run(["model=best", *TP2], steps=10, save=str(folder / "saved.pt"))}
-    cases = {name: run(own + how) for name, (own, how) in TWO.items()}
-    return {**launch(folder, 2, cases | saved), "file": str(folder / "saved.pt")}
-
-
-@pytest.fixture(scope="module")
-def four(run: Callable[..., dict[str, Any]], two: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What four ranks found; they also go on from the two ranks' checkpoint, and leave one of step 20."""
-    folder = tmp_path_factory.mktemp("four")
-    resumed = run(["model=best", *TP4, *BY_TOKENS], steps=10, load=two["file"], save=str(folder / "saved.pt"))
-    sharded = run(["model=best", "parallel=zero2", *DP2], steps=20, load=two["file"])
-    cases = {name: run(own + how) for name, (own, how) in FOUR.items()}
-    return {
-        **launch(folder, 4, {**cases, "resumed": resumed, "sharded": sharded}),
-        "file": str(folder / "saved.pt"),
+def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of each case what every rank found. Two ranks leave a checkpoint of step 10, from which four go on, in two ways,
+    and leave one of step 20."""
+    folder = tmp_path_factory.mktemp("spread")
+    ten, twenty = str(folder / "ten.pt"), str(folder / "twenty.pt")
+    cases = {
+        **{name: case(own + how, ranks=2) for name, (own, how) in TWO.items()},
+        "saved": case(["model=best", *TP2], ranks=2, steps=10, save=ten),
+        **{name: case(own + how, ranks=4) for name, (own, how) in FOUR.items()},
+        "resumed": case(["model=best", *TP4, *BY_TOKENS], ranks=4, steps=10, load=ten, save=twenty),
+        "sharded": case(["model=best", "parallel=zero2", *DP2], ranks=4, steps=20, load=ten),
     }
+    return {**run_cases(folder, cases), "ten": ten, "twenty": twenty}
 
 
-@pytest.fixture(scope="module")
-def alone(run: Callable[..., dict[str, Any]]) -> Callable[[list[str]], dict[str, Any]]:
-    """What one process finds."""
-    found: dict[str, Any] = {}
-
-    def of(overrides: list[str]) -> dict[str, Any]:
-        key = " ".join(overrides)
-        found[key] = found.get(key) or train(**run(overrides))
-        return found[key]
-
-    return of
-
-
-def assert_same(name: str, found: list[list[float]], expected: list[list[float]]) -> None:
-    """Losses within the error of sums in another order, fp32; hits of a tie may differ."""
-    for (loss, accuracy, norm), (one_loss, one_accuracy, one_norm) in zip(found, expected, strict=True):
-        assert loss == pytest.approx(one_loss, rel=1e-5), name
-        assert accuracy == pytest.approx(one_accuracy, abs=0.01), name
-        assert norm == pytest.approx(one_norm, rel=1e-5), name
-
-
-@pytest.mark.parametrize(("ranks", "name"), [("two", name) for name in TWO] + [("four", name) for name in FOUR])
-def test_losses_are_those_of_one_process(request: Any, alone: Any, ranks: str, name: str) -> None:
-    each, one = request.getfixturevalue(ranks)[name], alone((TWO | FOUR)[name][0])
+@pytest.mark.parametrize("name", [*TWO, *FOUR])
+def test_losses_are_those_of_one_process(spread: Any, alone: Any, name: str) -> None:
+    each, one = spread[name], alone((TWO | FOUR)[name][0])
     for found in each:
         assert found["steps"] == each[0]["steps"]
         assert found["drift"] == 0.0, "parameters that all ranks have are the same on all"
@@ -140,14 +70,17 @@ def test_losses_are_those_of_one_process(request: Any, alone: Any, ranks: str, n
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_in_four_and_in_one(
-    run: Callable[..., dict[str, Any]], two: Any, four: Any, alone: Any
+    case: Callable[..., dict[str, Any]], spread: Any, alone: Any
 ) -> None:
+    def one_from(file: str, steps: int) -> list[list[float]]:
+        found: list[list[float]] = train(case(["model=best"], steps=steps, load=spread[file]))["steps"]
+        return found
+
     expected = alone(["model=best"])["steps"]
-    for found in (two["saved"][0]["steps"] + four["resumed"][0]["steps"], two["saved"][0]["steps"]):
-        assert_same("best", found, expected[: len(found)])
-    assert_same("2 to 2 x 2", four["sharded"][0]["steps"], expected[10:])
-    assert_same("2 to 1", train(**run(["model=best"], steps=20, load=two["file"]))["steps"], expected[10:])
-    assert_same("4 to 1", train(**run(["model=best"], steps=10, load=four["file"]))["steps"], expected[20:])
+    assert_same("2 to 4", spread["saved"][0]["steps"] + spread["resumed"][0]["steps"], expected[:20])
+    assert_same("2 to 2 x 2", spread["sharded"][0]["steps"], expected[10:])
+    assert_same("2 to 1", one_from("ten", 20), expected[10:])
+    assert_same("4 to 1", one_from("twenty", 10), expected[20:])
 
 
 def whole_model(case: dict[str, Any]) -> tuple[ModelConfig, dict[str, int]]:
@@ -159,21 +92,21 @@ def whole_model(case: dict[str, Any]) -> tuple[ModelConfig, dict[str, int]]:
 CUT = ("qkv.weight", "out.weight", "up.weight", "up.bias", "down.weight", "gate.weight", "tokens.weight")
 
 
-@pytest.mark.parametrize(("ranks", "name"), [("two", name) for name in TWO] + [("four", "tp4")])
-def test_a_rank_holds_its_part_only(request: Any, run: Any, ranks: str, name: str) -> None:
-    _, sizes = whole_model(run(TWO[name][0] if ranks == "two" else FOUR[name][0]))
-    size = {"two": 2, "four": 4}[ranks]
-    held = sum(n // size if key.endswith((*CUT, "decoder_weight", "decoder_bias")) else n for key, n in sizes.items())
-    for found in request.getfixturevalue(ranks)[name]:
+@pytest.mark.parametrize("name", [*TWO, "tp4"])
+def test_a_rank_holds_its_part_only(spread: Any, case: Any, name: str) -> None:
+    _, sizes = whole_model(case((TWO | FOUR)[name][0]))
+    cut = (*CUT, "decoder_weight", "decoder_bias")
+    held = sum(n // len(spread[name]) if key.endswith(cut) else n for key, n in sizes.items())
+    for found in spread[name]:
         assert found["parameters"] == held
         assert found["moments"] == 2 * held
 
 
 @pytest.mark.parametrize("name", list(TWO))
-def test_what_is_exchanged_follows_the_formula(two: Any, run: Any, name: str) -> None:
+def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str) -> None:
     """docs/tricks.md has it; the few numbers of the gradient's norm are not counted."""
-    model, sizes = whole_model(run(TWO[name][0]))
-    layers, late, width, found = model.num_layers, model.late_layers, model.hidden_size, two[name][0]
+    model, sizes = whole_model(case(TWO[name][0]))
+    layers, late, width, found = model.num_layers, model.late_layers, model.hidden_size, spread[name][0]
     passes, targets, counted = len(found["targets"]), found["targets"][0], found["collectives"]
     stream, kept = 8 * 32 // passes * width, targets * width
     early = layers - late if "by tokens" in name else 0
@@ -203,8 +136,8 @@ def test_what_is_exchanged_follows_the_formula(two: Any, run: Any, name: str) ->
         (["parallel.tp=2", "parallel.sequence=true", "model.unet_skips=true"], "without model.unet_skips"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(run: Callable[..., dict[str, Any]], overrides: list[str], names: str) -> None:
-    config = Config.of(run(overrides)["settings"])
+def test_what_cannot_be_cut_is_refused(case: Callable[..., dict[str, Any]], overrides: list[str], names: str) -> None:
+    config = Config.of(case(overrides)["settings"])
     with pytest.raises(UserError) as error:
         check(config, Place("cpu", "a CPU", "fp32", processes=config.parallel.tp))
     assert names in str(error.value)
