@@ -10,11 +10,8 @@ each of its methods is free.
 """
 
 import os
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -109,13 +106,15 @@ class Mesh:
         if self.world_size > 1:
             from torch.distributed.device_mesh import init_device_mesh  # only here: it takes time to import
 
+            from cramming.parallel.rendezvous import join
+
             if device.type == "cuda":
                 local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
                 require(local < there, f"torchrun: more processes than {there} visible GPUs; lower --nproc-per-node")
                 device = torch.device("cuda", local)
                 torch.cuda.set_device(device)
             automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            _join(automatic if config.backend == "auto" else config.backend)
+            join(automatic if config.backend == "auto" else config.backend)
             sizes = (config.pp, self.data_size, config.tp)
             self.dims = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
             self.data_rank = self.dims.get_local_rank("dp")
@@ -197,31 +196,3 @@ def data_size(config: ParallelConfig, world_size: int) -> int:
             " take another number, or null: all of them share one copy"
         )
     return found
-
-
-def _join(backend: str) -> None:
-    """Join the group of all processes, under a name that is new in their store: torchrun has one for all restarts, and
-    in it the addresses of processes that are no more."""
-    store, rank, size = next(iter(dist.rendezvous("env://")))
-    name = _agreed(store, rank, size, uuid.uuid4().hex)
-    wait = timedelta(hours=2)  # for rank 0, which hashes the corpus, counts in it and writes alone
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=wait)
-
-
-def _agreed(store: Any, rank: int, size: int, own: str) -> str:
-    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart.
-
-    The number of restarts would not do: each node counts those that its own processes have caused.
-    """
-    if rank:
-        store.set(f"asks {rank}", own)
-        name: str = store.get(f"answer {own}").decode()
-        store.set(f"knows {name} {rank}", "")
-        return name
-    others = list(range(1, size))
-    while others := [other for other in others if not store.check([f"knows {own} {other}"])]:
-        for other in others:
-            if store.check([f"asks {other}"]):
-                store.set(f"answer {store.get(f'asks {other}').decode()}", own)
-        time.sleep(0.01)
-    return own

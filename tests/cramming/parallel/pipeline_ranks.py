@@ -1,11 +1,9 @@
-"""What each rank of test_pipeline.py runs: `pipeline_ranks.py <settings as JSON> <folder>` under torchrun.
+"""What each rank of test_pipeline.py runs: `launch(folder, cases, pipeline_ranks.py)`.
 
 Every setting trains `HALF` steps, gathers its state, loads it into an engine made anew, and trains `HALF` more. Rank 0
 writes what it found of each setting, and which passes each rank computed in the first step.
 """
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from cramming.data.batches import PINNED
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
 from cramming.train_state import RunData, fit_to_corpus
+from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 HALF = 15
 CPU = torch.device("cpu")
@@ -67,13 +66,12 @@ def note_passes(done: list[tuple[str, int, int]]) -> None:
     noting("backward_weight_one_chunk", lambda _: "W")
 
 
-def main(every: dict[str, dict[str, Any]], folder: Path) -> None:
+def main(folder: Path) -> None:
     """All settings, one after the other."""
-    torch.set_num_threads(1)
     done: list[tuple[str, int, int]] = []
     note_passes(done)
-    for name, settings in every.items():
-        config, data = opened(settings)
+    for name, case in own_cases(folder):
+        config, data = opened(case["settings"])
         mesh = Mesh(config.parallel, CPU)
         engine = start(config, mesh)
         done.clear()
@@ -97,4 +95,4 @@ def main(every: dict[str, dict[str, Any]], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    be_ranks(main)

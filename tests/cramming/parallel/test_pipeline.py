@@ -1,9 +1,5 @@
 """A pipeline trains as one process does, whatever the schedule; what it cannot do is refused."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import actions
 from tests.cramming.parallel.pipeline_ranks import CPU, HALF, opened, start, train
+from tests.cramming.parallel.rank_worker import launch
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 MODEL = [
@@ -42,14 +39,7 @@ def test_losses_are_those_of_one_process(
     On four ranks also two pipelines of two stages, each with half of the samples."""
     model = [*MODEL, f"model.num_layers={layers}"]
     every = {name: compose(*tiny_overrides, *model, *changes) for name, changes in settings.items()}
-    (tmp_path / "settings.json").write_text(json.dumps(every, default=str), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(
-        [*command, str(tmp_path / "settings.json"), str(tmp_path)], check=False, capture_output=True, text=True,
-        env=environment, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch(tmp_path, {name: {"settings": found, "ranks": ranks} for name, found in every.items()}, SCRIPT)
 
     config, data = opened(compose(*tiny_overrides, *model))
     one = start(config, Mesh.solo(CPU))
