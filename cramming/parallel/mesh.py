@@ -72,10 +72,8 @@ class ReplicaConfig(ParallelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig(ParallelConfig):
-    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3).
-
-    `shards`: so many of them, next to each other, share one copy; null: all along `dp` (hybrid sharding, HSDP).
-    """
+    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3). `shards`: so
+    many, next to each other, share one copy of them (hybrid sharding, HSDP); null: all along `dp`."""
 
     shards: Count | None
 
@@ -191,8 +189,6 @@ def data_size(config: ParallelConfig, world_size: int) -> int:
             f" torchrun --nproc-per-node {found * parts} -m cramming ..., or change a size"
         )
     if isinstance(config, ShardConfig) and config.shards and found % config.shards:
-        raise UserError(
-            f"parallel.shards={config.shards}: samples are spread over {found} process(es), which that does not divide;"
-            " take another number, or null: all of them share one copy"
-        )
+        reason = f"samples are spread over {found} process(es), which that does not divide"
+        raise UserError(f"parallel.shards={config.shards}: {reason}; take another number, or null: all share one copy")
     return found
