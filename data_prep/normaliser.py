@@ -1,22 +1,20 @@
-"""What workers do first with a chunk of documents: read them where that is left to do, normalise, cut, hash.
-
-The result is columns over documents and over the pieces they were cut into: a hundred objects for each document would
-cost the main process, which takes all chunks apart, more than the work itself.
-"""
+"""What workers do first with a chunk of documents: read them where that is left to do, normalise, cut, hash."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cramming.config import UserError
-from data_prep.dedup.exact import content_hash
+from data_prep.columns import Normalised, TextBlock
+from data_prep.dedup.exact import HASHES, content_hash
 from data_prep.filters import normalise, quality
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
 from data_prep.sources.plain_text import Stretch
-from data_prep.sources.source import Chunk, DataConfig, Document
+from data_prep.sources.source import Chunk, DataConfig, Documents, Parts, Task
 from data_prep.stage_stats import text_bytes
 from data_prep.workers import Workers
 
@@ -24,65 +22,24 @@ READ, NORMALISE = "read", "normalise"  # the workers' functions
 
 
 class Texts(NamedTuple):
-    """A chunk's texts, as read, and for each of its stretches the numbers of its texts as parts of documents."""
+    """A chunk's documents as read: texts, token ids, None where damaged."""
 
-    texts: list[str]
-    parts: list[list[int]]
-
-
-class Piece(NamedTuple):
-    """What normalisation made of a document, or of a part of it: the text, why it goes by the filters that are always
-    on (or ""), its UTF-8 bytes and `content_hash`."""
-
-    text: str
-    reason: str
-    bytes: int
-    key: int
-    number: int
+    contents: list[str | np.ndarray | None]
+    parts: Parts
 
 
-class NormalText(NamedTuple):
-    """A document's text: UTF-8 bytes as read, what became of it, and, where a filter removes it for that, the text as
-    it was read."""
-
-    bytes: int
-    pieces: list[Piece]
-    broken: str
-
-
-@dataclass
-class Normalised:
-    """A chunk's normalised texts, without those that had none: token ids, and what is damaged."""
-
-    parts: list[list[int]]
-    bytes_D: list[int]  # as read, UTF-8
-    pieces_D: list[int]  # how many each document was cut into
-    broken: dict[int, str]  # by the document's place: the text as read, see `NormalText`
-    deleted: Counter[str]
-    texts: list[str]  # the pieces
-    reasons_P: list[str]
-    bytes_P: list[int]
-    hashes_P: list[int]  # two for each
-
-    def by_document(self) -> Iterator[NormalText]:
-        """The columns, document by document."""
-        hashes = iter(self.hashes_P)
-        pieces = map(Piece, self.texts, self.reasons_P, self.bytes_P, hashes, hashes)
-        for place, (size, count) in enumerate(zip(self.bytes_D, self.pieces_D)):
-            yield NormalText(size, list(islice(pieces, count)), self.broken.get(place, ""))
-
-
-def read(task: Sequence[str] | Sequence[Stretch]) -> Texts | None:
-    """The texts of `Chunk.task`; None where its files have to be read in another way."""
-    texts, parts = list[str](), list[list[int]]()
+def read(task: Task) -> Texts | None:
+    """The documents of `Chunk.task`; None where its files have to be read in another way."""
+    contents, counts, numbers = list[str | np.ndarray | None](), list[int](), list[int]()
     try:
         for item in task:
-            found = [(item, 0)] if isinstance(item, str) else item.parts()
-            texts += [text for text, _ in found]
-            parts.append([part for _, part in found])
+            found = item.parts() if isinstance(item, Stretch) else [(item, 0)]
+            contents += [content for content, _ in found]
+            numbers += [number for _, number in found]
+            counts.append(len(found))
     except UserError:
         return None
-    return Texts(texts, parts)
+    return Texts(contents, Parts(counts, np.array(numbers, dtype=np.int64)))
 
 
 @dataclass(frozen=True)
@@ -98,32 +55,46 @@ class Normaliser:
         """That of a corpus."""
         return cls(config.clean, config.filters, config.seed)
 
-    def __call__(self, task: Sequence[str] | Sequence[Stretch]) -> Normalised | None:
+    def __call__(self, task: Task) -> Normalised | None:
         given = read(task)
         if given is None:
             return None
-        made, always_on = Normalised(given.parts, [], [], {}, Counter(), [], [], [], []), quality.always_on(self.clean)
-        for place, text in enumerate(given.texts):
-            if quality.is_broken(text, self.filters):
-                made.broken[place] = text
-            normal = normalise.normalize(text, self.clean, made.deleted)
-            whole = normalise.split_evenly(normal, self.clean.max_characters)
-            pieces = [piece for part in whole for piece in normalise.split_by_words(part, self.filters.max_words)]
-            made.bytes_D.append(text_bytes(text))
-            made.pieces_D.append(len(pieces))
-            for piece in pieces:
-                data = piece.encode()
-                made.texts.append(text := piece.strip())
-                made.reasons_P.append(quality.reason_to_remove(text, always_on) or "")
-                made.bytes_P.append(len(data))
-                made.hashes_P.extend(content_hash(data, self.seed))
-        return made
+        always_on, sizes, pieces = quality.always_on(self.clean), list[int](), list[int]()
+        broken, deleted, reasons = dict[int, str](), Counter[str](), dict[int, str]()
+        texts, cut_sizes, hashes = list[bytes](), list[int](), list[bytes]()
+        for place, content in enumerate(given.contents):
+            before = len(texts)
+            if isinstance(content, np.ndarray):
+                texts.append(b"")
+                cut_sizes.append(0)
+                hashes.append(content_hash(content.tobytes(), self.seed))
+            elif content is not None:
+                if quality.is_broken(content, self.filters):
+                    broken[place] = content
+                for piece in self._pieces(content, deleted):
+                    text, data = piece.strip(), piece.encode()
+                    reason = quality.reason_to_remove(text, always_on)
+                    if reason or place in broken:
+                        reasons[len(texts)] = reason or "broken_characters"
+                    texts.append(data if len(text) == len(piece) else text.encode())
+                    cut_sizes.append(len(data))
+                    hashes.append(content_hash(data, self.seed))
+            sizes.append(text_bytes(content) if isinstance(content, str) else 0)
+            pieces.append(len(texts) - before)
+        return Normalised(
+            given.parts, np.array(sizes, dtype=np.int64), np.array(pieces, dtype=np.int64), broken, deleted,
+            TextBlock.of(texts), reasons, np.array(cut_sizes, dtype=np.int64), np.frombuffer(b"".join(hashes), HASHES),
+        )  # fmt: skip
+
+    def _pieces(self, text: str, deleted: Counter[str]) -> Iterator[str]:
+        whole = normalise.split_evenly(normalise.normalize(text, self.clean, deleted), self.clean.max_characters)
+        return (piece for part in whole for piece in normalise.split_by_words(part, self.filters.max_words))
 
 
-def through_workers(name: str, chunks: Iterable[Chunk], workers: Workers) -> Iterator[tuple[list[Document], Any]]:
-    """Each chunk's documents with what the workers' function (`READ` or `NORMALISE`) made of their texts."""
+def through_workers(name: str, chunks: Iterable[Chunk], workers: Workers) -> Iterator[tuple[Documents, Any]]:
+    """Each chunk's documents with what the workers' function (`READ` or `NORMALISE`) made of them."""
     for chunk, found in workers.map(name, ((chunk, chunk.task) for chunk in chunks)):
         if found is None and not chunk.void:
             yield from through_workers(name, chunk.again(), workers)
         elif not chunk.void:
-            yield chunk.documents(found.parts if found else ()), found
+            yield chunk.documents(found.parts), found

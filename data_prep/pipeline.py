@@ -7,54 +7,38 @@ the passage. Reasons of `filters` are rows of the table `FilterConfig` in data_p
 `tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
 Workers (data_prep/workers.py) do what takes time over a text: reading and normalising it (data_prep/normaliser.py),
-filters, decontamination. What is done here is done for each document, in the order of the source.
+filters, decontamination. What is done here is done for groups of documents in columns (data_prep/columns.py), in the
+order of the source.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
-from cramming.data.manifest import Split
+from data_prep.columns import Group, Normalised, TextBlock
 from data_prep.dedup.decontaminate import Decontaminator
-from data_prep.dedup.exact import HeldOut, SeenBefore, content_hash
+from data_prep.dedup.exact import HeldOut, SeenBefore
 from data_prep.dedup.near import NearDuplicates
 from data_prep.filters import normalise, quality
 from data_prep.filters.quality import FilterConfig
 from data_prep.filters.text import Text
-from data_prep.normaliser import NORMALISE, Normaliser, NormalText, through_workers
-from data_prep.resume_state import PASSED, Decisions
-from data_prep.sources.source import ESCAPED_BYTE, Chunk, DataConfig, Document
+from data_prep.normaliser import NORMALISE, Normaliser, through_workers
+from data_prep.resume_state import Decisions
+from data_prep.sources.source import ESCAPED_BYTE, Chunk, DataConfig, Documents
 from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches
-from data_prep.workers import Function, Workers, grouped
+from data_prep.workers import Function, Workers
 
-GROUP_DOCUMENTS = 512
-GROUP_CHARACTERS = 1 << 20
+GROUP_BYTES = 1 << 21  # of text in a task, where there is more than one document
 BETWEEN_TASKS = "+"
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))}  # control characters
 
 
-class Candidate(NamedTuple):
-    """A normalised document, or a part of a very long one."""
-
-    document: Document
-    place: int  # how many came before it out of the normalisation
-    size: int  # UTF-8 bytes
-    key: int  # for finding duplicates
-    number: int  # for the split
-    reason: str = ""  # why it goes by the filters that are always on, or by what it was before it was normalised
-    broken: str = ""  # the text before it was normalised, if that was broken
-
-    def drop(self, stage: Stage, reason: str, show: Callable[[str], str] | None = excerpt) -> None:
-        """It goes no further; `show` makes of the text what an example shows, None if it must not be one."""
-        stage.drop(reason, self.size, self.document.id, self.document.text, show)
-
-
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
-    """For the workers: what normalises, and by the name of a stage that is on what decides on a group of texts."""
+    """For the workers: what normalises, and by the name of a stage that is on what decides on a group of texts: why
+    some of them go, by their places."""
     found: dict[str, Function] = {NORMALISE: Normaliser.of(config)}
     if quality.active_filters(config.filters):
         found["filters"] = partial(_filter_reasons, config.filters)
@@ -63,13 +47,15 @@ def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[st
     return found
 
 
-def _filter_reasons(config: FilterConfig, texts: list[str]) -> list[str]:
+def _filter_reasons(config: FilterConfig, texts: Iterable[str]) -> dict[int, str]:
     filters = quality.active_filters(config)
-    return [quality.reason_to_remove(text, filters) or PASSED for text in texts]
+    found = ((place, quality.reason_to_remove(text, filters)) for place, text in enumerate(texts))
+    return {place: reason for place, reason in found if reason}
 
 
-def _tasks_found(decontaminator: Decontaminator, texts: list[str]) -> list[str]:
-    return [BETWEEN_TASKS.join(tasks) for tasks in decontaminator.tasks_in(texts)]
+def _tasks_found(decontaminator: Decontaminator, texts: Iterable[str]) -> dict[int, str]:
+    found = enumerate(decontaminator.tasks_in(list(texts)))
+    return {place: BETWEEN_TASKS.join(tasks) for place, tasks in found if tasks}
 
 
 @dataclass(frozen=True)
@@ -83,62 +69,57 @@ class Pipeline:
     near: NearDuplicates | None = None
     decontaminator: Decontaminator | None = None
 
-    def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Split, Candidate]]:
-        """The documents of the corpus in the order of the source, each with its split."""
+    def run(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Group, np.ndarray]]:
+        """The documents of the corpus in the order of the source, and whether each is held out [N]."""
         return self.held_out(self.decontaminated(self.not_near(self.unique(chunks))))
 
-    def unique(self, chunks: Iterable[Chunk]) -> Iterator[Candidate]:
+    def unique(self, chunks: Iterable[Chunk]) -> Iterator[Group]:
         """Everything up to the exact deduplication: what the search for near-duplicates reads."""
-        return self.deduplicated(self.filtered(self.normalised(self.read(chunks))))
+        return self.deduplicated(self.filtered(self.normalised(chunks)))
 
-    def read(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Document, NormalText | None]]:
-        """What the source gives, without what it found damaged, with what it is in normal form; token ids have none."""
-        stage, deleted = self.stats["source"], Counter[str]()
-        for documents, found in through_workers(NORMALISE, chunks, self.workers):
-            texts = found.by_document() if found else iter(())
-            for document in documents:
-                text = next(texts) if document.is_text else None
-                damage = document.damage
-                size = damage.bytes if damage else text.bytes if text else 0
-                counts = document.part == 0 or damage is not None
-                stage.take(size, counts)
-                if damage:
-                    stage.drop(damage.reason, size, document.id, document.text, _broken_bytes)
-                else:
-                    stage.give(size, counts)
-                    yield document, text
-            deleted.update(found.deleted if found else ())
-        if kinds := normalise.deleted_by_kind(deleted):
-            self.stats["normalise"].notes["deleted_characters"] = kinds
-
-    def normalised(self, documents: Iterable[tuple[Document, NormalText | None]]) -> Iterator[Candidate]:
-        """Normal form; documents above `clean.max_characters` or `filters.max_words` in parts. Token ids pass as they
-        are."""
-        stage, place = self.stats["normalise"], 0
+    def normalised(self, chunks: Iterable[Chunk]) -> Iterator[Group]:
+        """What the source gives, without what it found damaged, in normal form; documents above `clean.max_characters`
+        or `filters.max_words` in parts. Token ids pass as they are."""
+        source, stage = self.stats["source"], self.stats["normalise"]
         stage.notes |= {"long_documents_cut": 0, "their_parts": 0}
-        made = Counter[str]()  # parts of each source's last document, which its next one may go on with
-        for document, text in documents:
-            stage.take(text.bytes if text else 0, document.part == 0)
-            if text is None:
-                assert document.ids is not None
-                stage.give(0)
-                yield Candidate(document, place, 0, *content_hash(document.ids.tobytes(), self.config.seed))
-                place += 1
-                continue
-            before = made[document.source] if document.part else 0
-            made[document.source] = whole = before + len(text.pieces)
-            if whole > 1:
-                stage.notes["long_documents_cut"] += before <= 1
-                stage.notes["their_parts"] += len(text.pieces) if before > 1 else whole
-            for number, piece in enumerate(text.pieces, 1):
-                stage.give(piece.bytes)
-                name = document.id if len(text.pieces) == 1 else f"{document.id} part {number} of {len(text.pieces)}"
-                part = Document(piece.text, name, document.source, part=document.part)
-                reason = piece.reason or ("broken_characters" if text.broken else "")
-                yield Candidate(part, place, piece.bytes, piece.key, piece.number, reason, text.broken)
-                place += 1
+        made, deleted, first = Counter[str](), Counter[str](), 0
+        for documents, found in through_workers(NORMALISE, chunks, self.workers):
+            for one in documents.others.values():
+                if one.damage:
+                    source.take(one.damage.bytes)
+                    source.drop(one.damage.reason, one.damage.bytes)
+                    source.example(one.damage.reason, one.id, one.text, _broken_bytes)
+            size = int(found.bytes_D.sum())
+            count = int(np.count_nonzero((documents.part_D == 0) & (found.pieces_D > 0)))  # all that are not damaged
+            source.take(size, count)
+            source.give(size, count)
+            stage.take(size, count)
+            self._count_parts(documents, found, made)
+            deleted.update(found.deleted)
+            stage.give(int(found.bytes_P.sum()), len(found.bytes_P))
+            rows = np.arange(len(found.bytes_P))
+            cuts = np.flatnonzero(np.diff(np.cumsum(found.bytes_P) // GROUP_BYTES)) + 1
+            yield from (Group(found, documents, first, rows_N) for rows_N in np.split(rows, cuts))
+            first += len(rows)
+        if kinds := normalise.deleted_by_kind(deleted):
+            stage.notes["deleted_characters"] = kinds
 
-    def filtered(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def _count_parts(self, documents: Documents, found: Normalised, made: Counter[str]) -> None:
+        """Which documents were cut, into how many. `made`: pieces of each source's last document, which its next one
+        may go on with."""
+        notes, given = self.stats["normalise"].notes, np.flatnonzero(found.pieces_D)
+        part_N, pieces_N, source_N = documents.part_D[given], found.pieces_D[given], documents.source_D[given]
+        if not part_N.any() and (pieces_N == 1).all():  # nearly always
+            made.update({documents.sources[source]: 1 for source in np.unique(source_N).tolist()})
+            return
+        for part, pieces, source in zip(part_N.tolist(), pieces_N.tolist(), source_N.tolist()):
+            before = made[documents.sources[source]] if part else 0
+            made[documents.sources[source]] = whole = before + pieces
+            if whole > 1:
+                notes["long_documents_cut"] += before <= 1
+                notes["their_parts"] += pieces if before > 1 else whole
+
+    def filtered(self, groups: Iterable[Group]) -> Iterator[Group]:
         """What is text worth learning from, by the filters that read text."""
         stage, always_on = self.stats["filters"], quality.always_on(self.config.clean)
         filters = {f.rule.reason: f for f in [*always_on, *quality.active_filters(self.config.filters)]}
@@ -149,115 +130,101 @@ class Pipeline:
             assert violation, f"{reason} does not remove this text"
             return violation.explain(text, filters[reason].setting).translate(_VISIBLE)
 
-        for candidate, reason in self._judged(candidates, stage):
-            if reason == PASSED:
-                yield candidate
-            else:
-                candidate.drop(stage, reason, partial(explain, reason, candidate.broken))
+        for group, reasons in self._judged(groups, stage):
+            yield group.through(stage, reasons, lambda group, n, reason: partial(explain, reason, group.broken(n)))
 
-    def deduplicated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def deduplicated(self, groups: Iterable[Group]) -> Iterator[Group]:
         """The first of equal documents."""
         stage, seen = self.stats["exact deduplication"], SeenBefore()
-        for group in _groups(candidates):
-            keys = [candidate.key for candidate in group]
-            known = seen.ask(keys) if self.config.deduplicate else [False] * len(group)
-            for candidate, duplicate in zip(group, known):
-                stage.take(candidate.size)
-                if duplicate:
-                    candidate.drop(stage, "duplicate")
-                else:
-                    stage.give(candidate.size)
-                    yield candidate
+        for group in groups:
+            known_N = seen.ask(group.hashes["key"]) if self.config.deduplicate else np.zeros(0)
+            duplicates = dict.fromkeys(np.flatnonzero(known_N).tolist(), "duplicate")
+            yield group.through(stage, duplicates, lambda *_: excerpt)
 
-    def not_near(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def not_near(self, groups: Iterable[Group]) -> Iterator[Group]:
         """One of each group of near-duplicates. An example waits for the end: the document it is like may follow it."""
         stage, near = self.stats["near deduplication"], self.near
         examples = near.first(EXAMPLES) if near else {}
         names = dict.fromkeys((kept for kept, _ in examples.values()), "")
-        waiting: dict[int, Candidate] = {}
-        for candidate in candidates:
-            stage.take(candidate.size)
-            if near is None or candidate.key not in near:
-                if candidate.key in names:
-                    names[candidate.key] = names[candidate.key] or candidate.document.id
-                stage.give(candidate.size)
-                yield candidate
-            elif candidate.key in examples and candidate.key not in waiting:
-                waiting[candidate.key] = candidate
-            else:
-                candidate.drop(stage, "near_duplicate", None)
-        for key, candidate in waiting.items():
+        waiting: dict[int, Group] = {}
+        for group in groups:
+            keys_N, dropped = group.hashes["key"], dict[int, str]()
+            if near:
+                dropped = dict.fromkeys(np.flatnonzero(near.holds(keys_N)).tolist(), "near_duplicate")
+                for n in np.flatnonzero(np.isin(keys_N, np.array([*names, *examples], np.uint64))).tolist():
+                    key = int(keys_N[n])
+                    if key in examples:
+                        waiting.setdefault(key, group.chosen(np.array([n])))
+                    else:
+                        names[key] = names[key] or group.name(n)
+            yield group.through(stage, dropped, lambda *_: None)
+        for key, example in waiting.items():
             kept, similarity = examples[key]
-            candidate.drop(stage, "near_duplicate", partial(self._show_near, names[kept], similarity))
+            example.show(0, stage, "near_duplicate", partial(self._show_near, names[kept], similarity))
 
     def _show_near(self, kept: str, similarity: float, text: str) -> str:
         limit = self.config.near_duplicates.threshold
         return f"like {kept}, {similarity:.4g}, limit {limit:.4g} (threshold): {excerpt(text)}"
 
-    def decontaminated(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def decontaminated(self, groups: Iterable[Group]) -> Iterator[Group]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks, search = self.stats["decontamination"], Counter[str](), self.decontaminator
         texts: set[int] = set()  # by number; searched again here, since a resumed run knows only that some were found
         show = search.explain if search else excerpt
-        for candidate, found in self._judged(candidates, stage):
-            if found == PASSED:
-                yield candidate
-            else:
-                tasks.update(found.split(BETWEEN_TASKS))
-                texts.update(search.texts_in([candidate.document.text])[0].tolist() if search else ())
-                candidate.drop(stage, "contaminated", show)
+        for group, found in self._judged(groups, stage):
+            for names in found.values():
+                tasks.update(names.split(BETWEEN_TASKS))
+            if search and found:
+                for numbers in search.texts_in(list(group.chosen(np.array(list(found))).texts)):
+                    texts.update(numbers.tolist())
+            yield group.through(stage, dict.fromkeys(found, "contaminated"), lambda *_: show)
         stage.notes["documents_by_task"] = dict(sorted(tasks.items()))
         if search:
             stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
-    def _judged(self, candidates: Iterable[Candidate], stage: Stage) -> Iterator[tuple[Candidate, str]]:
-        """Each candidate with a reason to drop it, or PASSED: as decided earlier, by its own `reason`, or by a worker.
+    def _judged(self, groups: Iterable[Group], stage: Stage) -> Iterator[tuple[Group, dict[int, str]]]:
+        """Each group with the reasons why this stage drops rows of it: known, from normalisation, or a worker's."""
+        asks = stage.name in self.workers.functions
 
-        Token ids always pass, and so does everything where the stage is off.
-        """
-        default = None if stage.name in self.workers.functions else PASSED
+        def asked() -> Iterator[tuple[tuple[Group, dict[int, str], np.ndarray], TextBlock]]:
+            for group in groups:
+                open_N = self.decisions.undecided(group.places, stage.name) if asks else np.zeros(len(group), bool)
+                known = group.reasons()
+                to_ask = np.setdiff1d(np.flatnonzero(open_N), [*known, *group.ids()])
+                yield (group, known, to_ask), group.chosen(to_ask).texts
 
-        def known(candidate: Candidate) -> str | None:
-            decision = self.decisions.get(candidate.place, stage.name)
-            if decision is None:
-                decision = PASSED if candidate.document.ids is not None else candidate.reason or default
-                if decision is not None:
-                    self.decisions.set(candidate.place, stage.name, decision)
-            return decision
+        for (group, reasons, to_ask), found in self.workers.map(stage.name, asked()):
+            reasons |= {int(to_ask[place]): reason for place, reason in dict(found).items()}
+            self.decisions.set(group.places, stage.name, reasons)
+            yield group, self.decisions.dropped(group.places, stage.name)
 
-        judged = ([(candidate, known(candidate)) for candidate in group] for group in _groups(candidates))
-        asked = ((group, [c.document.text for c, decision in group if decision is None]) for group in judged)
-        for group, found in self.workers.map(stage.name, asked):
-            answers = iter(found)
-            for candidate, decision in group:
-                if decision is None:
-                    decision = next(answers)
-                    self.decisions.set(candidate.place, stage.name, decision)
-                stage.take(candidate.size)
-                if decision == PASSED:
-                    stage.give(candidate.size)
-                yield candidate, decision
-
-    def held_out(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Split, Candidate]]:
-        """Each document with its split."""
-        stage, held_out = self.stats["hold-out"], HeldOut[Candidate](self.config.validation_fraction)
+    def held_out(self, groups: Iterable[Group]) -> Iterator[tuple[Group, np.ndarray]]:
+        """The documents, and whether each is held out [N]."""
+        stage, held_out = self.stats["hold-out"], HeldOut(self.config.validation_fraction)
         stage.notes |= {"train_documents": 0, "validation_documents": 0}
 
-        def decided() -> Iterator[tuple[Split, Candidate]]:
-            for candidate in candidates:
-                stage.take(candidate.size)
-                yield from held_out.assign(candidate.number, candidate)
-            yield from held_out.finish()
+        def given(group: Group, out_N: np.ndarray) -> tuple[Group, np.ndarray]:
+            stage.give(int(group.sizes.sum()), len(group))
+            stage.notes["validation_documents"] += int(out_N.sum())
+            stage.notes["train_documents"] += int((~out_N).sum())
+            return group, out_N
 
-        for split, candidate in decided():
-            stage.notes[f"{split}_documents"] += 1
-            stage.give(candidate.size)
-            yield split, candidate
+        kept_back: Group | None = None
+        for group in groups:
+            stage.take(int(group.sizes.sum()), len(group))
+            places_N, out_N, left = held_out.assign(group.hashes["number"])
+            before = np.flatnonzero(places_N < 0)  # where the one that was kept back comes in between
+            cuts = np.concatenate([before, before + 1])
+            for some_N, some_out_N in zip(np.split(places_N, cuts), np.split(out_N, cuts)):
+                if kept_back and (some_N < 0).any():
+                    yield given(kept_back, some_out_N)
+                elif len(some_N):
+                    yield given(group.chosen(some_N), some_out_N)
+            if not (left < 0).any():  # else it is kept back still
+                kept_back = group.chosen(left)  # nothing, once one was held out
+        if kept_back:
+            yield given(kept_back, np.ones(1, dtype=bool))
 
 
 def _broken_bytes(text: str) -> str:
     return excerpt(text, matches(ESCAPED_BYTE, text))
-
-
-def _groups(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
-    return grouped(candidates, GROUP_DOCUMENTS, lambda candidate: candidate.document.length, GROUP_CHARACTERS)

@@ -34,7 +34,7 @@ from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfin
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
-from data_prep.sources.source import Document, Source, limited
+from data_prep.sources.source import Source, limited
 from data_prep.sources.text import TextSource
 from data_prep.stage_stats import StageStats, text_bytes
 from data_prep.tokenizer import train as training
@@ -173,8 +173,9 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
         functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
         with Workers(data.processes, functions, data.ray) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
-            unique = _counted("search near-duplicates", source, first_pass.unique(source.chunks()), lambda c: c.size)
-            texts = ((c.key, c.document.text) for c in unique if c.document.ids is None)
+            unique = first_pass.unique(source.chunks())
+            groups = _counted("search near-duplicates", source, unique, lambda group: int(group.sizes.sum()))
+            texts = ((group.hashes["key"], group.texts) for group in groups if len(group) and not group.ids())
             found = find_near_duplicates(texts, data.near_duplicates, workers)
         _save(preparation.folder, state, decisions)
         found.save(path)
@@ -193,10 +194,8 @@ def _tokenizer(preparation: Preparation) -> Tokenizer:
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     config, data, source = preparation.tokenizer, preparation.data, preparation.source
-    documents = _counted(
-        "read a sample for the tokenizer", source, _sample_documents(preparation), lambda d: text_bytes(d.text)
-    )
-    sample = training.sample_text(documents, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
+    texts = _counted("read a sample for the tokenizer", source, _sample_texts(preparation), text_bytes)
+    sample = training.sample_text(texts, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
@@ -209,16 +208,17 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     return model
 
 
-def _sample_documents(preparation: Preparation) -> Iterator[Document]:
-    """The documents to draw the sample from, of files as workers read them."""
+def _sample_texts(preparation: Preparation) -> Iterator[str]:
+    """The texts to draw the sample from, of files as workers read them."""
     source, data = preparation.source, preparation.data
     if not isinstance(source, TextSource) or data.max_documents is not None:
-        yield from limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
+        documents = limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
+        yield from (document.text for document in documents)
         return
     with Workers(data.processes, {READ: read}, data.ray) as workers:
-        for documents, found in through_workers(READ, source.chunks(), workers):
-            texts = iter(found.texts if found else ())
-            yield from (one._replace(text=next(texts)) if one.is_text else one for one in documents)
+        for documents_D, found in through_workers(READ, source.chunks(), workers):
+            others = documents_D.others
+            yield from (others[n].text if n in others else text for n, text in enumerate(found.contents))
 
 
 def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:

@@ -6,6 +6,7 @@ it away. Nothing that `prepare` has not made is ever removed.
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ DECISIONS = "unfinished-decisions.bin"
 NEAR = "unfinished-near-duplicates.npz"
 CARD = "corpus_card.md"
 DECIDING = ("filters", "decontamination", "tokens")  # stages whose decisions are kept, in their order
-PASSED = ""
 _FIRST = 1 + len(DECIDING)  # code 0: undecided; 1 ...: passed up to this stage; from _FIRST on: a reason to drop
 _BLOCK = 1 << 16
 
@@ -43,23 +43,34 @@ class Decisions:
         self._codes[self._codes >= _FIRST + len(reasons)] = 0
         self._code_of = {(stage, reason): _FIRST + i for i, (stage, reason) in enumerate(reasons)}
 
-    def get(self, number: int, stage: str) -> str | None:
-        """The decision of `stage` on document `number`: a reason to drop it, PASSED, or None: not decided."""
-        code = int(self._codes[number]) if number < len(self._codes) else 0
-        if code < _FIRST:
-            return PASSED if code > DECIDING.index(stage) else None
-        dropped_by, reason = self.reasons[code - _FIRST]
-        return reason if dropped_by == stage else PASSED
+    def undecided(self, numbers_N: np.ndarray, stage: str) -> np.ndarray:
+        """Of which documents the stage has not decided whether they go: [N] bool."""
+        undecided_N: np.ndarray = self._codes_of(numbers_N) <= DECIDING.index(stage)
+        return undecided_N
 
-    def set(self, number: int, stage: str, reason: str) -> None:
-        """Note a decision; PASSED keeps the document."""
-        if number >= len(self._codes):
-            more = max(_BLOCK, len(self._codes), number + 1 - len(self._codes))
+    def dropped(self, numbers_N: np.ndarray, stage: str) -> dict[int, str]:
+        """Those of these documents that the stage drops, by their places in `numbers_N`, and why."""
+        code_N = self._codes_of(numbers_N)
+        found = ((n, self.reasons[code_N[n] - _FIRST]) for n in np.flatnonzero(code_N >= _FIRST).tolist())
+        return {n: reason for n, (by, reason) in found if by == stage}
+
+    def set(self, numbers_N: np.ndarray, stage: str, dropped: Mapping[int, str]) -> None:
+        """The stage has decided on these documents: those `dropped`, by their places in `numbers_N`, go, others pass.
+        What is decided already stays."""
+        code_N = np.maximum(self._codes_of(numbers_N), 1 + DECIDING.index(stage))
+        for n, reason in dropped.items():
+            if (stage, reason) not in self._code_of:
+                self._code_of[stage, reason] = _FIRST + len(self.reasons)
+                self.reasons.append([stage, reason])
+            code_N[n] = self._code_of[stage, reason]
+        self._codes[numbers_N] = code_N
+
+    def _codes_of(self, numbers_N: np.ndarray) -> np.ndarray:
+        end = int(numbers_N.max(initial=-1)) + 1
+        if end > len(self._codes):
+            more = max(_BLOCK, len(self._codes), end - len(self._codes))
             self._codes = np.concatenate([self._codes, np.zeros(more, np.uint16)])
-        if reason != PASSED and (stage, reason) not in self._code_of:
-            self._code_of[stage, reason] = _FIRST + len(self.reasons)
-            self.reasons.append([stage, reason])
-        self._codes[number] = 1 + DECIDING.index(stage) if reason == PASSED else self._code_of[stage, reason]
+        return self._codes[numbers_N]
 
     def save(self) -> None:
         """Write the file, atomically; the caller keeps `reasons` in `unfinished.json`."""

@@ -16,18 +16,16 @@ from cramming.config import UserError
 from cramming.data.corpus import SPLITS
 from cramming.data.manifest import INDEX_DTYPE, Shard, SpecialIds, Split
 from cramming.files import overwrite_atomically, sync
-from data_prep.document_stats import DocumentStats, Measure, measure
+from data_prep.columns import Group, TextBlock
+from data_prep.document_stats import DocumentStats, measured
 from data_prep.filters.quality import FilterConfig, too_many_tokens
-from data_prep.pipeline import Candidate
 from data_prep.resume_state import Decisions
 from data_prep.stage_stats import Stage
 from data_prep.tokenizer.encode import TextEncoder
-from data_prep.workers import Workers, grouped
+from data_prep.workers import Workers
 
 TOO_MANY_TOKENS = too_many_tokens.__name__
 ENCODE = "tokens"  # the workers' function: Encoder
-BATCH_CHARACTERS = 1 << 20
-BATCH_DOCUMENTS = 1 << 12
 LARGEST_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
 ENOUGH_TOKENS = 100_000  # to judge that share
 
@@ -104,13 +102,22 @@ def resume_point(folder: Path, shards: list[Shard]) -> ResumePoint:
     return ResumePoint(0, 0)
 
 
+class Batch(NamedTuple):
+    """Documents to encode: texts, token ids of those that have such instead (by row), and which are held out."""
+
+    texts: TextBlock
+    ids: dict[int, np.ndarray]
+    held_out_N: np.ndarray
+
+
 class Encoded(NamedTuple):
-    """One batch: for each split tokens [n] and the offsets in it where documents begin; for each document its measures,
-    or None where it has too many tokens and is left out."""
+    """One batch: for each split tokens [n] and the offsets in it where documents begin; `measured` [N, 3], and whether
+    a document has too many tokens and is left out [N]."""
 
     tokens: dict[Split, np.ndarray]
     starts: dict[Split, np.ndarray]
-    measures: list[Measure | None]
+    measures_N3: np.ndarray
+    too_many_N: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -123,28 +130,28 @@ class Encoder:
     dtype: np.dtype[np.generic]
     filters: FilterConfig = field(default_factory=FilterConfig)
 
-    def __call__(self, batch: list[tuple[Split, Candidate]]) -> Encoded:
-        documents = [candidate.document for _, candidate in batch]
-        encoded = self.encode(document.text for document in documents if document.ids is None)
+    def __call__(self, batch: Batch) -> Encoded:
+        texts = list(batch.texts)
+        encoded = self.encode(text for n, text in enumerate(texts) if n not in batch.ids)
         tokens: dict[Split, list[np.ndarray]] = {split: [np.empty(0, self.dtype)] for split in SPLITS}
         cls, sep = np.array([[self.ids.cls], [self.ids.sep]], self.dtype)
         starts: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        lengths = dict.fromkeys(SPLITS, 0)
-        measures: list[Measure | None] = []
-        for split, candidate in batch:
-            ids, text = candidate.document.ids, candidate.document.text
+        lengths, too_many = dict.fromkeys(SPLITS, 0), list[bool]()
+        for n, (text, held_out) in enumerate(zip(texts, batch.held_out_N.tolist())):
+            split: Split = "validation" if held_out else "train"
+            ids = batch.ids.get(n)
             body = next(encoded) if ids is None else self._checked(ids)
-            if ids is None and too_many_tokens(len(text), len(body), self.filters.max_tokens_per_character):
-                measures.append(None)
-                continue
-            starts[split].append(lengths[split])
-            tokens[split] += [cls, body, sep]
-            lengths[split] += len(body) + 2
-            measures.append(measure(text, candidate.size))
+            limit = self.filters.max_tokens_per_character if ids is None else None
+            too_many.append(too_many_tokens(len(text), len(body), limit) is not None)
+            if not too_many[-1]:
+                starts[split].append(lengths[split])
+                tokens[split] += [cls, body, sep]
+                lengths[split] += len(body) + 2
         return Encoded(
             {split: np.concatenate(found) for split, found in tokens.items()},
             {split: np.array(found, dtype=np.int64) for split, found in starts.items()},
-            measures,
+            measured(texts),
+            np.array(too_many, dtype=bool),
         )
 
     def shown(self, text: str) -> str:
@@ -190,25 +197,22 @@ class CorpusWriter:
         return {split: writer.shards for split, writer in self.writers.items()}
 
     def write(
-        self, selected: Iterable[tuple[Split, Candidate]], workers: Workers, position: Callable[[], float]
+        self, selected: Iterable[tuple[Group, np.ndarray]], workers: Workers, position: Callable[[], float]
     ) -> Iterator[tuple[float, bool]]:
-        """Encode and write everything, then close the writers.
+        """Encode and write everything, then close the writers. `selected`: documents, and whether each is held out.
 
-        Yields after each batch `position()`, how far the source was read when the batch was put together, and whether
-        the batch completed a shard.
+        Yields after each group `position()`, how far the source was read when it came, and whether it completed a
+        shard.
         """
         drop = {split: done.tokens for split, done in self._done.items()}
-        batches = grouped(
-            self._to_encode(selected), BATCH_DOCUMENTS, lambda item: item[1].document.length, BATCH_CHARACTERS
+        placed = (
+            ((group, held_out_N, position()), Batch(group.texts, group.ids(), held_out_N))
+            for group, held_out_N in self._to_encode(selected)
         )
-        placed = (((batch, position()), batch) for batch in batches)
-        for (batch, place), encoded in workers.map(ENCODE, placed):
-            for (split, candidate), found in zip(batch, encoded.measures):
-                if found is None:
-                    self.decisions.set(candidate.place, self.stage.name, TOO_MANY_TOKENS)
-                    candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
-                else:
-                    self._keep(split, candidate, found)
+        for (group, held_out_N, place), encoded in workers.map(ENCODE, placed):
+            too_many = dict.fromkeys(np.flatnonzero(encoded.too_many_N).tolist(), TOO_MANY_TOKENS)
+            self.decisions.set(group.places, self.stage.name, too_many)
+            self._count(group, held_out_N, encoded.measures_N3)
             finished = False
             for split, tokens in encoded.tokens.items():
                 skip = min(drop[split], len(tokens))
@@ -223,20 +227,33 @@ class CorpusWriter:
         for writer in self.writers.values():
             writer.close()
 
-    def _to_encode(self, selected: Iterable[tuple[Split, Candidate]]) -> Iterator[tuple[Split, Candidate]]:
+    def _to_encode(self, selected: Iterable[tuple[Group, np.ndarray]]) -> Iterator[tuple[Group, np.ndarray]]:
         """The documents that are not in finished shards, and not known to have too many tokens."""
-        for split, candidate in selected:
-            self.stage.take(candidate.size)
-            if self.decisions.get(candidate.place, self.stage.name):
-                candidate.drop(self.stage, TOO_MANY_TOKENS, self.encoder.shown)
-            elif self.documents[split].documents < self._done[split].documents:
-                self._keep(split, candidate, measure(candidate.document.text, candidate.size))
-            else:
-                yield split, candidate
+        for group, held_out_N in selected:
+            known_N = np.zeros(len(group), dtype=bool)
+            known_N[list(self.decisions.dropped(group.places, self.stage.name))] = True
+            done_N = known_N.copy()
+            for split in SPLITS:
+                left = self._done[split].documents - self.documents[split].documents
+                of_split_N = ~known_N & (held_out_N == (split == "validation"))
+                done_N |= of_split_N & (np.cumsum(of_split_N) <= left)
+            if done_N.any():
+                done = group.chosen(done_N)
+                self._count(done, held_out_N[done_N], measured(done.texts))
+                group, held_out_N = group.chosen(~done_N), held_out_N[~done_N]
+            if len(group):
+                yield group, held_out_N
 
-    def _keep(self, split: Split, candidate: Candidate, found: Measure) -> None:
-        self.stage.give(found.bytes)
-        self.documents[split].add(found, candidate.document.source)
+    def _count(self, group: Group, held_out_N: np.ndarray, measures_N3: np.ndarray) -> None:
+        """Count documents of which it is known whether they have too many tokens."""
+        dropped = self.decisions.dropped(group.places, self.stage.name)
+        group.through(self.stage, dropped, lambda *_: self.encoder.shown)
+        source_N = group.documents.source_D[group.origin]
+        for split in SPLITS:
+            kept_N = held_out_N == (split == "validation")
+            kept_N[list(dropped)] = False
+            measures, sizes = measures_N3[kept_N], group.sizes[kept_N]
+            self.documents[split].add(measures, sizes, source_N[kept_N], group.documents.sources)
 
     def _require_fit(self) -> None:
         """UserError when too many tokens are unknown."""

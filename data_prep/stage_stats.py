@@ -72,28 +72,31 @@ class Stage:
     notes: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, _Reason] = field(default_factory=dict)
 
-    def take(self, size: int, counts: bool = True) -> None:
-        """A document of `size` bytes came in, or, where it no longer `counts`, a further part of the one before."""
-        self.documents_in += counts
+    def take(self, size: int, documents: int = 1) -> None:
+        """So many documents of `size` bytes together came in; further parts of one that came before count no more."""
+        self.documents_in += documents
         self.bytes_in += size
 
-    def give(self, size: int, counts: bool = True) -> None:
-        """A document of `size` bytes went out, or, where it no longer `counts`, a further part of the one before."""
-        self.documents_out += counts
+    def give(self, size: int, documents: int = 1) -> None:
+        """So many documents of `size` bytes together went out."""
+        self.documents_out += documents
         self.bytes_out += size
 
-    def drop(self, reason: str, size: int, name: str, text: str, show: Callable[[str], str] | None = excerpt) -> None:
-        """A document that came in goes no further. `name` is its place in the source; `show` makes of `text` what an
-        example shows, None for a document that must not be one."""
+    def drop(self, reason: str, size: int) -> None:
+        """A document of `size` bytes that came in goes no further."""
         found = self.reasons.setdefault(reason, _Reason())
         found.documents += 1
         found.bytes += size
-        if show is not None:
-            place = f"{self.seed}:{name}:{text[:EXCERPT_CHARACTERS]}".encode(errors="surrogatepass")
-            digest = hashlib.blake2b(place, digest_size=8).hexdigest()
-            if len(found.examples) < EXAMPLES or digest < found.examples[-1][0]:
-                insort(found.examples, (digest, f"{name}: {_one_line(show(text))}"))
-                del found.examples[EXAMPLES:]
+
+    def example(self, reason: str, name: str, text: str, show: Callable[[str], str] = excerpt) -> None:
+        """One that was dropped is perhaps an example. `name` is its place in the source; `show` makes of `text` what an
+        example shows."""
+        examples = self.reasons[reason].examples
+        place = f"{self.seed}:{name}:{text[:EXCERPT_CHARACTERS]}".encode(errors="surrogatepass")
+        digest = hashlib.blake2b(place, digest_size=8).hexdigest()
+        if len(examples) < EXAMPLES or digest < examples[-1][0]:
+            insort(examples, (digest, f"{name}: {_one_line(show(text))}"))
+            del examples[EXAMPLES:]
 
     def line(self) -> StageLine:
         """For the manifest."""

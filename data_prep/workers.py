@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from cramming.process_pool import process_pool
 
 MOST_WORKERS = 32  # by themselves: more than the main process can feed with, 25 on long documents (docs/log.md)
-HERE_FIRST = 8  # calls in the main process before any other starts
+HERE_FIRST = 4  # calls in the main process before any other starts
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (
     "a process of `cramming prepare` died (out of memory?); finished shards are kept; run the same command again, with"

@@ -6,22 +6,26 @@ whether it is held out. The memory of seen documents is 8 bytes each (a sorted a
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from cramming.data.corpus import Split
-
-Item = TypeVar("Item")
+HASHES = np.dtype([("key", "<u8"), ("number", "<u8")])  # of `content_hash`: for finding duplicates, and for the split
 NEWEST = 1 << 18
 SCALE = 1 << 64
 
 
-def content_hash(data: bytes, seed: int) -> tuple[int, int]:
-    """Two independent 64-bit numbers of a document's content: for finding duplicates, and for the split."""
-    digest = hashlib.blake2b(data, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+def content_hash(data: bytes, seed: int) -> bytes:
+    """Two independent 64-bit numbers of a document's content, as `HASHES` reads them."""
+    return hashlib.blake2b(data, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
+
+
+def in_sorted(hashes_N: np.ndarray, sorted_M: np.ndarray) -> np.ndarray:
+    """Which of the hashes stand in the sorted array: [N] bool."""
+    if not len(sorted_M):
+        return np.zeros(len(hashes_N), dtype=bool)
+    place_N = np.minimum(np.searchsorted(sorted_M, hashes_N), len(sorted_M) - 1)
+    found_N: np.ndarray = sorted_M[place_N] == hashes_N
+    return found_N
 
 
 class SeenBefore:
@@ -31,54 +35,47 @@ class SeenBefore:
         self._sorted = np.empty(0, dtype=np.uint64)
         self._newest: set[int] = set()
 
-    def ask(self, hashes: Sequence[int]) -> Iterator[bool]:
-        """For each hash in order: was it there before (earlier calls and earlier in this one)? It is from now on."""
-        old = self._in_sorted(np.array(hashes, dtype=np.uint64))
-        for number, known in zip(hashes, old.tolist()):
-            seen = known or number in self._newest
-            if not seen:
+    def ask(self, hashes_N: np.ndarray) -> np.ndarray:
+        """Which hashes were there before, in earlier calls or earlier in this one: [N] bool. They are from now on."""
+        seen_N = in_sorted(hashes_N, self._sorted)
+        new = np.flatnonzero(~seen_N)
+        for place, number in zip(new.tolist(), hashes_N[new].tolist()):
+            if number in self._newest:
+                seen_N[place] = True
+            else:
                 self._newest.add(number)
-            yield seen
         if len(self._newest) > NEWEST:
             merged = np.concatenate([self._sorted, np.fromiter(self._newest, np.uint64, len(self._newest))])
             merged.sort()
             self._sorted, self._newest = merged, set()
-
-    def _in_sorted(self, hashes_N: np.ndarray) -> np.ndarray:
-        if not len(self._sorted):
-            return np.zeros(len(hashes_N), dtype=bool)
-        place_N = np.minimum(np.searchsorted(self._sorted, hashes_N), len(self._sorted) - 1)
-        return self._sorted[place_N] == hashes_N
+        return seen_N
 
 
-class HeldOut(Generic[Item]):
+class HeldOut:
     """Decides by hash which documents are validation, and sees to it that there is at least one.
 
     A document is held out when its hash falls below `fraction`. As long as none was, the one with the smallest hash so
     far is kept back: if the text ends without any, that one is the validation split; else it goes to train after all.
-    Which documents end up where therefore does not depend on their order. `Item` is whatever the caller moves around.
+    Which documents end up where therefore does not depend on their order.
     """
 
     def __init__(self, fraction: float) -> None:
         self.threshold = int(fraction * SCALE)
-        self._candidate: tuple[int, Item] | None = None
+        self._kept_back = np.empty(0, dtype=np.uint64)  # the hash of the document that is
         self._found = False
 
-    def assign(self, number: int, item: Item) -> list[tuple[Split, Item]]:
-        """The items that are decided now, each with its split."""
-        if number < self.threshold:
-            decided: list[tuple[Split, Item]] = [] if self._candidate is None else [("train", self._candidate[1])]
-            self._candidate, self._found = None, True
-            return [*decided, ("validation", item)]
+    def assign(self, hashes_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of these documents the places of those that are decided now, in the order in which they go on; whether each
+        is held out; and the place of the one kept back, [0] or [1]. Place -1: the one that was kept back before."""
+        out_N, before = hashes_N < self.threshold, len(self._kept_back)
+        end = 0 if self._found else int(np.argmax(out_N)) if out_N.any() else len(hashes_N)
+        self._found |= bool(out_N.any())
+        open_N = np.concatenate([self._kept_back, hashes_N[:end]])  # none of them is held out
+        smallest = np.unique(np.minimum.accumulate(open_N), return_index=True)[1][::-1]  # so far, each time
+        places, last = np.arange(1, len(open_N)), smallest[-1:]
+        places[smallest[1:] - 1] = smallest[:-1]  # it goes on when a smaller one comes
         if self._found:
-            return [("train", item)]
-        if self._candidate is None:
-            self._candidate = (number, item)
-            return []
-        if number < self._candidate[0]:
-            item, self._candidate = self._candidate[1], (number, item)
-        return [("train", item)]
-
-    def finish(self) -> list[tuple[Split, Item]]:
-        """The text has ended: what was kept back, if no document was held out."""
-        return [] if self._candidate is None else [("validation", self._candidate[1])]
+            places = np.concatenate([places, last, np.arange(len(open_N), before + len(hashes_N))])
+            last = last[:0]
+        self._kept_back, places = open_N[last], places - before
+        return places, out_N[places] & (places >= 0), last - before

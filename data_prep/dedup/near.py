@@ -28,11 +28,11 @@ import numpy as np
 
 from cramming.config import Count, Seed, Share, Within
 from cramming.files import overwrite_atomically
+from data_prep.dedup.exact import in_sorted
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.workers import Workers, grouped
+from data_prep.workers import Workers
 
 SIGN = "signatures"  # the workers' function: Signer
-BATCH_CHARACTERS = 1 << 19
 SHORT_CHARACTERS = 1 << 13
 BLOCK_NGRAMS = 1024  # times 256 hashes of 4 bytes: 1 MiB of scratch space
 ROW_BYTES_IN_SEARCH = 40
@@ -57,7 +57,7 @@ class NearDuplicateConfig:
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """The result: `key in result` says whether the document with this key is to be dropped.
+    """The result.
 
     `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to,
     `similarity` [n] float32 their estimated Jaccard similarity. `documents` had a signature; `memory_bytes` is the most
@@ -75,9 +75,9 @@ class NearDuplicates:
         """How many kept documents have near-duplicates."""
         return len(np.unique(self.kept))
 
-    def __contains__(self, key: int) -> bool:
-        place = int(np.searchsorted(self.drop, np.uint64(key)))
-        return place < len(self.drop) and int(self.drop[place]) == key
+    def holds(self, keys_N: np.ndarray) -> np.ndarray:
+        """Which of the documents with these keys are to be dropped: [N] bool."""
+        return in_sorted(keys_N, self.drop)
 
     def first(self, count: int) -> dict[int, tuple[int, float]]:
         """For the `count` smallest keys among `drop`: the kept document's key, and the similarity."""
@@ -103,18 +103,17 @@ class NearDuplicates:
 
 
 def find_near_duplicates(
-    documents: Iterable[tuple[int, str]], config: NearDuplicateConfig, workers: Workers
+    groups: Iterable[tuple[np.ndarray, Iterable[str]]], config: NearDuplicateConfig, workers: Workers
 ) -> NearDuplicates:
-    """Which of these documents, given as (64-bit content key, normalised text), are near-duplicates of kept ones.
+    """Which documents, given in groups as 64-bit content keys [D] and normalised texts, are near-duplicates of kept
+    ones.
 
     Documents of equal keys count once, those of fewer than `ngram` words are never dropped. `workers` have `SIGN`.
     """
     keys, lengths, signatures = bytearray(), bytearray(), bytearray()  # they grow without a second copy
-    batches = grouped(documents, BATCH_CHARACTERS, lambda document: len(document[1]) + 1, BATCH_CHARACTERS)
-    columns = (([key for key, _ in batch], [text for _, text in batch]) for batch in batches)
-    for batch_keys, (signatures_DP, ngrams_D) in workers.map(SIGN, columns):
+    for keys_D, (signatures_DP, ngrams_D) in workers.map(SIGN, groups):
         enough_D = ngrams_D > 0
-        keys += np.array(batch_keys, dtype=np.uint64)[enough_D].tobytes()
+        keys += keys_D[enough_D].tobytes()
         lengths += ngrams_D[enough_D].tobytes()
         signatures += signatures_DP[enough_D].tobytes()
     signatures_DP = np.frombuffer(signatures, np.uint8).reshape(-1, config.permutations)
@@ -144,8 +143,9 @@ class Signer:
         # depend on the lowest bits of x alone, so no byte of a signature is made of them.
         self._factors_P = rng.integers(0, 1 << 31, config.permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
 
-    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Signatures [D, P] uint8, and numbers of n-grams [D] uint32; of a text without any the signature is void."""
+        texts = list(texts)
         signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
         ngrams_D = np.empty(len(texts), dtype=np.uint32)
         # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so

@@ -7,7 +7,7 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 
 import abc
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +49,9 @@ class Document(NamedTuple):
     part: int = 0
 
     @property
-    def length(self) -> int:
-        """Characters, or tokens where the source is tokenized."""
-        return len(self.text) if self.ids is None else len(self.ids)
+    def content(self) -> str | np.ndarray:
+        """The text, or the tokens where the source is tokenized."""
+        return self.text if self.ids is None else self.ids
 
     @property
     def is_text(self) -> bool:
@@ -100,19 +100,41 @@ class Package(NamedTuple):
     needed_by: str
 
 
+@dataclass(frozen=True)
+class Documents:
+    """A chunk's documents in columns [D]: which part of a document each is, and its place among `sources`. `name` gives
+    its `Document.id`; `others`, by place, are those that are no text."""
+
+    part_D: np.ndarray
+    source_D: np.ndarray
+    sources: list[str]
+    name: Callable[[int], str]
+    others: Mapping[int, Document] = field(default_factory=dict)
+
+
+class Parts(NamedTuple):
+    """What a worker read of a chunk's stretches: the number of documents of each, and which part each document is."""
+
+    documents_S: list[int]
+    part_D: np.ndarray
+
+
+Task = Sequence[str | np.ndarray | None] | Sequence[Stretch]
+
+
 class Chunk(abc.ABC):
     """Documents that follow each other in a source, with the work on their text left to the workers.
 
-    `task` is what a worker gets: texts, or stretches of files that it is to read. Empty: there is nothing to do.
+    `task` is what a worker gets: for each document its text, its token ids, or None where it is damaged; or stretches
+    of files that it is to read.
     """
 
-    task: Sequence[str] | Sequence[Stretch]
+    task: Task
     void: bool = False  # its documents come from what `again` of another chunk gave
 
     @abc.abstractmethod
-    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
-        """The documents; those that a worker has read come without text. `parts` [stretches][documents] are their
-        numbers as parts."""
+    def documents(self, parts: Parts) -> Documents:
+        """The documents, of which a worker has read `parts`."""
 
     def again(self) -> "Iterator[Chunk]":
         """What to do in place of a task that no worker could do."""
@@ -124,15 +146,23 @@ class ReadChunk(Chunk):
 
     def __init__(self, documents: list[Document]) -> None:
         self._documents = documents
-        self.task = [document.text for document in documents if document.is_text]
+        self.task = [None if document.damage else document.content for document in documents]
 
-    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
-        return self._documents
+    def documents(self, parts: Parts) -> Documents:
+        given = self._documents
+        index = {source: place for place, source in enumerate(dict.fromkeys(document.source for document in given))}
+        return Documents(
+            np.array([document.part for document in given]),
+            np.array([index[document.source] for document in given]),
+            list(index),
+            lambda place: given[place].id,
+            {place: document for place, document in enumerate(given) if not document.is_text},
+        )
 
 
 def in_chunks(documents: Iterable[Document]) -> Iterator[Chunk]:
     """These documents for the workers."""
-    return map(ReadChunk, grouped(documents, CHUNK_DOCUMENTS, lambda document: document.length, CHUNK_CHARACTERS))
+    return map(ReadChunk, grouped(documents, CHUNK_DOCUMENTS, lambda document: len(document.content), CHUNK_CHARACTERS))
 
 
 class Source(abc.ABC):

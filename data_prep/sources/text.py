@@ -1,11 +1,13 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 from cramming.config import UserError, expand_home, file_sha256
 from data_prep.sources import plain_text, records, wikipedia
@@ -18,7 +20,9 @@ from data_prep.sources.source import (
     Damage,
     DataConfig,
     Document,
+    Documents,
     Package,
+    Parts,
     Source,
     in_chunks,
 )
@@ -191,15 +195,23 @@ class _Stretches(Chunk):
     def void(self) -> bool:  # type: ignore[override]
         return self._files[0].left  # of several files each stands in this chunk alone
 
-    def documents(self, parts: Sequence[Sequence[int]]) -> list[Document]:
-        found: list[Document] = []
-        for file, parts_D in zip(self._files, parts):
-            path, name = self._source.paths[file.place], str(self._source.paths[file.place])
-            for part in parts_D:
-                file.number += part == 0
-                found.append(Document("", _name(path, file.number, part), name, part=part))
-            file.given += len(parts_D)
-        return found
+    def documents(self, parts: Parts) -> Documents:
+        paths = [self._source.paths[file.place] for file in self._files]
+        count_S, begins_D = np.array(parts.documents_S), parts.part_D == 0
+        begun_D, ends_S = np.cumsum(begins_D), np.cumsum(count_S)
+        begun_S = np.concatenate([[0], begun_D])[ends_S - count_S]  # before each stretch
+        last_S = np.array([file.number for file in self._files])
+        number_D = begun_D + np.repeat(last_S - begun_S, count_S)
+        source_D = np.repeat(np.arange(len(paths)), count_S)
+        for file, count, begun in zip(self._files, parts.documents_S, np.diff(begun_S, append=begun_D[-1:].sum())):
+            file.number += int(begun)
+            file.given += count
+        return Documents(
+            parts.part_D,
+            source_D,
+            list(map(str, paths)),
+            lambda place: _name(paths[source_D[place]], number_D[place], parts.part_D[place]),
+        )
 
     def again(self) -> Iterator[Chunk]:
         """Their files in this process, from the first document on that was not given."""

@@ -17,7 +17,6 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from cramming.config import UserError
-from data_prep.sources.source import Document
 from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, add_template
 
@@ -28,16 +27,16 @@ SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this l
 LEAST_SAMPLE_CHARACTERS = 1000
 
 
-def sample_text(documents: Iterable[Document], clean: Callable[[str], str], megabytes: float, seed: int) -> list[str]:
-    """An even random sample of the documents' text, at most `megabytes` of UTF-8, in the order of the text.
+def sample_text(texts: Iterable[str], clean: Callable[[str], str], megabytes: float, seed: int) -> list[str]:
+    """An even random sample of the documents' texts, at most `megabytes` of UTF-8, in the order of the text.
 
     A bottom-k sample: every part of a document draws a number; those with the smallest numbers stay and are cleaned.
     """
     draw, limit, size = random.Random(seed), int(megabytes * 1e6), 0
     kept: list[tuple[float, int, bytes]] = []  # a heap with the largest number on top (negated)
     threshold, order = 1.0, 0
-    for document in documents:
-        for part in split_at_whitespace(document.text, SAMPLE_CHARACTERS):
+    for text in texts:
+        for part in split_at_whitespace(text, SAMPLE_CHARACTERS):
             order += 1
             number = draw.random()
             if number > threshold:

@@ -34,8 +34,11 @@ def by_workers(source: TextSource) -> list[Document]:
     documents: list[Document] = []
     with Workers(1, {READ: read}) as workers:
         for named, found in through_workers(READ, source.chunks(), workers):
-            texts = iter(found.texts if found else ())
-            documents += [one._replace(text=next(texts)) if one.is_text else one for one in named]
+            rows = enumerate(zip(found.contents, named.source_D.tolist(), named.part_D.tolist()))
+            documents += [
+                named.others.get(n) or Document(text, named.name(n), named.sources[source], part=part)
+                for n, (text, source, part) in rows
+            ]
     return documents
 
 

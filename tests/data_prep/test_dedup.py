@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from data_prep.dedup import exact as dedup
@@ -19,7 +20,8 @@ def test_seen_before_equals_a_set(monkeypatch: pytest.MonkeyPatch, newest: int, 
         expected.append(number in seen)
         seen.add(number)
     memory = SeenBefore()
-    found = [flag for at in range(0, 500, batch) for flag in memory.ask(hashes[at : at + batch])]
+    given = np.array(hashes, dtype=np.uint64)
+    found = [flag for at in range(0, 500, batch) for flag in memory.ask(given[at : at + batch]).tolist()]
     assert found == expected
 
 
@@ -28,11 +30,18 @@ def test_content_hash_depends_on_content_and_seed() -> None:
     assert len({content_hash(b"a", 0), content_hash(b"b", 0), content_hash(b"a", 1), content_hash(b"a", -1)}) == 4
 
 
-def split(numbers: list[int], fraction: float) -> tuple[list[int], list[int]]:
-    held_out = HeldOut[int](fraction)
-    decided = [item for number in numbers for item in held_out.assign(number, number)] + held_out.finish()
-    assert sorted(number for _, number in decided) == sorted(numbers)
-    return ([n for s, n in decided if s == "train"], [n for s, n in decided if s == "validation"])
+def split(numbers: list[int], fraction: float, batch: int) -> tuple[list[int], list[int]]:
+    held_out, splits, kept_back = HeldOut(fraction), (list[int](), list[int]()), list[int]()
+    for at in range(0, len(numbers), batch):
+        given = numbers[at : at + batch]
+        places, out, left = held_out.assign(np.array(given, dtype=np.uint64))
+        assert (places < 0).sum() + (left < 0).sum() == len(kept_back)
+        for place, validation in zip(places.tolist(), out.tolist()):
+            splits[validation].append(kept_back[0] if place < 0 else given[place])
+        kept_back = [kept_back[0] if place < 0 else given[place] for place in left.tolist()]
+    splits[1].extend(kept_back)
+    assert sorted([*splits[0], *splits[1]]) == sorted(numbers)
+    return splits
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-6, 0.1, 0.5])
@@ -40,10 +49,11 @@ def split(numbers: list[int], fraction: float) -> tuple[list[int], list[int]]:
 def test_split_is_independent_of_order_and_never_without_validation(fraction: float, count: int) -> None:
     rng = random.Random(count)
     numbers = [rng.randrange(SCALE) for _ in range(count)]
-    train, validation = split(numbers, fraction)
+    train, validation = split(numbers, fraction, 1)
+    assert all(split(numbers, fraction, batch) == (train, validation) for batch in (2, 7, 100))  # their order as well
     expected = [n for n in numbers if n < int(fraction * SCALE)] or [min(numbers)]
     assert sorted(validation) == sorted(expected)
     for _ in range(5):
         rng.shuffle(numbers)
-        again = split(numbers, fraction)
+        again = split(numbers, fraction, 3)
         assert (sorted(again[0]), sorted(again[1])) == (sorted(train), sorted(validation))

@@ -265,8 +265,10 @@ def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(kept_first:
     with Workers(1, judges(config, None) | {SIGN: Signer(config.near_duplicates)}) as workers:
         decisions = Decisions(tmp_path / "decisions", [])
         unique = Pipeline(config, StageStats(0), decisions, workers).unique(in_chunks(documents))
-        found = find_near_duplicates(((c.key, c.document.text) for c in unique), config.near_duplicates, workers)
-        kept = [c.document.id for _, c in Pipeline(config, stats, decisions, workers, found).run(in_chunks(documents))]
+        texts = ((group.hashes["key"], group.texts) for group in unique if len(group))
+        found = find_near_duplicates(texts, config.near_duplicates, workers)
+        selected = Pipeline(config, stats, decisions, workers, found).run(in_chunks(documents))
+        kept = [group.name(n) for group, _ in selected for n in range(len(group))]
     assert kept == ["a:long"]
     dropped = stats["near deduplication"].line().dropped["near_duplicate"]
     (shown,) = dropped.examples

@@ -19,6 +19,7 @@ from cramming.files import lock
 from data_prep import prepare, shard_writer
 from data_prep.prepare import UNFINISHED, main
 from data_prep.resume_state import NEAR
+from data_prep.sources import plain_text
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -27,10 +28,11 @@ Contents = Callable[[Path], dict[str, bytes]]
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from data_prep import prepare, shard_writer
+from data_prep import prepare
+from data_prep.sources import plain_text
 from data_prep.tokenizer import train as training
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
-shard_writer.BATCH_CHARACTERS = 500
+plain_text.BLOCK_BYTES = 500
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 if stop == "tokenizer":
@@ -129,9 +131,9 @@ def test_resuming_does_not_tokenize_finished_shards_again(
     encoded: list[int] = []
     encode, save = shard_writer.Encoder.__call__, prepare.Unfinished.save
     monkeypatch.setattr(
-        shard_writer.Encoder, "__call__", lambda self, batch: (encoded.append(len(batch)), encode(self, batch))[1]
+        shard_writer.Encoder, "__call__", lambda self, batch: (encoded.append(len(batch.texts)), encode(self, batch))[1]
     )
-    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
 
     def stop_after_five(self: prepare.Unfinished, folder: Path) -> None:
         save(self, folder)

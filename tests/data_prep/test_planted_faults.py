@@ -165,9 +165,10 @@ def test_every_planted_fault_is_found_and_reported(
 
 KILLED = """
 import json, os, signal, sys
-from data_prep import prepare, shard_writer, workers
+from data_prep import prepare, workers
+from data_prep.sources import plain_text
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
-shard_writer.BATCH_CHARACTERS, workers.HERE_FIRST = 20_000, 0
+plain_text.BLOCK_BYTES, workers.HERE_FIRST = 20_000, 0
 calls = [0]
 def die_before(module, name, after=0):
     real = getattr(module, name)

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
-from data_prep import shard_writer, workers
+from data_prep import pipeline, workers
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
 from data_prep.prepare import main, parse
+from data_prep.sources import plain_text
 from data_prep.sources.source import limited
 from data_prep.tokenizer import encode
 from eval.tasks.locate import read_task, tasks_in_folder
@@ -70,7 +71,8 @@ def test_result_does_not_depend_on_workers_or_batches(
 ) -> None:
     results = []
     for count, batch, here_first in ((1, 1 << 20, 8), (2, 1 << 20, 0), (3, 100, 5)):
-        monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", batch)
+        monkeypatch.setattr(plain_text, "BLOCK_BYTES", 5 * batch)
+        monkeypatch.setattr(pipeline, "GROUP_BYTES", batch)
         monkeypatch.setattr(workers, "HERE_FIRST", here_first)
         folder = tmp_path / f"{count}-{batch}"
         cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from data_prep import prepare, prepare_config, shard_writer, workers
+from data_prep import prepare, prepare_config, workers
 from data_prep.prepare import main
-from data_prep.sources import text
+from data_prep.sources import plain_text, text
 
 CUT = {"shard_tokens": 3000, "filters": {"max_words": 40, "min_words": 2}, "near_duplicates": {"enabled": True}}
 
@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
-    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
     monkeypatch.setattr(text, "CHUNK_CHARACTERS", 1 << 12)
     memory = {"object_store_memory": 100 << 20, "num_cpus": 1}
     nodes = Cluster(initialize_head=True, head_node_args={**memory, "include_dashboard": False})

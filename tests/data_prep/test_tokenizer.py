@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models
 
 from cramming.config import UserError, build
 from data_prep import prepare
-from data_prep.sources.source import Document
 from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, load, special_ids
 from data_prep.tokenizer.train import TRAINERS, sample_text, train
@@ -105,13 +104,13 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
 
 
 def test_sample_is_bounded_even_and_in_order() -> None:
-    documents = [Document(f"{i:06d} " + "x" * 93, str(i), "s") for i in range(5000)]
-    sample = sample_text(iter(documents), lambda text: text, 0.1, seed=0)
+    texts = [f"{i:06d} " + "x" * 93 for i in range(5000)]
+    sample = sample_text(iter(texts), lambda text: text, 0.1, seed=0)
     numbers = [int(text[:6]) for text in sample]
     assert numbers == sorted(numbers) and 900 <= len(numbers) <= 1000
     assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
-    assert sample == sample_text(iter(documents), lambda text: text, 0.1, seed=0)
-    assert sample_text(iter(documents[:10]), str.upper, 0.1, seed=0) == [d.text.upper() for d in documents[:10]]
+    assert sample == sample_text(iter(texts), lambda text: text, 0.1, seed=0)
+    assert sample_text(iter(texts[:10]), str.upper, 0.1, seed=0) == [text.upper() for text in texts[:10]]
 
 
 def test_a_process_of_its_own_trains_the_same_tokenizer(

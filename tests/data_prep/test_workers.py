@@ -12,8 +12,9 @@ import pytest
 
 from cramming.config import UserError
 from cramming.process_pool import WorkerDiedError
-from data_prep import prepare, shard_writer, workers
+from data_prep import prepare, workers
 from data_prep.prepare import UNFINISHED, main
+from data_prep.sources import plain_text
 from data_prep.workers import Workers
 
 
@@ -96,7 +97,7 @@ def test_the_work_before_a_death_is_kept(
     text_file: Path, tmp_path: Path, text_config: Any, run: Any, contents: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
-    monkeypatch.setattr(shard_writer, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
     whole, broken = (text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000) for n in ("whole", "broken"))
     run(whole)
     save = prepare.Unfinished.save
