@@ -37,13 +37,7 @@ CASES = {
 def settings_of(folder: Path, name: str, overrides: list[str], steps: int) -> dict[str, Any]:
     """Of one run; all read one corpus, which the first verb prepares."""
     here = [f"runs={folder}/runs", f"corpora={folder}/corpora", f"name={name}", f"budget.steps={steps}"]
-    rest = [
-        "train.micro_batch=4",
-        "device=cpu",
-        "precision=fp32",
-        "runtime.compile=off",
-        "checkpoint.every_minutes=null",
-    ]
+    rest = ["train.micro_batch=4", "device=cpu", "precision=fp32", "runtime.compile=off"]
     return compose([*here, *rest, *overrides])
 
 
