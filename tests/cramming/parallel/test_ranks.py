@@ -184,10 +184,11 @@ def nodes(count: int) -> list[list[str]]:
 @pytest.mark.parametrize("agents", [1, 2])
 def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run: Run, runs: Path, agents: int) -> None:
     """`torchrun --max-restarts`, on one node and on two: kill -9 of rank 1 in step 20, after the checkpoint of step 15;
-    the clock charged the five steps that were lost."""
+    the clock charged the five steps that were lost. Weights are those of a run that nothing broke, losses one
+    process's."""
     saving = ["parallel=zero2", "checkpoint.every_steps=5", "resume=true"]
     killed = f"killed-{agents}"
-    launch(runs, {"": run(2, f"unbroken-{agents}", *saving)}, VERB)
+    launch(runs, {"": run(2, f"unbroken-{agents}", *saving), "alone": run(1, f"alone-{agents}")}, VERB)
     how = nodes(2) if agents == 2 else [["--standalone", "--nproc-per-node=2", "--max-restarts=1"]]
     launch(runs, {"": run(2, killed, *saving, at=20, rank=1, signal="SIGKILL")}, VERB, how)
     found, expected = (
@@ -195,6 +196,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run:
     )
     assert found.keys() == expected.keys()
     assert all(found[name].equal(weight) for name, weight in expected.items())
+    assert_is_the_same_run(runs / killed, runs / f"alone-{agents}", 2)
     events = read_journal(runs / killed / "budget.jsonl")
     first = max(event["elapsed"] for event in events if event["process"] == 0)
     assert max(event["steps"] for event in events if event["process"] == 0) >= 15
