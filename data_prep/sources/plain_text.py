@@ -8,6 +8,7 @@ import io
 import lzma
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from cramming.config import UserError
+from cramming.process_pool import Submit
 
 BLOCK_BYTES = 1 << 20
 LONGEST_STRETCH = 1 << 23  # bytes; what has no end of a document for so long is not read in stretches
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
+AHEAD = 4  # blocks that are unpacked before they are asked for
 
+Block = tuple[bytes, int]  # of a file's content, unpacked, and how many bytes of the file itself are read then
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
@@ -141,24 +145,6 @@ class TextFile:
         if size:
             yield b"".join(begun)
 
-    def stretches(self, document_end: Callable[[bytes], int] | None) -> Iterator[tuple[bytes, bool]]:
-        """The content in stretches of whole documents, and whether each is the last one. `document_end` says where in
-        bytes the last document ends that certainly does, 0 if none; None: only the file's end is one.
-
-        UserError where no document ends within `LONGEST_STRETCH`.
-        """
-        begun = b""
-        with self.decompressed() as handle:
-            block = handle.read(BLOCK_BYTES)
-            while block:
-                begun, block = begun + block, handle.read(BLOCK_BYTES)
-                end = document_end(begun) if block and document_end else len(begun) * (not block)
-                if end:
-                    yield begun[:end], not block
-                    begun = begun[end:]
-                elif len(begun) > LONGEST_STRETCH:
-                    raise UserError(f"{self.path}: a document of more than {LONGEST_STRETCH} bytes")
-
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
         if place >= 0 and self.lenient and offset:  # documents were handed on: only those with NUL bytes are left out
@@ -166,6 +152,51 @@ class TextFile:
         elif place >= 0:
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
+
+
+def blocks_of(path: Path) -> Iterator[Block]:
+    """A file's content. UserError for a damaged or cut-off archive."""
+    file = TextFile(path)
+    with file.decompressed() as handle:
+        while block := handle.read(BLOCK_BYTES):
+            yield block, file.position
+
+
+_unpacking: dict[Path, Iterator[Block]] = {}  # of the process that unpacks
+
+
+def _next_block(path: Path) -> Block | None:
+    return next(_unpacking.setdefault(path, blocks_of(path)), None)
+
+
+def unpacked(path: Path, submit: Submit) -> Iterator[Block]:
+    """The same, read by the only process of a pool, `AHEAD` blocks ahead."""
+    pending = deque(submit(_next_block, path) for _ in range(AHEAD))
+    while block := pending.popleft().result():
+        pending.append(submit(_next_block, path))
+        yield block
+
+
+def stretches(
+    path: Path, blocks: Iterator[Block], document_end: Callable[[bytes], int] | None
+) -> Iterator[tuple[bytes, bool, int]]:
+    """A file's content in stretches of whole documents, whether each is the last one, and how far the file is read.
+    `document_end` says where in bytes the last document ends that certainly does, 0 if none; None: only the file's end
+    is one.
+
+    UserError where no document ends within `LONGEST_STRETCH`.
+    """
+    begun, nothing = b"", (b"", 0)
+    block, position = next(blocks, nothing)
+    while block:
+        begun, read = begun + block, position
+        block, position = next(blocks, nothing)
+        end = document_end(begun) if block and document_end else len(begun) * (not block)
+        if end:
+            yield begun[:end], not block, read
+            begun = begun[end:]
+        elif len(begun) > LONGEST_STRETCH:
+            raise UserError(f"{path}: a document of more than {LONGEST_STRETCH} bytes")
 
 
 def _count_lines(data: bytes) -> int:

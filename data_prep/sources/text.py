@@ -1,6 +1,7 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from cramming.config import UserError, expand_home, file_sha256
+from cramming.process_pool import process_pool
 from data_prep.sources import plain_text, records, wikipedia
 from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile
 from data_prep.sources.source import (
@@ -27,6 +29,9 @@ from data_prep.sources.source import (
     in_chunks,
 )
 from data_prep.workers import grouped
+
+UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is started
+UNPACKER_DIED = "the process that unpacks files died (out of memory?)"
 
 
 class Format(NamedTuple):
@@ -150,22 +155,29 @@ class TextSource(Source):
         )
 
     def _stretches(self) -> Iterator[tuple["_FileState", Stretch]]:
-        """All files' content. A file's stretches end with an empty one where it has to be read in another way."""
+        """All files' content. A file's stretches end with an empty one where it has to be read in another way.
+
+        What is compressed is unpacked by a process of its own: of .xz that takes ten times as long as all else here.
+        """
+        packed = [path.suffix.lower() in COMPRESSIONS for path in self.paths]
+        much = self.config.processes != 1 and sum(np.array(self._sizes)[packed]) > UNPACKED_HERE
         before = 0
-        for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
-            state, file, begins = _FileState(place, before), TextFile(path), True
-            end = FORMATS[name].record_end if FORMATS[name].read else DOCUMENT_ENDS.get(self.config.documents)
-            read = self._reader(place)
-            try:
-                for data, ends in file.stretches(end):
-                    self.position = before + file.position
-                    yield state, Stretch(path, data, begins, ends, read)
-                    begins = False
-                if begins:
-                    raise UserError(f"{path}: empty file")
-            except UserError:  # what is wrong is said, or counted, when what stands before it was given
-                yield state, Stretch(path, b"", begins, True, read)
-            before += size
+        with process_pool(1, UNPACKER_DIED) if much else nullcontext() as unpacker:
+            for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
+                state, begins, read = _FileState(place, before), True, self._reader(place)
+                end = FORMATS[name].record_end if FORMATS[name].read else DOCUMENT_ENDS.get(self.config.documents)
+                elsewhere = packed[place] and unpacker
+                blocks = plain_text.unpacked(path, elsewhere) if elsewhere else plain_text.blocks_of(path)
+                try:
+                    for data, ends, position in plain_text.stretches(path, blocks, end):
+                        self.position = before + position
+                        yield state, Stretch(path, data, begins, ends, read)
+                        begins = False
+                    if begins:
+                        raise UserError(f"{path}: empty file")
+                except UserError:  # what is wrong is said, or counted, when what stands before it was given
+                    yield state, Stretch(path, b"", begins, True, read)
+                before += size
         self.position = before
 
 

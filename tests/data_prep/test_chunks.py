@@ -93,6 +93,23 @@ def test_no_process_but_a_worker_reads_text_of_which_the_pieces_are_known(
     assert len(by_workers(source_of(tmp_path / "whole.txt", documents="file"))) == 1
 
 
+def test_what_a_process_of_its_own_unpacks_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = {"a.xz": lzma.compress, "b.gz": gzip.compress, "c.xz": lambda data: lzma.compress(data)[:-40]}
+    for name, pack in packed.items():
+        (tmp_path / name).write_bytes(pack(BLOCKS.encode() * 50))
+    (tmp_path / "plain.txt").write_bytes(BLOCKS.encode())
+    paths = [tmp_path / name for name in ("a.xz", "plain.txt", "b.gz")]
+    expected = list(source_of(*paths, format="txt").documents())
+    monkeypatch.setattr(text, "UNPACKED_HERE", 0)
+    read_here = plain_text.blocks_of
+    monkeypatch.setattr(
+        plain_text, "blocks_of", lambda path: read_here(path) if path.suffix == ".txt" else pytest.fail(str(path))
+    )
+    assert by_workers(source_of(*paths, format="txt")) == expected and len(expected) > 3900
+    with pytest.raises(UserError, match=r"c\.xz: cannot be read as \.xz: .*; is it whole\? get it anew"):
+        by_workers(source_of(*paths, tmp_path / "c.xz", format="txt"))
+
+
 DAMAGED: dict[str, bytes] = {
     "latin.txt": BLOCKS.encode() + b"\n\nGr\xfc\xdfe\n\n" + BLOCKS.encode(),
     "late_nul.txt": BLOCKS.encode() + b"\n\na\0b\n\n" + BLOCKS.encode(),
