@@ -1,6 +1,7 @@
 """`prepare` on a Ray cluster of two nodes of this machine: the shards of one machine, also when a node is lost."""
 
 import importlib.util
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,14 @@ CUT = {"shard_tokens": 3000, "filters": {"max_words": 40, "min_words": 2}, "near
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def short_folder() -> Iterator[str]:
+    """For Ray's files, among them the address that `auto` finds; its sockets' names must not be long."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        yield folder
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, short_folder: str) -> Iterator[Any]:
     """A head and a second node, one core each; every group of texts goes there."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -25,6 +33,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
     monkeypatch.setattr(text, "CHUNK_CHARACTERS", 1 << 12)
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
     memory = {"object_store_memory": 100 << 20, "num_cpus": 1}
     nodes = Cluster(initialize_head=True, head_node_args={**memory, "include_dashboard": False})
     nodes.add_node(**memory)
@@ -41,7 +50,10 @@ def test_the_missing_package_is_named(text_file: Path, text_config: Any, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")
-def test_no_cluster_at_the_address_is_said(tmp_path: Path, text_file: Path, text_config: Any) -> None:
+def test_no_cluster_at_the_address_is_said(
+    tmp_path: Path, text_file: Path, text_config: Any, short_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
     with pytest.raises(UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"):
         main(text_config(text_file, corpus=str(tmp_path / "c"), ray="auto"))
     assert not (tmp_path / "c" / prepare.UNFINISHED).exists()
