@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from cramming.process_pool import process_pool
 
-MOST_WORKERS = 32  # by themselves: more than the main process can feed with, 25 on long documents (docs/log.md)
+MOST_WORKERS = 32  # by themselves: about as many as the main process can feed (docs/log.md)
 HERE_FIRST = 4  # calls in the main process before any other starts
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (
