@@ -56,7 +56,7 @@ def overrides(optimizer: str, batch: int, rate: float, rule: str | None, sequenc
 
 
 class Runs:
-    """On a corpus, `jobs` at a time with a thread each; none is done twice."""
+    """On a corpus, `jobs` at a time with a thread each; none is done twice, and with no jobs none is done."""
 
     def __init__(self, corpus: Path, folder: Path, jobs: int) -> None:
         self.folder, self.jobs, self.ledger, self.lock = folder.resolve(), jobs, folder / "found.jsonl", Lock()
@@ -67,36 +67,23 @@ class Runs:
         self.done = {" ".join(found["overrides"]): found for found in map(json.loads, lines)}
 
     def loss(
-        self,
-        optimizer: str,
-        batch: int,
-        rate: float,
-        rule: str | None = None,
-        sequences: int = SEQUENCES,
+        self, optimizer: str, batch: int, rate: float, rule: str | None = None, sequences: int = SEQUENCES,
         seed: int = 0,
-    ) -> dict[str, Any]:
-        """`loss` (None: diverged), `steps` and `peak` of the learning rate."""
+    ) -> dict[str, Any]:  # fmt: skip
+        """`loss` (None: diverged), `steps` and `peak` of the learning rate; nothing for a run that is not done."""
         own = overrides(optimizer, batch, rate, rule, sequences, seed)
-        if " ".join(own) not in self.done:
+        if " ".join(own) not in self.done and self.jobs:
             found = self._train(f"{optimizer}-{batch}-{rate:.4g}-{rule}-{sequences}-{seed}", own)
             with self.lock, self.ledger.open("a", encoding="utf-8") as ledger:
                 ledger.write(json.dumps(found) + "\n")
                 self.done[" ".join(own)] = found
-        return self.done[" ".join(own)]
+        return self.done.get(" ".join(own), {})
 
     def _train(self, name: str, own: list[str]) -> dict[str, Any]:
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        command = [
-            sys.executable,
-            "-m",
-            "cramming",
-            "pretrain",
-            *self.common,
-            *own,
-            f"runs={self.folder}",
-            f"name={name}",
-        ]
+        place = [f"runs={self.folder}", f"name={name}"]
+        command = [sys.executable, "-m", "cramming", "pretrain", *self.common, *own, *place]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         diverged = "not finite" in done.stderr
@@ -111,7 +98,7 @@ class Runs:
 
     def all(self, cases: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
         """`loss` of each."""
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(max(1, self.jobs)) as pool:
             return list(pool.map(lambda case: self.loss(*case), cases))
 
 
@@ -132,11 +119,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def cell(found: dict[str, Any]) -> str:
     """The loss, and the peak of the learning rate."""
+    if not found:
+        return "not run"
     return "diverged" if found["loss"] is None else f"{found['loss']:.3f} ({found['peak']:.3g})"
 
 
 def order(found: dict[str, Any]) -> float:
-    return math.inf if found["loss"] is None else found["loss"]
+    return found["loss"] if found.get("loss") is not None else math.inf
 
 
 def tune(runs: Runs) -> dict[str, float]:
@@ -189,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--corpus", type=Path, required=True, help="made by `cramming prepare`")
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="0: only print what is there")
     arguments = parser.parse_args()
     corpus = Corpus.open(arguments.corpus)
     runs = Runs(arguments.corpus, arguments.runs, arguments.jobs)
