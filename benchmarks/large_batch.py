@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -167,11 +166,10 @@ def by_power(runs: Runs, rates: dict[str, float]) -> None:
     print(f"{LARGEST} sequences, {SEQUENCES // LARGEST} steps, the rate carried over by a power of the batch\n")
     table(["optimizer", *(f"{power:g}" for power in powers)], rows)
     chosen = [(*best[o], *([None] if len(best[o]) == 3 else []), SEQUENCES, seed) for o in names for seed in SEEDS]
-    losses = [order(found) for found in runs.all(chosen)]
+    found = runs.all(chosen)
     print(f"The best of each row, seeds {SEEDS}:")
     for place, o in enumerate(names):
-        own = losses[place * len(SEEDS) : (place + 1) * len(SEEDS)]
-        print(f"- {o}: {', '.join(f'{loss:.3f}' for loss in own)}; mean {statistics.fmean(own):.3f}")
+        print(f"- {o}: {', '.join(map(cell, found[place * len(SEEDS) : (place + 1) * len(SEEDS)]))}")
 
 
 def main() -> None:
