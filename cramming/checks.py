@@ -180,7 +180,7 @@ def _unit(config: Config, place: Place) -> int:
 
 def _is_cut(config: Config, place: Place) -> bool:
     """Whether a process has a part of each weight."""
-    return place.processes > 1 and (isinstance(config.parallel, ShardConfig) or config.parallel.tp > 1)
+    return config.parallel.tp > 1 or (place.processes > 1 and isinstance(config.parallel, ShardConfig))
 
 
 def _is_staged(config: Config) -> bool:
@@ -196,7 +196,7 @@ NOT_IN_STAGES = (  # settings that are off or null there
     "model.unet_skips", "model.value_embeddings", "model.value_residual", "objective.by_loss", "train.average",
     "memory.offload_activations", "memory.offload_weights", "memory.offload_optimizer", "runtime.cuda_graphs",
 )  # fmt: skip
-CUT = ": not with parallel={c.parallel.name} parallel.tp={c.parallel.tp}, which cut weights and gradients; "
+CUT = ": not where a process has a part of each weight (parallel={c.parallel.name}, parallel.tp={c.parallel.tp}); "
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"

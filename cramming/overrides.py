@@ -13,8 +13,8 @@ JSON = "--json"  # what the verb prints is for a program
 WITH_JSON = ("duel", "project", "replay", "verify")
 CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, and what they name, and end
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
-    (r"(optim|schedule|start)\.name=(.*)", r"\1=\2"),
-    (r"parallel\.compression=(?!\{)(.*)", r"parallel/compression=\1"),
+    (r"(optim|schedule|start)\.name=(?!null$)(.*)", r"\1=\2"),
+    (r"parallel\.compression=(?!\{|null$)(.*)", r"parallel/compression=\1"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
 SIDE = re.compile(r"\+{0,2}(base|candidate)")
@@ -130,6 +130,7 @@ def one_line(error: Exception) -> str:
     for dump in ("\nTo append to your", "\nConfig search path", "\nSee https:", "object_type="):
         text = text.partition(dump)[0]
     if text.startswith("Could not override"):
-        text += " There is no such setting; `cramming <verb> --cfg job` prints all, conf/config.yaml explains them"
+        text += " There is no such setting, or not with these choices; `cramming <verb> --cfg job` prints all that"
+        text += " there are, conf/config.yaml explains them"
     override = getattr(error, "override", None)
     return " ".join(f"{override}: {text}".split() if override else text.split())

@@ -143,14 +143,15 @@ _FREE_TO_CHANGE = {
     "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
     "trackers", "verify", "parallel",
 }  # fmt: skip
+_COMPRESSION = "parallel.compression."  # what `parallel` has that changes numbers; strategies without it send all
 
 
 def changed_settings(folder: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     """Each setting in which a resumed run differs from its first start."""
-    before, now = _leaves(record.get("config", {})), _leaves(settings)
+    before, now = ({f"{_COMPRESSION}name": "none", **_leaves(each)} for each in (record.get("config", {}), settings))
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
-        if not free and before.get(key) != now.get(key):
+        if (not free or key.startswith(_COMPRESSION)) and before.get(key) != now.get(key):
             began, again = f"with {key}={_shown(before.get(key))}", "resume with the same settings"
             if key not in before:
                 began, again = "without this setting", "resume with the same settings, and the version that had them"

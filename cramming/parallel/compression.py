@@ -11,7 +11,8 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
     qsgd      (1 + 4 / BLOCK) P (N - 1): 8 bits a number, rounded at random to the right mean (Alistarh et al. 2017)
 
 The last two are gathered, not reduced, so they grow with N: top-k sends less than DDP below density 1 / N, QSGD below
-N = 8. Errors that feedback keeps are of a process: a resume begins without them.
+N = 8. What a hook keeps (errors of feedback, the generator of the rounding, PowerSGD's count of steps) is a process's
+own: a resume begins with none of it.
 """
 
 import math

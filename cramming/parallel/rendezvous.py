@@ -11,6 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from cramming.config import require
+
+WAIT_SECONDS = 1800  # as long as the others wait for an answer
+
 
 def join(backend: str) -> None:
     """Join the group of all processes."""
@@ -21,16 +25,22 @@ def join(backend: str) -> None:
 
 
 def _agreed(store: Any, rank: int, size: int, own: str) -> str:
-    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart."""
+    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart; that
+    none of before a restart still asks is torchrun's care, which ends them first."""
     if rank:
         store.set(f"asks {rank}", own)
         name: str = store.get(f"answer {own}").decode()
         store.set(f"knows {name} {rank}", "")
         return name
-    others = list(range(1, size))
+    others, deadline = list(range(1, size)), time.monotonic() + WAIT_SECONDS
     while others := [other for other in others if not store.check([f"knows {own} {other}"])]:
         for other in others:
             if store.check([f"asks {other}"]):
                 store.set(f"answer {store.get(f'asks {other}').decode()}", own)
+        require(
+            time.monotonic() < deadline,
+            f"torchrun: of {size} processes those of rank {', '.join(map(str, others))} did not answer within"
+            f" {WAIT_SECONDS // 60} minutes; see why they ended, and start all of them again",
+        )
         time.sleep(0.01)
     return own

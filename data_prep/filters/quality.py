@@ -272,7 +272,7 @@ def always_on(config: CleanConfig) -> list[Filter]:
 def active_filters(config: FilterConfig) -> list[Filter]:
     """The filters that are switched on, in the order of the table."""
     found = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
-    return [filter for filter in found if filter.limit not in (None, False)]
+    return [filter for filter in found if filter.limit is not None and filter.limit is not False]
 
 
 def reason_to_remove(text: str, filters: Iterable[Filter]) -> str | None:

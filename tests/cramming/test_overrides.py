@@ -62,6 +62,13 @@ def test_a_choice_may_be_typed_by_its_name(base: list[str], typed: dict[str, str
     assert {section: getattr(config, section).name for section in typed} == typed
 
 
+def test_a_compression_may_be_typed_by_its_name_and_brings_its_own_settings() -> None:
+    typed = ["parallel.compression=topk", "parallel.compression.density=0.5"]
+    assert compose(typed)["parallel"]["compression"] == {"name": "topk", "density": 0.5}
+    with pytest.raises(UserError, match=r"parallel\.compression\.name='': choose one of none"):
+        Config.of(compose(["parallel.compression=null"]))
+
+
 def test_a_setting_of_another_choice_is_refused() -> None:
     with pytest.raises(HydraException, match=r"Could not override 'schedule\.decay'"):
         compose(["schedule=linear", "schedule.decay=0.3"])

@@ -139,6 +139,7 @@ class TestRestart:
         ({"model": {"extra": 1}}, r"model\.extra=1: .* was started without this setting; resume with"),
         ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
         ({"data": {"source": "text"}}, r"data\.source=text"),
+        ({"parallel": {"compression": {"name": "topk", "density": 0.1}}}, r"parallel\.compression\..*resume with the"),
     ],
 )
 def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], names: str) -> None:
@@ -149,6 +150,7 @@ def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], n
 def test_places_and_what_comes_after_the_training_may_change() -> None:
     after = {"eval": {"seeds": 5}, "bench": {"out": "x"}, "plan": {"json": "x"}, "inspect": {"document": 3}}
     after |= {"data": {"workers": 4}, "checkpoint": {"every_steps": 3}}
+    after |= {"parallel": {"name": "ddp", "compression": {"name": "none"}}}
     settings = changed(resume=True, runs="elsewhere", forced=["sdpa"], **after)
     assert not list(changed_settings(Path("runs/a"), {"config": SETTINGS}, settings))
 

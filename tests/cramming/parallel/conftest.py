@@ -34,7 +34,7 @@ def alone(case: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     found: dict[str, Any] = {}
 
     def of(overrides: list[str], steps: int = 30) -> dict[str, Any]:
-        key = " ".join(overrides)
+        key = " ".join([*overrides, str(steps)])
         if key not in found:
             found[key] = train(case(overrides, steps=steps))
         return found[key]

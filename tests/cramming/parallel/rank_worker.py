@@ -5,7 +5,7 @@
 
 import faulthandler
 import json
-import multiprocessing
+import multiprocessing.connection
 import os
 import socket
 import subprocess
@@ -63,8 +63,11 @@ def be_ranks(main: Callable[[Path], None]) -> None:
     forks = [fork(target=be_rank, args=(rank,)) for rank in range(ranks)]
     for process in forks:
         process.start()
-    for process in forks:
-        process.join()
+    while any(process.is_alive() for process in forks):  # they would wait for one that failed
+        multiprocessing.connection.wait([process.sentinel for process in forks if process.is_alive()])
+        if any(process.exitcode for process in forks):
+            for process in forks:
+                process.kill()
     sys.exit(any(process.exitcode for process in forks))
 
 
