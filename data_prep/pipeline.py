@@ -2,8 +2,8 @@
 
 source -> normalise -> filters -> exact deduplication -> near deduplication -> decontamination -> hold-out
 
-Why a document is dropped: each stage below that drops one calls `Stage.drop` with the reason and a function that shows
-the passage. Reasons of `filters` are rows of the table `FilterConfig` in data_prep/filters/quality.py; one more stage,
+Why a document is dropped: each stage below that drops some gives `Group.through` their reasons, and what shows the
+passage. Reasons of `filters` are rows of the table `FilterConfig` in data_prep/filters/quality.py; one more stage,
 `tokens`, drops in data_prep/shard_writer.py. `cramming inspect` counts all of them, and corpus_card.md shows examples.
 
 Workers (data_prep/workers.py) do what takes time over a text: reading and normalising it (data_prep/normaliser.py),

@@ -50,7 +50,7 @@ TRAINER_DIED = (
     " again"
 )
 EVERY_SECONDS = 0.5
-EVERY_DOCUMENTS = 256
+EVERY_BYTES = 2**18  # of text, between two looks at the clock
 
 Item = TypeVar("Item")
 
@@ -257,12 +257,13 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
 
 def _counted(title: str, source: Source, items: Iterator[Item], size: Callable[[Item], int]) -> Iterator[Item]:
     """These items of the source, of which each has a `size` in bytes, with a progress bar."""
-    done = 0
+    done = shown = 0
     with _progress(title, source) as update:
-        for index, item in enumerate(items):
+        for item in items:
             yield item
             done += size(item)
-            if index % EVERY_DOCUMENTS == 0:
+            if done - shown >= EVERY_BYTES:
+                shown = done
                 update(source.position, done)
 
 

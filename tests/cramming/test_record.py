@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "model": {"hidden_size": 32, "betas": [0.9, 0.95]}, "budget": {"hours": 1.0}, "eval": {"seeds": 3},
     "checkpoint": {"every_steps": None}, "report": {"title": "x"}, "forced": [], "bench": {"out": "bench"},
     "plan": {"json": None}, "inspect": {"document": None}, "data": {"workers": None, "source": "embedded"},
+    "parallel": {"name": "zero2"},
 }  # fmt: skip
 
 
