@@ -163,7 +163,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path):
         path = folder / "metrics.jsonl"
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")  # by a crash: the next row needs its own line
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a crash: a row needs its own line
         self._file = path.open("a", encoding="utf-8")
         self._file.write("\n" if torn else "")
 

@@ -27,6 +27,7 @@ from cramming.journal import (
     spent_seconds,
     unit_on,
 )
+from cramming.progress import say
 from cramming.record import is_run, load_metrics, load_record
 
 _OTHER = "start again under another name"
@@ -50,6 +51,10 @@ def checkpoint_to_resume(
     known = [saved for saved in checkpoints_of(events) if ended in (None, saved.steps)]
     found = checkpoint.newest_of(checkpoints, known)
     _refuse(_lost_log(folder, found, events))
+    if known and not found:
+        say(
+            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, what was spent is spent"
+        )
     return found
 
 

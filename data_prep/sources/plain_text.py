@@ -40,9 +40,39 @@ def _by_arrow(codec: str) -> Callable[[BinaryIO], Any]:
     return open_stream
 
 
+class XzStreams(io.RawIOBase):
+    """The streams of an .xz file one after the other. lzma.open takes a stream whose header is damaged, and whatever
+    else follows the first one, for the end of the file."""
+
+    def __init__(self, handle: BinaryIO) -> None:
+        self.handle, self.stream = handle, lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        """As io.RawIOBase has it."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As io.RawIOBase has it; EOFError where the file was cut off, LZMAError where it is damaged."""
+        data = b""
+        while not data:
+            packed = b""
+            if self.stream.eof:
+                packed = self.stream.unused_data.lstrip(b"\0")  # padding
+                while not packed:
+                    if not (block := self.handle.read(BLOCK_BYTES)):
+                        return 0
+                    packed = block.lstrip(b"\0")
+                self.stream = lzma.LZMADecompressor()
+            elif self.stream.needs_input and not (packed := self.handle.read(BLOCK_BYTES)):
+                raise EOFError("it ends within a stream")
+            data = self.stream.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lzma.open,
+    ".xz": lambda handle: io.BufferedReader(XzStreams(handle), BLOCK_BYTES),
     ".bz2": _by_arrow("bz2"),
     ".zst": _by_arrow("zstd"),
 }

@@ -35,7 +35,7 @@ def launch(folder: Path, cases: Cases, worker: Path = Path(__file__), agents: Se
     (folder / "cases.json").write_text(json.dumps(cases, default=str))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1] % 40_000 + 10_000
+        port = free.getsockname()[1] % 20_000 + 10_000  # below those that systems give out by themselves
     usual = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     usual["PYTHONPATH"] = os.pathsep.join(sys.path)
     torchrun = ["-m", "torch.distributed.run"]
@@ -63,9 +63,9 @@ def be_ranks(main: Callable[[Path], None]) -> None:
     forks = [fork(target=be_rank, args=(rank,)) for rank in range(ranks)]
     for process in forks:
         process.start()
-    while any(process.is_alive() for process in forks):  # they would wait for one that failed
-        multiprocessing.connection.wait([process.sentinel for process in forks if process.is_alive()])
-        if any(process.exitcode for process in forks):
+    while alive := [process.sentinel for process in forks if process.exitcode is None]:
+        multiprocessing.connection.wait(alive)
+        if any(process.exitcode for process in forks):  # the others would wait for it
             for process in forks:
                 process.kill()
     sys.exit(any(process.exitcode for process in forks))

@@ -69,13 +69,13 @@ def test_each_strategy_gives_the_losses_of_one_process(spread: Any, alone: Any, 
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_a_run_learns_with_compressed_gradients_too(spread: Any, alone: Any, name: str) -> None:
-    """All ranks alike; not the same losses, which is what there is to see, but such as one process has."""
-    exact = [loss for loss, *_ in alone(ONE)["steps"][:14]]
+def test_a_run_learns_with_compressed_gradients_too(spread: Any, name: str) -> None:
+    """All ranks alike; other losses than with exact sums, which shows that something else is sent, but near them."""
+    exact = [loss for loss, *_ in spread["ddp-4"][0]["steps"][:14]]
     for found in spread[name]:
         losses = [loss for loss, *_ in found["steps"]]
-        assert losses == [loss for loss, *_ in spread[name][0]["steps"]] and losses[0] == pytest.approx(exact[0])
-        assert 1e-4 < abs(losses[-1] - exact[-1]) < 0.3
+        assert losses == [loss for loss, *_ in spread[name][0]["steps"]] and losses[0] == exact[0]
+        assert losses != exact and losses == pytest.approx(exact, abs=0.3)
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
@@ -220,7 +220,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["optim=muon"], "optim.name=muon: not where .* parallel=zero1.* take adamw"),
+        (["optim=muon"], "optim.name=muon: not where .*parallel=zero1.* take adamw"),
         (["precision=fp16"], "precision.mode=fp16: not where .*parallel=zero1"),
         (["train.average={start: 0.5, every: 0.1}"], "train.average=.*: not where .*parallel=zero1"),
         (["train.micro_batch=auto"], "train.micro_batch=auto: not where .*parallel=zero1.*set a number"),
