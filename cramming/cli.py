@@ -71,6 +71,7 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
+PEER_GONE = ("Connection closed by peer", "remote process exited")  # as gloo and NCCL have it
 SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
@@ -138,6 +139,8 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except OSError as error:
         _fail(str(explained(error, "a file in use")))
     except Exception as error:
+        if any(words in str(error) for words in PEER_GONE):
+            _fail("another process of this run has ended, see what it said; this one ends with it")
         behind: BaseException | None = error
         while behind is not None and not isinstance(behind, KeyboardInterrupt):
             behind = behind.__cause__ or behind.__context__

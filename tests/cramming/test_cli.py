@@ -375,3 +375,17 @@ def test_a_multirun_goes_with_hydras_launcher_plugins(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     jobs = [[f"launched name={name} device=cpu", f"child pretrain name={name} device=cpu"] for name in "ab"]
     assert (done.returncode, done.stdout.splitlines()) == (0, [*jobs[0], *jobs[1]]), done.stderr
+
+
+def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gloo raises there names no cause: that stands in what the other process said."""
+    stub = ModuleType("stub_verb")
+
+    def main(settings: dict[str, Any]) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
+
+    stub.main = main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_verb", stub)
+    monkeypatch.setitem(cli.VERBS, "pretrain", cli.Verb("stub_verb:main", "stub"))
+    ended = run("pretrain")
+    assert ended.code == 2 and is_one_line(ended.err) and "another process" in ended.err
