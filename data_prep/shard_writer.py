@@ -111,11 +111,12 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One batch: for each split tokens [n] and the offsets in it where documents begin; `measured` [N, 3], and whether
-    a document has too many tokens and is left out [N]."""
+    """One batch: for each split tokens [n] and the offsets in it where documents begin, how often each entry is among
+    all of these tokens [V]; `measured` [N, 3], and whether a document has too many tokens and is left out [N]."""
 
     tokens: dict[Split, np.ndarray]
     starts: dict[Split, np.ndarray]
+    use_V: np.ndarray
     measures_N3: np.ndarray
     too_many_N: np.ndarray
 
@@ -147,9 +148,11 @@ class Encoder:
                 starts[split].append(lengths[split])
                 tokens[split] += [cls, body, sep]
                 lengths[split] += len(body) + 2
+        joined = {split: np.concatenate(found) for split, found in tokens.items()}
         return Encoded(
-            {split: np.concatenate(found) for split, found in tokens.items()},
+            joined,
             {split: np.array(found, dtype=np.int64) for split, found in starts.items()},
+            np.bincount(np.concatenate(list(joined.values())), minlength=self.vocab_size).astype(np.int32),
             measured(texts),
             np.array(too_many, dtype=bool),
         )
@@ -214,11 +217,13 @@ class CorpusWriter:
             self.decisions.set(group.places, self.stage.name, too_many)
             self._count(group, held_out_N, encoded.measures_N3)
             finished = False
+            self.token_use += encoded.use_V
             for split, tokens in encoded.tokens.items():
                 skip = min(drop[split], len(tokens))
                 drop[split] -= skip
+                if skip:  # they are in finished shards, and counted
+                    self.token_use -= np.bincount(tokens[:skip], minlength=len(self.token_use))
                 tokens, starts = tokens[skip:], encoded.starts[split]
-                self.token_use += np.bincount(tokens, minlength=len(self.token_use))
                 finished |= self.writers[split].append(tokens, starts[starts >= skip] - skip)
             if self.token_use.sum() >= ENOUGH_TOKENS:
                 self._require_fit()

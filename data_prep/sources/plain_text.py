@@ -281,7 +281,8 @@ def end_of_line(data: bytes) -> int:
 
 def end_of_block(data: bytes) -> int:
     """Where the last empty line ends in these bytes, 0 if there is none."""
-    found = ((data.rfind(end), len(end)) for end in (b"\n\n", b"\n\r\n"))
+    ends = (b"\n\n", b"\n\r\n") if b"\r" in data else (b"\n\n",)  # to find one byte is quick
+    found = ((data.rfind(end), len(end)) for end in ends)
     return max(place + length if place >= 0 else 0 for place, length in found)
 
 
