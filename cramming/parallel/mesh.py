@@ -152,7 +152,7 @@ class Mesh:
         return self._exchanged((value,), lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MIN))[0]
 
     def from_main(self, value: float) -> float:
-        """`broadcast` of one."""
+        """Rank 0's `value`, on every rank."""
         return self.broadcast(value)[0]
 
     def broadcast(self, *values: float) -> list[float]:

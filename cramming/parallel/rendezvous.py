@@ -25,8 +25,8 @@ def join(backend: str) -> None:
 
 
 def _agreed(store: Any, rank: int, size: int, own: str) -> str:
-    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart; that
-    none of before a restart still asks is torchrun's care, which ends them first."""
+    """Rank 0's `own`, on every rank. Each asks by its own, under which there is no answer from before a restart;
+    torchrun ends all processes before it restarts them, so none from before can still ask."""
     if rank:
         store.set(f"asks {rank}", own)
         name: str = store.get(f"answer {own}").decode()
