@@ -119,7 +119,7 @@ def prepare(preparation: Preparation) -> None:
         source.parts() or [entry["name"] for entry in state.sources],
     )  # fmt: skip
     functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
-    with Workers(data.processes, functions, data.ray) as workers, _progress("tokenize", source) as update:
+    with Workers(data.processes, functions, data.ray, source.large) as workers, _progress("tokenize", source) as update:
         pipeline = Pipeline(data, stats, decisions, workers, near, preparation.decontaminator)
         selected = pipeline.run(source.chunks())
         for position, shard_finished in writer.write(selected, workers, lambda: source.position):
@@ -171,7 +171,7 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
     found = NearDuplicates.load(path)
     if found is None:
         functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
-        with Workers(data.processes, functions, data.ray) as workers:
+        with Workers(data.processes, functions, data.ray, source.large) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
             unique = first_pass.unique(source.chunks())
             groups = _counted("search near-duplicates", source, unique, lambda group: int(group.sizes.sum()))
@@ -215,7 +215,7 @@ def _sample_texts(preparation: Preparation) -> Iterator[str]:
         documents = limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
         yield from (document.text for document in documents)
         return
-    with Workers(data.processes, {READ: read}, data.ray) as workers:
+    with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
         for documents_D, found in through_workers(READ, source.chunks(), workers):
             others = documents_D.others
             yield from (others[n].text if n in others else text for n, text in enumerate(found.contents))

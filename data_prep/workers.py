@@ -3,8 +3,8 @@
 Filters, the search for downstream text, signatures and tokenization are pure functions of a group of texts. Groups go
 to processes (most of the work holds the interpreter lock) and their results come back in the order of the groups, so
 the corpus is the same for any number of workers. Few groups are under way, so memory does not depend on the corpus. No
-process starts for a small text, whose work is done before one would be ready. With `data.ray` groups go to a cluster
-(data_prep/ray_cluster.py).
+process starts for a text that may be small, whose work is done before one would be ready. With `data.ray` groups go to
+a cluster (data_prep/ray_cluster.py).
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from cramming.process_pool import process_pool
 
 MOST_WORKERS = 32  # by themselves: about as many as the main process can feed (docs/log.md)
-HERE_FIRST = 4  # calls in the main process before any other starts
+HERE_FIRST = 4  # calls in the main process before any other starts, unless the text is known to be large
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (
     "a process of `cramming prepare` died (out of memory?); finished shards are kept; run the same command again, with"
@@ -55,12 +55,15 @@ class Workers(ExitStack):
 
     `functions` go to each process once, when it starts. With one worker everything happens in this process. `ray`: the
     address of a cluster that does the work, with all its cores where `count` is None; else one process for each core of
-    this machine, up to `MOST_WORKERS`.
+    this machine, up to `MOST_WORKERS`. `large`: there is work for all of them.
     """
 
-    def __init__(self, count: int | None, functions: Mapping[str, Function], ray: str | None = None) -> None:
+    def __init__(
+        self, count: int | None, functions: Mapping[str, Function], ray: str | None = None, large: bool = False
+    ) -> None:
         super().__init__()
-        self.functions, self._count, self._ray, self._here = functions, count or usable_cores(), ray, HERE_FIRST
+        self.functions, self._count, self._ray = functions, count or usable_cores(), ray
+        self._here = 0 if large else HERE_FIRST
         self._all = count is None
         self._submit: Callable[[str, Any], Future[Any]] | None = None
 

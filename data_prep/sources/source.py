@@ -173,6 +173,7 @@ class Source(abc.ABC):
     position: float = 0
     unit: str = "documents"
     costly: bool = False  # to read it twice takes too long
+    large: bool = False  # known to have work for many processes
     in_parts: bool = False  # long documents may come so
     packages: Sequence[Package] = ()
     earlier: list[dict[str, Any]] | None = None  # the inventory of the run that this one goes on with

@@ -28,10 +28,13 @@ from data_prep.sources.source import (
     Source,
     in_chunks,
 )
-from data_prep.workers import grouped
+from data_prep.workers import grouped, usable_cores
 
+LARGE = 1 << 25  # bytes of files
 UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is started
+HASHED_HERE = 1 << 28  # bytes of files, which take about as long as the start of a process
 UNPACKER_DIED = "the process that unpacks files died (out of memory?)"
+HASHER_DIED = "a process that hashes files died (out of memory?)"
 
 
 class Format(NamedTuple):
@@ -88,14 +91,23 @@ class TextSource(Source):
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
+        self.large = self.total >= LARGE
 
     def inventory(self) -> list[dict[str, Any]]:
         entry = {"kind": "text", "license": self.config.license}
         stats = [path.stat() for path in self.paths]
         return [
-            {"name": str(path), **entry, "bytes": s.st_size, "mtime_ns": s.st_mtime_ns, "sha256": file_sha256(path)}
-            for path, s in zip(self.paths, stats)
+            {"name": str(path), **entry, "bytes": s.st_size, "mtime_ns": s.st_mtime_ns, "sha256": sha256}
+            for path, s, sha256 in zip(self.paths, stats, self._hashes())
         ]
+
+    def _hashes(self) -> list[str]:
+        """SHA-256 of each file; of much text by the cores that will work on it."""
+        processes = min(len(self.paths), self.config.processes or usable_cores())
+        if processes == 1 or sum(self._sizes) <= HASHED_HERE:
+            return list(map(file_sha256, self.paths))
+        with process_pool(processes, HASHER_DIED) as submit:
+            return [future.result() for future in [submit(file_sha256, path) for path in self.paths]]
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """Files of the same size and time are taken for the same, others are read."""
