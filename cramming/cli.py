@@ -28,6 +28,7 @@ class Verb(NamedTuple):
     summary: str
     positional: str | None = None  # the setting that a word after the verb stands for
     lent: tuple[str, ...] = ()  # what `main` gets besides: functions of packages that its own may not import
+    several: bool = False  # torchrun may start it
 
 
 VERBS = {
@@ -44,7 +45,10 @@ VERBS = {
         "cramming.plan.main:main", "predict memory and speed on a device; propose the fastest setting that fits"
     ),
     "pretrain": Verb(
-        "cramming.pretrain:main", "train a masked language model inside a budget", lent=("eval.rules.table:foreseen",)
+        "cramming.pretrain:main",
+        "train a masked language model inside a budget",
+        lent=("eval.rules.table:foreseen",),
+        several=True,
     ),
     "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
     "duel": Verb(
@@ -113,6 +117,8 @@ def main() -> None:
         print(completion_script(rest[0] if rest else "bash"))
     elif verb not in VERBS:
         _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
+    elif "TORCHELASTIC_RUN_ID" in os.environ and not VERBS[verb].several:
+        _fail(f"torchrun: {verb} is one process; start it as `cramming {verb} ...`")
     else:
         signal.signal(signal.SIGTERM, _terminate)
         with ending_in_one_line():

@@ -5,6 +5,7 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
 
     none      8 P (N - 1) / N    an all-reduce in fp32
     bf16      4 P (N - 1) / N    the same in 16 bits; the sum is rounded as well
+    fp16      4 P (N - 1) / N    the same, three bits finer, and 0 below 6e-8 (what overflows is a step that is skipped)
     powersgd  8 (N - 1) / N of r (n + m) numbers for a matrix [n, m], and of all others (Vogels et al. 2019)
     topk      8 density P (N - 1): index and value of the largest entries, gathered; what is not sent is added to the
               next step's gradient (error feedback: Stich et al. 2018, Lin et al. 2018)
@@ -38,8 +39,9 @@ def hook_of(config: CompressionConfig, group: dist.ProcessGroup) -> Hook:
         return _power_sgd(group, config.rank)
     if isinstance(config, TopKConfig):
         return TopK(group, config.density)
-    makers: dict[str, Callable[[dist.ProcessGroup], Hook]] = {"none": Whole, "bf16": _bf16, "qsgd": Qsgd}
-    return makers[config.name](group)
+    if config.name in ("bf16", "fp16"):
+        return _in_16_bits(group, config.name)
+    return Qsgd(group) if config.name == "qsgd" else Whole(group)
 
 
 class Whole:
@@ -53,10 +55,11 @@ class Whole:
         return work.get_future().then(lambda done: done.value()[0])
 
 
-def _bf16(group: dist.ProcessGroup) -> Hook:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+def _in_16_bits(group: dist.ProcessGroup, name: str) -> Hook:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    return lambda bucket: _sum_of_mean(bf16_compress_hook(group, bucket), group)
+    rounded = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+    return lambda bucket: _sum_of_mean(rounded(group, bucket), group)
 
 
 def _power_sgd(group: dist.ProcessGroup, rank: int) -> Hook:

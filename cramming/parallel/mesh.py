@@ -58,7 +58,7 @@ class TopKConfig(CompressionConfig):
     density: Share
 
 
-COMPRESSIONS = dict.fromkeys(("none", "bf16", "qsgd"), CompressionConfig) | {
+COMPRESSIONS = dict.fromkeys(("none", "bf16", "fp16", "qsgd"), CompressionConfig) | {
     "powersgd": PowerSgdConfig, "topk": TopKConfig,
 }  # fmt: skip
 

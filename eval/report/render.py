@@ -103,8 +103,9 @@ def _source(name: str) -> Markup:
 def _environment(form: Form) -> Environment:
     loader = FileSystemLoader(TEMPLATES)
     found = Environment(
-        loader=loader, autoescape=form == "html", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=loader, autoescape=form == "html", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        auto_reload=False,
+    )  # fmt: skip
     found.filters |= {
         "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
         "score": score_words, "spread": spread_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,

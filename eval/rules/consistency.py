@@ -82,14 +82,18 @@ def _of_this_version(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **kept, "train": {"batch_ramp": None, **config["train"]}}
 
 
-def _no_hashes(node: Any, path: str) -> Iterator[str]:
+def _is_hash(value: str) -> bool:
+    return bool(HEX_256.fullmatch(value)) and len(set(value)) > 1
+
+
+def _no_hashes(node: Mapping[str, Any], path: str) -> Iterator[str]:
     """Where `sha256` stands in a name and no such number does: one of zeros is none."""
-    for key, value in node.items() if isinstance(node, Mapping) else ():
-        place = f"{path}.{key}".lstrip(".")
-        named = "sha256" in str(key) or path.endswith(("final_files", "model_files"))
-        if named and isinstance(value, str) and not (HEX_256.fullmatch(value) and len(set(value)) > 1):
-            yield place
-        yield from _no_hashes(value, place)
+    of_files = path.endswith(("final_files", "model_files"))
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _no_hashes(value, f"{path}.{key}".lstrip("."))
+        elif isinstance(value, str) and (of_files or "sha256" in key) and not _is_hash(value):
+            yield f"{path}.{key}".lstrip(".")
 
 
 def _configuration(e: Evidence) -> Iterator[str]:

@@ -17,7 +17,7 @@ from cramming.config import choose
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.plan import cards
 from cramming.record_schema import Record
-from cramming.schedule import SCHEDULES, BatchRamp, learning_rate_factor, ramp_step
+from cramming.schedule import SCHEDULES, BatchRamp, Schedule, learning_rate_factor, ramp_step
 
 CLOCK_HOURS = 1.0  # by which clocks of machines, or of one before and after it was set, may differ
 SLOW_CLOCK = 0.05  # share by which the journal's seconds may be shorter than those of the wall clock, most of the time
@@ -222,10 +222,9 @@ def _rows(e: Evidence) -> Iterator[str]:
             if not spent - 1e-9 <= row["progress"] <= spent + 0.01 + 5 / (3600 * budget["limit"]):
                 yield f"{where}: progress is {row['progress']:.4f}, {spent:.4f} of the budget"
         if "loss" in row:
-            span = [before["progress"] + (row["progress"] - before["progress"]) * n / 32 for n in range(33)]
-            rates = [peak * learning_rate_factor(schedule, progress) for progress in span]
-            if not min(rates) - 0.01 * peak <= row["lr"] <= max(rates) + 0.01 * peak:
-                yield f"{where}: the learning rate is {row['lr']:.3g}, by the schedule {rates[-1]:.3g}"
+            expected = peak * learning_rate_factor(schedule, row["progress"])
+            if not (abs(row["lr"] - expected) <= 0.01 * peak or _within(row["lr"], peak, schedule, before, row)):
+                yield f"{where}: the learning rate is {row['lr']:.3g}, by the schedule {expected:.3g}"
             each = row.get("each_loss") or [row["loss"]]
             if None not in (row["loss"], *each) and not math.isclose(sum(each) / len(each), row["loss"], rel_tol=1e-9):
                 yield f"{where}: the loss is {row['loss']}, the mean of its steps {sum(each) / len(each)}"
@@ -233,6 +232,13 @@ def _rows(e: Evidence) -> Iterator[str]:
             yield from (f"{where}: {key} is {row[key]}" for key in most
                         if row[key] is not None and not 0 <= row[key] <= most[key])  # fmt: skip
         before = {key: row[key] for key in before}
+
+
+def _within(rate: float, peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the schedule takes this learning rate somewhere between two rows, within 1 % of the peak."""
+    span = [before["progress"] + (row["progress"] - before["progress"]) * n / 32 for n in range(33)]
+    rates = [peak * learning_rate_factor(schedule, progress) for progress in span]
+    return min(rates) - 0.01 * peak <= rate <= max(rates) + 0.01 * peak
 
 
 def too_fast(e: Evidence) -> Iterator[str]:

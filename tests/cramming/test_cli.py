@@ -73,6 +73,13 @@ def test_an_unsupported_system_is_refused_at_the_start(run: Run, monkeypatch: py
     assert ended.code == 2 and is_one_line(ended.err) and "Windows: runs on Linux and macOS only" in ended.err
 
 
+@pytest.mark.parametrize("verb", ["run", "glue", "report"])
+def test_what_is_one_process_says_so_under_torchrun(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    ended = run(verb)
+    assert ended.code == 2 and is_one_line(ended.err) and f"torchrun: {verb} is one process" in ended.err
+
+
 def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: list[dict[str, Any]]) -> None:
     assert run("pretrain", "name=42", "model.hidden_size=64", "optim.betas=[0.8,0.9]").code == 0
     (settings,) = verb_calls

@@ -18,6 +18,7 @@ STEPS, RANKS = 60, 2
 CASES: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
     "bf16": {"name": "bf16"},
+    "fp16": {"name": "fp16"},
     "powersgd": {"name": "powersgd", "rank": 2},
     "topk": {"name": "topk", "density": 0.1},
     "topk of all": {"name": "topk", "density": 1.0},
@@ -95,7 +96,7 @@ def test_all_processes_have_the_same_sum_and_no_random_number_of_the_run_is_used
     assert found[name]["same"] and found[name]["random"]
 
 
-@pytest.mark.parametrize(("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7)])
+@pytest.mark.parametrize(("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7), ("fp16", 2**-10)])
 def test_these_sums_are_exact_but_for_rounding(found: Any, name: str, nearly: float) -> None:
     assert max(found[name]["steps"]) < nearly
 
