@@ -4,18 +4,22 @@ Shapes: T tokens, D hidden size, S sequences, C labels.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from .attention import Packing, sequence_ids
+from .config import Pooling
 from .encoder import Encoder
 from .init import initialize
 
 
 class SequenceClassifier(nn.Module):
-    """One vector per sequence (mean of its tokens, or its first), optionally dense and tanh, dropout, linear.
+    """One vector per sequence, optionally dense and tanh, dropout, linear.
 
+    `pooling`: the mean of its tokens, its first, or `pairs`: the means of its first and of its second text (token types
+    0 and 1), the size of their difference and their product [4 D], as SentEval and GLUE's own baselines compare two
+    sentences (Conneau et al. 2017, Wang et al. 2018); zeros stand for a second text that there is not.
     `pooler_size` is the width of the tanh layer, None for none; the crammed BERT has a mean and 1024, BERT its first
     token and its hidden size. One label means regression: the loss is the caller's. New layers are initialised here,
     the encoder stays as it is. Empty sequences give the logits of a zero vector.
@@ -25,14 +29,14 @@ class SequenceClassifier(nn.Module):
         self,
         encoder: Encoder,
         num_labels: int,
-        pooling: Literal["mean", "cls"] = "mean",
+        pooling: Pooling = "mean",
         pooler_size: int | None = None,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.pooling = POOLINGS[pooling]
-        width = encoder.config.hidden_size
+        self.pooling = pooling
+        width = encoder.config.hidden_size * (4 if pooling == "pairs" else 1)
         self.pooler = nn.Linear(width, pooler_size) if pooler_size else None
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(pooler_size or width, num_labels)
@@ -43,8 +47,13 @@ class SequenceClassifier(nn.Module):
     ) -> Tensor:
         """Logits [S, C], one row per sequence. Where only the first tokens count, the late layers compute no others."""
         bounds_S = packing.bounds_S
-        if self.pooling is not _cls_pooling or packing.aligned_length is not None:
-            pooled_SD = self.pooling(self.encoder(ids_T, positions_T, packing, token_types_T), bounds_S)
+        if self.pooling != "cls" or packing.aligned_length is not None:
+            hidden_TD = self.encoder(ids_T, positions_T, packing, token_types_T)
+            if self.pooling == "pairs":
+                assert token_types_T is not None
+                pooled_SD = _pair_pooling(hidden_TD, bounds_S, token_types_T)
+            else:
+                pooled_SD = POOLINGS[self.pooling](hidden_TD, bounds_S)
         else:
             firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
             hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
@@ -63,6 +72,16 @@ def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
 def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
     firsts_SD = hidden_TD.index_select(0, bounds_S[:-1].long().clamp(max=len(hidden_TD) - 1))
     return firsts_SD * (bounds_S.diff() > 0)[:, None]
+
+
+def _pair_pooling(hidden_TD: Tensor, bounds_S: Tensor, types_T: Tensor) -> Tensor:
+    """[S, 4 D]"""
+    sequences = len(bounds_S) - 1
+    texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + types_T
+    sums_XD = hidden_TD.new_zeros((2 * sequences, hidden_TD.shape[1])).index_add(0, texts_T, hidden_TD)
+    means_XD = sums_XD / texts_T.bincount(minlength=2 * sequences).clamp(min=1)[:, None]
+    first_SD, second_SD = means_XD[::2], means_XD[1::2]
+    return torch.cat([first_SD, second_SD, (first_SD - second_SD).abs(), first_SD * second_SD], dim=1)
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": _mean_pooling, "cls": _cls_pooling}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+Pooling = Literal["mean", "cls", "pairs"]  # of a classifier (classifier.py)
 LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its late layers
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cramming.config import Count, Fraction, NotNegative, Positive, Seed, Within, require
+from cramming.model.config import Pooling
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
 from eval.tasks.suites import SourceName
 
@@ -16,7 +17,8 @@ SELECTION = "last epoch"  # whose weights are scored
 class Hyperparameters:
     """The global set. `warmup` is a share of all steps; `dropout` also that of the classification head.
 
-    `pooling` takes the first token or the mean of a sequence; `pooler` puts a dense layer with tanh behind it.
+    `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` puts a
+    dense layer with tanh behind it.
     """
 
     epochs: Count
@@ -31,7 +33,7 @@ class Hyperparameters:
     max_grad_norm: Positive | None
     dropout: Fraction
     attention_dropout: Fraction
-    pooling: Literal["cls", "mean"]
+    pooling: Pooling
     pooler: bool
     max_length: Annotated[int, Within(lambda length: length >= 8, "at least 8 tokens")]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cramming.config import settings_hash
+from cramming.config import require, settings_hash
 from cramming.data.task_files import TASKS, Task
 from cramming.device import describe
 from cramming.environment import environment
@@ -70,6 +70,12 @@ def score_model(
             show_result(TASKS[name], init, seed, stored, "stored" if stored["key"] == key else "stored, made elsewhere")
     todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
+    require(
+        hyper.pooling != "pairs"
+        or all(encoded[name].train.types_T.any() for name, _ in todo if len(TASKS[name].text) == 2),
+        f"{source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
+        " eval.hyperparameters.pooling=pairs compares; take mean or cls",
+    )
     if todo and init == "pretrained":
         warn_of_choices(past, [pair for pair in todo if competes and not is_subset(suite.name, by_name[pair[0]])])
     runs = [

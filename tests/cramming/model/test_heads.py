@@ -221,6 +221,19 @@ def test_classifier_gives_one_row_per_sequence(pooling: str, labels: int, pooler
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_pairs_are_the_means_of_both_texts_and_what_compares_them() -> None:
+    model = SequenceClassifier(Encoder(CONFIG), 2, "pairs").eval()
+    ids, types = torch.randint(0, 60, (48,)), (POSITIONS >= 4).long()
+    types[20:] = 0  # one text
+    hidden = model.encoder(ids, POSITIONS, RAGGED, types)
+    logits = model(ids, POSITIONS, RAGGED, types)
+    nothing = torch.zeros(hidden.shape[1])
+    texts = {2: (hidden[7:11].mean(0), hidden[11:20].mean(0)), 3: (hidden[20:].mean(0), nothing), 4: (nothing, nothing)}
+    for row, (first, second) in texts.items():
+        compared = torch.cat([first, second, (first - second).abs(), first * second])
+        torch.testing.assert_close(logits[row], model.classifier(compared))
+
+
 def test_classifier_on_first_tokens_computes_the_last_block_for_them_alone() -> None:
     model = SequenceClassifier(Encoder(CONFIG), 2, "cls", 12).eval()
     ids, ragged = torch.randint(0, 60, (48,)), Packing(torch.tensor([0, 7, 20, 48], dtype=torch.int32), None, 28)

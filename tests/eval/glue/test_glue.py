@@ -124,6 +124,18 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
         main({**few, "name": "cut"})
 
 
+def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
+    config: dict[str, Any], model: Path, with_eval: Change
+) -> None:
+    hyper = {**config["eval"]["hyperparameters"], "pooling": "pairs", "pooler": False}
+    few = with_eval(config, tasks=["cola", "mnli"], seeds=[0], hyperparameters=hyper)
+    main({**few, "name": "bert"})
+    untyped = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(untyped))
+    with pytest.raises(UserError, match=r"model: its tokenizer does not tell a second text .*pooling=pairs compares;"):
+        main({**few, "model_path": str(distilbert(model))})
+
+
 def test_a_roberta_has_fewer_positions_than_it_says(model: Path) -> None:
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "roberta", "pad_token_id": 1}))
