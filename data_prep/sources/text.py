@@ -33,8 +33,8 @@ from data_prep.workers import grouped, usable_cores
 LARGE = 1 << 25  # bytes of files
 UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is started
 HASHED_HERE = 1 << 28  # bytes of files, which take about as long as the start of a process
-UNPACKER_DIED = "the process that unpacks files died (out of memory?)"
-HASHER_DIED = "a process that hashes files died (out of memory?)"
+UNPACKER_DIED = "the process that unpacks files died (out of memory?); run the same command again"
+HASHER_DIED = "a process that hashes files died (out of memory?); run the same command again"
 
 
 class Format(NamedTuple):

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import zstandard
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.sources import plain_text
 from data_prep.sources.plain_text import DOCUMENTS, TextFile
@@ -301,6 +302,20 @@ def test_bad_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[
     with pytest.raises(UserError, match=message):
         source_of(*paths)
     assert source_of("a.txt", "a.t*").paths == [Path("a.txt")]
+
+
+def sha256_elsewhere(path: Path) -> str:
+    assert multiprocessing.parent_process() is not None
+    return file_sha256(path)
+
+
+def test_processes_hash_files_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    alone = source_of(tmp_path / "*.txt", workers=1).inventory()
+    monkeypatch.setattr("data_prep.sources.text.HASHED_HERE", 0)
+    monkeypatch.setattr("data_prep.sources.text.file_sha256", sha256_elsewhere)
+    assert source_of(tmp_path / "*.txt", workers=2).inventory() == alone
 
 
 def test_a_file_that_is_gone_has_changed(tmp_path: Path) -> None:

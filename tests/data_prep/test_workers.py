@@ -56,6 +56,11 @@ def test_results_come_in_the_order_of_the_groups_from_several_processes(monkeypa
     assert not multiprocessing.active_children()
 
 
+def test_of_a_large_text_nothing_is_worked_on_here() -> None:
+    with Workers(2, {"lengths": lengths}, large=True) as pool:
+        assert os.getpid() not in {process for _, (process, _) in pool.map("lengths", groups(3))}
+
+
 def test_two_processes_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     with Workers(2, {"meet": meet}) as pool:
