@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from cramming.process_pool import process_pool
 
-MOST_WORKERS = 32  # by themselves: about as many as the main process can feed (docs/log.md)
+MOST_WORKERS = 32  # by themselves: the main process feeds 40, or 30 with documents of 500 bytes (docs/log.md)
 HERE_FIRST = 4  # calls in the main process before any other starts, unless the text is known to be large
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (

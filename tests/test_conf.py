@@ -132,7 +132,7 @@ def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[...
     assert (sizes[0] < sizes[1]) == (found.train.batch_ramp is not None)
 
 
-@pytest.mark.parametrize("option", sorted({*GROUPS["experiment"]} - {"wiki-cpu"}))
+@pytest.mark.parametrize("option", sorted(GROUPS["experiment"]))
 def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
     compose: Callable[..., dict[str, Any]], option: str
 ) -> None:

@@ -154,7 +154,7 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
 
     outcomes, began = {}, time.perf_counter()
     config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")
-    for pooling in ("mean", "cls"):
+    for pooling in ("mean", "cls", "pairs"):
         for dropout in (0.0, 0.1):
             reads = Reads()
             device = torch.device("cuda")

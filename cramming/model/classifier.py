@@ -76,10 +76,12 @@ def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
 
 def _pair_pooling(hidden_TD: Tensor, bounds_S: Tensor, types_T: Tensor) -> Tensor:
     """[S, 4 D]"""
-    sequences = len(bounds_S) - 1
-    texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + types_T
-    sums_XD = hidden_TD.new_zeros((2 * sequences, hidden_TD.shape[1])).index_add(0, texts_T, hidden_TD)
-    means_XD = sums_XD / texts_T.bincount(minlength=2 * sequences).clamp(min=1)[:, None]
+    texts = 2 * (len(bounds_S) - 1)
+    texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + (types_T == 1)
+    sums_XD = hidden_TD.new_zeros((texts, hidden_TD.shape[1])).index_add(0, texts_T, hidden_TD)
+    ones_T = torch.ones(len(hidden_TD), device=hidden_TD.device)  # in fp32: bf16 counts to 256
+    counts_X = ones_T.new_zeros(texts).index_add(0, texts_T, ones_T)  # bincount would wait for the GPU
+    means_XD = sums_XD / counts_X.clamp(min=1)[:, None]
     first_SD, second_SD = means_XD[::2], means_XD[1::2]
     return torch.cat([first_SD, second_SD, (first_SD - second_SD).abs(), first_SD * second_SD], dim=1)
 

@@ -5,7 +5,7 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
 
     none      8 P (N - 1) / N    an all-reduce in fp32
     bf16      4 P (N - 1) / N    the same in 16 bits; the sum is rounded as well
-    fp16      4 P (N - 1) / N    the same, three bits finer, and 0 below 6e-8 (what overflows is a step that is skipped)
+    fp16      4 P (N - 1) / N    the same, three bits finer above 6e-5 and coarser below 7e-6; overflow skips the step
     powersgd  8 (N - 1) / N of r (n + m) numbers for a matrix [n, m], and of all others (Vogels et al. 2019)
     topk      8 density P (N - 1): index and value of the largest entries, gathered; what is not sent is added to the
               next step's gradient (error feedback: Stich et al. 2018, Lin et al. 2018)

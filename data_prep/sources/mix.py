@@ -56,7 +56,7 @@ class MixSource(Source):
             for number, part in enumerate(config.parts)
         ]
         self.costly = any(source.costly for source in self.sources)
-        self.large = any(source.large for source in self.sources)
+        self.large = any(source.large for source in self.sources) and config.max_documents is None
         self.in_parts = any(source.in_parts for source in self.sources)
         self.packages = [package for source in self.sources for package in source.packages]
         total = sum(part["weight"] for part in config.parts)

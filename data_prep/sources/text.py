@@ -91,7 +91,7 @@ class TextSource(Source):
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
-        self.large = self.total >= LARGE
+        self.large = self.total >= LARGE and config.max_documents is None
 
     def inventory(self) -> list[dict[str, Any]]:
         entry = {"kind": "text", "license": self.config.license}

@@ -72,7 +72,7 @@ def score_model(
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
     require(
         hyper.pooling != "pairs"
-        or all(encoded[name].train.types_T.any() for name, _ in todo if len(TASKS[name].text) == 2),
+        or all((encoded[name].train.types_T == 1).any() for name, _ in todo if len(TASKS[name].text) > 1),
         f"{source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
         " eval.hyperparameters.pooling=pairs compares; take mean or cls",
     )
