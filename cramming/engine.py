@@ -104,8 +104,8 @@ class Engine:
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {self._loss:.3g}, learning"
-                f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, set precision=bf16 or"
-                " fp32, and leave out parallel.compression=fp16"
+                f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, or do without fp16"
+                " (precision=bf16 or fp32, parallel.compression=bf16 or none)"
             )
         recompilations = compiled_graphs() - self._graphs if self._is_warm else 0  # the optimizer may compile, too
         self._is_warm = self._is_warm or finite
