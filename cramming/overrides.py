@@ -49,6 +49,9 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
     require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
+    for word in found.overrides:  # of a shell's variable that is not set
+        named, _, value = word.partition("=")
+        require(value or "=" not in word or SIDE.fullmatch(named), f"{word} has no value; give one, or `{named}=null`")
     overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
