@@ -5,10 +5,11 @@ their last values; config.yaml says what a step is, and the schedule what its le
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -188,15 +189,25 @@ def metrics_disagree(e: Evidence) -> Iterator[str]:
     at = {row["step"]: row["seconds"] for row in losses}
     yield from (f"no row of the checkpoint after step {step}, at {seconds:.2f} s"
                 for step, seconds in saved.items() if step and not _same(at.get(step), seconds))  # fmt: skip
+    yield from _out_of_order(losses, standing)
+
+
+def _out_of_order(losses: Sequence[Mapping[str, Any]], events: Sequence[Any]) -> Iterator[str]:
+    """Rows behind an event of a later step, or before one of an earlier step, by the clock.
+
+    A day has tens of thousands of both: not every pair is looked at.
+    """
+    known = sorted((event["steps"], event["last_step_seconds"]) for event in events)
+    steps = [step for step, _ in known]
+    swapped = [(seconds, step) for step, seconds in known]
+    earliest, latest = list(accumulate(reversed(swapped), min))[::-1], list(accumulate(swapped, max))
     for row in losses:
-        for event in standing:
-            ahead = event["steps"] - row["step"]
-            if (ahead > 1 and event["last_step_seconds"] < row["seconds"] - 1e-3) or (
-                ahead < -1 and event["last_step_seconds"] > row["seconds"] + 1e-3
-            ):
-                known = f"step {event['steps']} at {event['last_step_seconds']:.2f} s"
-                yield f"step {row['step']} at {row['seconds']:.2f} s, in budget.jsonl {known}"
-                break
+        step, seconds = row["step"], row["seconds"]
+        later, earlier = bisect_left(steps, step + 2), bisect_right(steps, step - 2)
+        wrong = [found for found in earliest[later : later + 1] if found[0] < seconds - 1e-3]
+        wrong += [found for found in latest[earlier - 1 : earlier] if found[0] > seconds + 1e-3]
+        if wrong:
+            yield f"step {step} at {seconds:.2f} s, in budget.jsonl step {wrong[0][1]} at {wrong[0][0]:.2f} s"
 
 
 def _rows(e: Evidence) -> Iterator[str]:

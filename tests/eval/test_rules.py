@@ -17,7 +17,7 @@ from cramming.record_schema import read_record
 from eval.finetune.history import history_file
 from eval.rules import table
 from eval.rules.evidence import COMPARABLE
-from eval.rules.load import load_run
+from eval.rules.load import load_run, load_runs
 from eval.rules.table import RULES, Finding, Verdict, foreseen
 
 Record = dict[str, Any]
@@ -146,8 +146,7 @@ def test_what_the_journal_says_that_breaks_no_rule(glue: Record) -> None:
 
 
 def test_the_own_records_of_this_project_are_valid() -> None:
-    for folder in (DOCS.parents[1] / "eval" / "records").iterdir():
-        run = load_run(folder)
+    for run in load_runs(DOCS.parents[1] / "eval" / "records"):
         assert run.problem is None and run.record.problems == []
         assert table.judge(run.record).division != "invalid"
 

@@ -11,7 +11,7 @@ import pytest
 
 from cramming.cli import VERBS, _load
 from eval import glue, verify
-from eval.archive import LIST, SUFFIX, pack
+from eval.archive import LIST, SUFFIX, opened, pack
 from eval.verify import Means, verify_run
 
 RECORDS = Path(__file__).parents[2] / "eval" / "records"
@@ -39,6 +39,12 @@ def test_a_run_its_archive_and_another_of_its_name(
     told = json.loads(capsys.readouterr().out)
     assert ended.value.code == 1 and not told["in_order"] and told["division"] == "invalid"
     assert [finding["rule"] for finding in told["findings"] if not finding["ok"]] == ["R27"]
+
+
+@pytest.mark.parametrize("archive", sorted(RECORDS.glob(f"*{SUFFIX}")), ids=lambda one: one.name)
+def test_a_shipped_archive_is_in_order(archive: Path, means: Means) -> None:
+    with opened(archive) as folder:
+        assert verify_run(folder, means).in_order
 
 
 @pytest.mark.parametrize("folder", [one for one in RECORDS.iterdir() if one.is_dir()], ids=lambda one: one.name)
