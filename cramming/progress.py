@@ -51,6 +51,14 @@ def format_count(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}".strip()
 
 
+def duration(seconds: float) -> str:
+    """Seconds below ten minutes; else `25 min`, `22 h 02 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+
+
 def compact(value: float) -> str:
     """For tables and plots, three significant digits: 12345678 -> 12.3M."""
     for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -127,8 +135,8 @@ class Progress:
         if self.total and self.unit != "%":
             parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
         if self.total and self.done > self._before:
-            parts.append(f"eta {elapsed * (self.total - self.done) / (self.done - self._before):.0f} s")
-        parts.append(f"{elapsed:.0f} s")
+            parts.append(f"eta {duration(elapsed * (self.total - self.done) / (self.done - self._before))}")
+        parts.append(duration(elapsed))
         if self._note:
             parts.append(self._note)
         say(", ".join(parts))

@@ -6,6 +6,8 @@ Goldberg 2014; Levy, Goldberg & Dagan 2015, section 3). Ten million tokens take 
 Shapes: V vocabulary, D width of the vectors, N tokens.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from scipy import sparse
@@ -90,12 +92,13 @@ def count_pairs(
     return sparse.csr_array(pairs + pairs.T)
 
 
-def _chunks(stream: TokenStream, max_tokens: int) -> list[np.ndarray]:
+def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
     """Stretches of the stream, evenly spread where not all of it is wanted."""
     wanted = min(max_tokens, stream.num_tokens)
     count = -(-wanted // CHUNK)
     length = wanted // count
-    return [stream.gather(np.array([i * stream.num_tokens // count]), length)[0] for i in range(count)]
+    for i in range(count):
+        yield stream.gather(np.array([i * stream.num_tokens // count]), length)[0]
 
 
 def word_vectors(pairs: sparse.csr_array, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -100,7 +100,7 @@ class _Feed(Thread):
         try:
             tracker = TRACKERS[self.name](self._run)
             while (row := self.rows.get()) is not None:
-                tracker.write({name: value for name, value in finite(row).items() if isinstance(value, int | float)})
+                tracker.write(row)
             tracker.close()
         except Exception as error:  # whatever a tracker does, the run goes on
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -118,8 +118,9 @@ class TrackedLog(MetricsLog):
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row to the file, and hand it on."""
         super().write(row)
-        for feed in self._feeds:
-            feed.rows.put(row)
+        numbers = {name: value for name, value in finite(row).items() if isinstance(value, int | float)}
+        for feed in self._feeds:  # a tracker that hangs keeps them all waiting
+            feed.rows.put(numbers)
 
     def close(self) -> None:
         """Close the file and the trackers."""

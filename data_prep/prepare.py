@@ -126,7 +126,8 @@ def prepare(preparation: Preparation) -> None:
             update(position, writer.stage.bytes_out)
             if shard_finished:
                 _save(folder, dataclasses.replace(state, shards=writer.shards), decisions)
-    _require_documents(preparation, stats, writer)
+    with _with_remark(source):
+        _require_documents(preparation, stats, writer)
     if changed := preparation.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
     if isinstance(data, EmbeddedConfig):  # it comes with its fine-tuning tasks, made from the same world
@@ -199,13 +200,25 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
-        model = training.train(sample, config)
+        with _with_remark(source):
+            model = training.train(sample, config)
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()
     if model.get_vocab_size() < config.vocab_size:
         say(f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} set")
     return model
+
+
+@contextlib.contextmanager
+def _with_remark(source: Source) -> Iterator[None]:
+    """Of a mix that a short part has ended, a mistake's message says so: it may be the cause."""
+    try:
+        yield
+    except UserError as error:
+        if remark := source.remark():
+            error.args = (f"{error}; {remark}",)
+        raise
 
 
 def _sample_texts(preparation: Preparation) -> Iterator[str]:

@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 KEPT = {"record.json", "budget.jsonl", "metrics.jsonl", "config.yaml", "environment.json", "git.diff", "README.md"}
 KEPT_BELOW, BY_HASH = ("glue/", "logs/"), ("checkpoints/", "final/")
 NAME = re.compile(r"\w[\w.+=,@-]*(/\w[\w.+=,@-]*)*")  # no part is hidden, empty or `..`
-MOST_FILES, MOST_BYTES = 10_000, 2**28  # a day's journal and metrics, and the predictions of five seeds, are a tenth
+MOST_FILES, MOST_BYTES = 10_000, 2**28  # a day's journal and metrics take a sixth of it, of a tiny model a half
 
 
 def is_kept(name: str) -> bool:
@@ -80,6 +80,12 @@ def altered_since(folder: Path) -> list[str]:
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """Write the archive of a run folder; its list of files."""
     files = list_of(folder)
+    size = sum(file["bytes"] for file in files["files"].values())
+    require(
+        size <= MOST_BYTES,
+        f"{folder}: {size / 2**20:.0f} MiB of logs and predictions; an archive has at most {MOST_BYTES / 2**20:.0f} MiB"
+        " (train.log_every is how many steps a row of metrics.jsonl is for)",
+    )
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:

@@ -146,10 +146,14 @@ class BatchSource:
         if not self.shuffle:
             return _most_starts_within(starts, rows * length)
         most = _most_starts_within(starts, length)
-        counts = np.bincount(starts // length, minlength=self.num_windows)
-        spread, tail = rows * float(counts.var()), most * math.log(1e12) / 3
+        window_N = starts // length  # ascending; of a large corpus far fewer than windows
+        ends = np.flatnonzero(np.diff(window_N, append=-1))
+        counts = np.diff(ends, prepend=-1).astype(np.float64)
+        windows = max(self.num_windows, int(window_N[-1]) + 1)
+        mean = len(starts) / windows
+        spread, tail = rows * (float((counts**2).sum()) / windows - mean**2), most * math.log(1e12) / 3
         above = tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12))
-        return min(rows * most, math.ceil(rows * float(counts.mean()) + above))
+        return min(rows * most, math.ceil(rows * mean + above))
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Start tokens [N] in the stream of the samples' windows."""

@@ -17,6 +17,7 @@ length at any place. data_prep/shard_writer.py writes it.
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
@@ -48,6 +49,7 @@ TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
 Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]  # each an order file; ascending
 CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
+HASHING_THREADS = 4
 REVERSED = "_reversed"
 ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
 
@@ -100,9 +102,9 @@ class TokenStream:
             f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
         )
         out_NL = np.empty((len(starts_N), length), dtype=np.int64)
-        edges = np.searchsorted(sorted_N, self._bases).tolist()
-        for shard, windows in enumerate(self._windows(length)):
-            first, last = edges[shard], edges[shard + 1]
+        edges = np.searchsorted(sorted_N, self._bases)
+        for shard in np.flatnonzero(np.diff(edges)).tolist():  # of thousands few have a window of this batch
+            windows, (first, last) = self._windows(length)[shard], edges[shard : shard + 2].tolist()
             whole = first + int(np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows)))
             if whole > first:
                 out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
@@ -227,12 +229,17 @@ class Corpus:
         """Of the tokenizer and what is to be verified; notes what those are that are right."""
         hashes = self.manifest.hashes()
         of_split = [name for name in hashes if name.startswith(f"{verify}-")]
-        for name in hashes if verify is True else (TOKENIZER, *of_split):
-            stamp = Stamp.at(self.folder / name)
-            if problem := damage(self.folder / name, hashes[name]):
-                yield problem
-            assert stamp, "what could be hashed could be opened"
-            self._verified[name] = stamp
+        names = list(hashes) if verify is True else [TOKENIZER, *of_split]
+
+        def looked_at(name: str) -> tuple[Stamp | None, str | None]:
+            return Stamp.at(self.folder / name), damage(self.folder / name, hashes[name])
+
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:  # it may be on the clock, and hashing leaves Python free
+            for name, (stamp, problem) in zip(names, pool.map(looked_at, names)):
+                if problem:
+                    yield problem
+                assert stamp, "what could be hashed could be opened"
+                self._verified[name] = stamp
 
     def changed(self, *, last: bool = False) -> list[str]:
         """Names of the verified files that were written to, exchanged or removed since; by their times, not read.

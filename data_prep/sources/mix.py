@@ -128,7 +128,8 @@ def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
     try:
         yield from documents
     except UserError as error:
-        error.args = (str(error).replace("data.damaged=drop", f"damaged: drop in {place}"),)
+        ours = str(error).replace("data.damaged=drop", f"damaged: drop in {place}")
+        error.args = (ours.replace("set data.text_field", f"set text_field in {place}"),)
         raise
 
 

@@ -6,6 +6,7 @@ Each is a generator of the records' texts, in bounded memory; every complaint na
 import csv
 import io
 import json
+import textwrap
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from cramming.config import UserError
 from data_prep.sources.plain_text import TextFile
 
 LONGEST_RECORD = 1 << 29  # bytes; a longer line cannot be meant
+BY_LINES = "turn other JSON into lines by `jq -c '.[]'`"
 LONGEST_FIELD = 1 << 26  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
 
 
@@ -23,16 +25,22 @@ def record_text(place: str, field: str, record: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        found = f"fields {', '.join(map(str, value))}" if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{place}: no text in field {field!r} of a record, but {found} (set data.text_field)")
+        found = f"fields {shown(value)}" if isinstance(value, dict) else type(value).__name__
+        cure = BY_LINES if isinstance(value, list) else "set data.text_field"
+        raise UserError(f"{place}: no text in field {field!r} of a record, but {found} ({cure})")
     return value
+
+
+def shown(columns: Iterable[Any]) -> str:
+    """Names of fields for a message: of a file without a header they are a whole record."""
+    return textwrap.shorten(", ".join(map(str, columns)), 200, placeholder=" ...")
 
 
 def _column(place: object, field: str, columns: Iterable[str]) -> int:
     """The place of the only column of this name."""
     columns = list(columns)
     if columns.count(field) != 1:
-        raise UserError(f"{place}: not one column {field!r} among {', '.join(columns)} (set data.text_field)")
+        raise UserError(f"{place}: not one column {field!r} among {shown(columns)} (set data.text_field)")
     return columns.index(field)
 
 
@@ -44,8 +52,7 @@ def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                hint = f"turn other JSON into lines by `jq -c '.[]' {file.path.name}`"
-                raise UserError(f"{place}: not a JSON object on one line ({error}); {hint}") from None
+                raise UserError(f"{place}: not a JSON object on one line ({error}); {BY_LINES}") from None
             yield record_text(place, field, record)
 
 

@@ -110,9 +110,10 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     _check_size(folder, tokenizer.get_vocab(), vocab_size)
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        found = tokenizer(*columns, truncation="longest_first", max_length=max_length, padding=False)
-        ids = found["input_ids"]
-        return ids, found.get("token_type_ids") or [[0] * len(sequence) for sequence in ids]
+        found = tokenizer(
+            *columns, truncation="longest_first", max_length=max_length, padding=False, return_token_type_ids=True
+        )
+        return found["input_ids"], found["token_type_ids"]
 
     return encode
 
@@ -130,9 +131,13 @@ def _stock_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
+    # Without any file of a vocabulary transformers 5 makes one of special tokens alone.
+    has_words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
+    require(has_words, f"{folder}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
+    return tokenizer
 
 
 def special_token(folder: Path, role: str) -> str | None:

@@ -88,6 +88,8 @@ def open_model(path: str | Path) -> ModelSource:
         assert own.vocab_size is not None, folder
         return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files)
     require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
+    causal = f"{file}: model type {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
+    require(not _is_causal(kind), causal)
     positions = config.get("max_position_embeddings")
     if positions is not None and kind in POSITIONS_BEHIND_PADDING:
         positions -= 1 + (config.get("pad_token_id") or 0)
@@ -115,6 +117,14 @@ def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
         file = folder / name
         same = file.is_file() and file_sha256(file) == sha256
         require(same, f"{file}: was changed while the model was being scored; restore it and run again")
+
+
+def _is_causal(model_type: str | None) -> bool:
+    """Whether `transformers` has this type as a causal language model only. XLNet sees all tokens nevertheless."""
+    from transformers.models.auto import modeling_auto
+
+    causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return model_type in causal and model_type not in masked and model_type != "xlnet"
 
 
 def position_limit(config: ModelConfig) -> int | None:

@@ -10,6 +10,8 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import RobertaProcessing
 from transformers import DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError
@@ -68,6 +70,7 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
         ("config.json", None, "no config.json; expected a Hugging Face model folder"),
         ("config.json", "{", r"config\.json: not a JSON object"),
         ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', "model type 't5' has a decoder"),
+        ("config.json", '{"model_type": "gpt2", "vocab_size": 9}', "model type 'gpt2' is a decoder"),
         ("model.safetensors", None, "no weights; expected model.safetensors"),
         ("tokenizer.json", "[]", r"tokenizer\.json: not a usable tokenizer"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json: not a JSON object"),
@@ -132,8 +135,19 @@ def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
     main({**few, "name": "bert"})
     untyped = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     (model / "tokenizer_config.json").write_text(json.dumps(untyped))
+    main({**few, "name": "distilbert", "model_path": str(distilbert(model))})  # its model has no use for the types
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    sep, cls = ((token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+    tokenizer.post_processor = RobertaProcessing(sep, cls)
+    tokenizer.save(str(model / "tokenizer.json"))
     with pytest.raises(UserError, match=r"model: its tokenizer does not tell a second text .*pooling=pairs compares;"):
-        main({**few, "model_path": str(distilbert(model))})
+        main({**few, "name": "roberta"})
+
+
+def test_a_model_without_a_tokenizer_is_refused(config: dict[str, Any], model: Path, with_eval: Change) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="model: no tokenizer"):
+        main(with_eval(config, tasks=["cola"], seeds=[0]))
 
 
 def test_a_roberta_has_fewer_positions_than_it_says(model: Path) -> None:
