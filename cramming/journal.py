@@ -109,11 +109,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def lacks_newline(path: Path) -> bool:
-    """Whether a whole line stands at the end without its newline, which an editor or a copy can take away."""
-    return path.exists() and _parsed(path.read_bytes().rpartition(b"\n")[2]) is not None
-
-
 def read_journal(path: Path) -> list[Event]:
     """The budget's events; UserError also for an event out of order, or a step later than its own time."""
     events: list[Event] = []
@@ -146,11 +141,6 @@ def _can_follow(line: Mapping[str, Any], before: Event | None, earlier: float) -
     # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
     is_in_time = "previous" not in line or line.get("last_step_seconds", 0.0) <= earlier + elapsed + 1.0
     return is_next and has_reason and has_file and is_in_time
-
-
-def line_hashes(path: Path) -> list[str]:
-    """The SHA-256 of each whole line."""
-    return list(map(_sha256, _whole_lines(path)))
 
 
 def first_line_sha256(path: Path) -> str | None:

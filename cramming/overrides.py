@@ -17,7 +17,7 @@ SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has set
     (r"parallel\.compression=(?!\{|null$)(.*)", r"parallel/compression=\1"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
-SIDE = re.compile(r"\+{0,2}(base|candidate)")
+SIDE = re.compile(r"\+{0,2}(?:duel\.)?(base|candidate)")
 
 
 class Words(NamedTuple):
@@ -49,9 +49,6 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
     require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
-    for word in found.overrides:  # of a shell's variable that is not set
-        named, _, value = word.partition("=")
-        require(value or "=" not in word or SIDE.fullmatch(named), f"{word} has no value; give one, or `{named}=null`")
     overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
@@ -79,6 +76,10 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
     from cramming.journal import Unit
 
     found = [_written_out(override) for override in overrides]
+    for word in found:
+        named, _, value = word.partition("=")
+        is_empty = not value and "=" in word and not named.startswith("hydra.") and not SIDE.fullmatch(named)
+        require(not is_empty, f"{word} has no value; give one, or leave it out (null, where the setting may be so)")
     typed = dict(override.lstrip("+").partition("=")[::2] for override in found)
     implied = ["eval=glue_sane"] if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"} else []
     units = [f"budget.{unit}" for unit in (*get_args(Unit), "minutes")]

@@ -52,19 +52,10 @@ def format_count(value: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds below ten minutes; else `25 min`, `22 h 02 min`."""
-    minutes = round(seconds / 60)
-    if seconds < 600:
+    """`45 s`, `12.5 min` or `23.9 h`."""
+    if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-
-
-def compact(value: float) -> str:
-    """For tables and plots, three significant digits: 12345678 -> 12.3M."""
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.4g}"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 class _RateColumn(ProgressColumn):

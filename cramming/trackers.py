@@ -6,6 +6,7 @@ process ends. A resumed run goes on in the same place: TensorBoard drops what li
 Biases knows the run by the first line of its journal.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cramming.journal import JOURNAL, first_line_sha256
 from cramming.progress import say
-from cramming.record import MetricsLog, finite
+from cramming.record import MetricsLog
 
 CLOSE_SECONDS = 60.0  # after the run's end, for what is still to be written
 
@@ -92,7 +93,7 @@ class _Feed(Thread):
 
     def __init__(self, tracker: str, run: Tracked) -> None:
         super().__init__(name=tracker, daemon=True)
-        self.rows: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self.rows: SimpleQueue[Mapping[str, float] | None] = SimpleQueue()
         self._run = run
         self.start()
 
@@ -118,8 +119,8 @@ class TrackedLog(MetricsLog):
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row to the file, and hand it on."""
         super().write(row)
-        numbers = {name: value for name, value in finite(row).items() if isinstance(value, int | float)}
-        for feed in self._feeds:  # a tracker that hangs keeps them all waiting
+        numbers = {name: n for name, n in row.items() if isinstance(n, int | float) and math.isfinite(n)}
+        for feed in self._feeds:  # a hung tracker leaves every row in the queue
             feed.rows.put(numbers)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from data_prep.sources.source import DataConfig
 from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers
 
 MUCH = 0.2  # of the text's bytes, taken by filters
-FEW_WORDS = 20  # of a document, on average; where a script has no spaces, tokens tell
+FEW_WORDS = 20  # of a document, on average, and no more than so many times 6 characters, for scripts without spaces
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
@@ -232,7 +232,7 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"
         )
-    elif 0 < (words := found["words"] / max(1, count)) < FEW_WORDS and found["median_length"] < 2 * FEW_WORDS:
+    elif 0 < (words := found["words"] / max(1, count)) < FEW_WORDS and found["characters"] < 6 * FEW_WORDS * count:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
     rate, lost = found["unknown_rate"], found["characters_lost"]
     if max(rate, lost or 0) > MUCH_UNKNOWN:

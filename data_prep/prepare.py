@@ -212,7 +212,7 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
 
 @contextlib.contextmanager
 def _with_remark(source: Source) -> Iterator[None]:
-    """Of a mix that a short part has ended, a mistake's message says so: it may be the cause."""
+    """Add to an error which part ended a mix: that may be its cause."""
     try:
         yield
     except UserError as error:

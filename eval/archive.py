@@ -83,8 +83,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     size = sum(file["bytes"] for file in files["files"].values())
     require(
         size <= MOST_BYTES,
-        f"{folder}: {size / 2**20:.0f} MiB of logs and predictions; an archive has at most {MOST_BYTES / 2**20:.0f} MiB"
-        " (train.log_every is how many steps a row of metrics.jsonl is for)",
+        f"{folder}: logs and predictions of {size / 2**20:.0f} MiB; an archive has {MOST_BYTES / 2**20:.0f} at most",
     )
 
     def write(temporary: Path) -> None:

@@ -146,7 +146,7 @@ class BatchSource:
         if not self.shuffle:
             return _most_starts_within(starts, rows * length)
         most = _most_starts_within(starts, length)
-        window_N = starts // length  # ascending; of a large corpus far fewer than windows
+        window_N = starts // length  # ascending, one per document
         ends = np.flatnonzero(np.diff(window_N, append=-1))
         counts = np.diff(ends, prepend=-1).astype(np.float64)
         windows = max(self.num_windows, int(window_N[-1]) + 1)

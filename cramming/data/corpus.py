@@ -49,7 +49,6 @@ TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
 Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]  # each an order file; ascending
 CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
-HASHING_THREADS = 4
 REVERSED = "_reversed"
 ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
 
@@ -234,7 +233,7 @@ class Corpus:
         def looked_at(name: str) -> tuple[Stamp | None, str | None]:
             return Stamp.at(self.folder / name), damage(self.folder / name, hashes[name])
 
-        with ThreadPoolExecutor(HASHING_THREADS) as pool:  # it may be on the clock, and hashing leaves Python free
+        with ThreadPoolExecutor(4) as pool:  # on the clock in training; hashing releases the GIL
             for name, (stamp, problem) in zip(names, pool.map(looked_at, names)):
                 if problem:
                     yield problem

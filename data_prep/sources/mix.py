@@ -129,7 +129,7 @@ def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
         yield from documents
     except UserError as error:
         ours = str(error).replace("data.damaged=drop", f"damaged: drop in {place}")
-        error.args = (ours.replace("set data.text_field", f"set text_field in {place}"),)
+        error.args = (re.sub(r"\bdata\.(dataset|format|text_field)\b", rf"{place}.\1", ours),)
         raise
 
 

@@ -6,7 +6,6 @@ Each is a generator of the records' texts, in bounded memory; every complaint na
 import csv
 import io
 import json
-import textwrap
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -25,22 +24,23 @@ def record_text(place: str, field: str, record: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        found = f"fields {shown(value)}" if isinstance(value, dict) else type(value).__name__
-        cure = BY_LINES if isinstance(value, list) else "set data.text_field"
+        found = f"fields {_shown(value)}" if isinstance(value, dict) else type(value).__name__
+        cure = BY_LINES if isinstance(record, list) else "set data.text_field"
         raise UserError(f"{place}: no text in field {field!r} of a record, but {found} ({cure})")
     return value
 
 
-def shown(columns: Iterable[Any]) -> str:
+def _shown(columns: Iterable[Any]) -> str:
     """Names of fields for a message: of a file without a header they are a whole record."""
-    return textwrap.shorten(", ".join(map(str, columns)), 200, placeholder=" ...")
+    names = ", ".join(map(str, columns))
+    return names if len(names) <= 200 else f"{names[:200]} ..."
 
 
 def _column(place: object, field: str, columns: Iterable[str]) -> int:
     """The place of the only column of this name."""
     columns = list(columns)
     if columns.count(field) != 1:
-        raise UserError(f"{place}: not one column {field!r} among {shown(columns)} (set data.text_field)")
+        raise UserError(f"{place}: not one column {field!r} among {_shown(columns)} (set data.text_field)")
     return columns.index(field)
 
 

@@ -2,7 +2,8 @@
 
 Folders of this suite and stock BERT and ModernBERT folders get BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b
 [SEP]`, with the special tokens that their tokenizer names; any other folder gets what its own tokenizer does (RoBERTa's
-`<s> a </s></s> b </s>`). Too long sequences lose tokens from the longer of the two texts.
+`<s> a </s></s> b </s>`), and the token types of its template. Too long sequences lose tokens from the longer of the two
+texts.
 """
 
 import json

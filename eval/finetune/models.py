@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -88,8 +88,8 @@ def open_model(path: str | Path) -> ModelSource:
         assert own.vocab_size is not None, folder
         return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files)
     require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
-    causal = f"{file}: model type {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
-    require(not _is_causal(kind), causal)
+    causal = f"{file}: this {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
+    require(not _is_causal(config), causal)
     positions = config.get("max_position_embeddings")
     if positions is not None and kind in POSITIONS_BEHIND_PADDING:
         positions -= 1 + (config.get("pad_token_id") or 0)
@@ -119,12 +119,22 @@ def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
         require(same, f"{file}: was changed while the model was being scored; restore it and run again")
 
 
-def _is_causal(model_type: str | None) -> bool:
-    """Whether `transformers` has this type as a causal language model only. XLNet sees all tokens nevertheless."""
+# Only causal language models by transformers' tables, and encoders nevertheless.
+ENCODERS_ALL_THE_SAME = ("xlnet", "bert-generation")
+
+
+def _is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether no token of this model sees those after it: a type that `transformers` has as a causal language model
+    only, or a decoder by its own configuration, unless that says that it reads both ways."""
     from transformers.models.auto import modeling_auto
 
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention") in (True, "all"):
+        return False
     causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return model_type in causal and model_type not in masked and model_type != "xlnet"
+    kind = config.get("model_type")
+    return bool(config.get("is_decoder")) or (
+        kind in causal and kind not in masked and kind not in ENCODERS_ALL_THE_SAME
+    )
 
 
 def position_limit(config: ModelConfig) -> int | None:

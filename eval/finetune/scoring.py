@@ -142,7 +142,8 @@ def conditions(
     versions = [machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))]
     device = [machine["device"][key] for key in ("kind", "name")]
     asked = (data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init])
-    return f"{settings_hash(*asked)}-{settings_hash(versions, device)}"
+    types = () if source.own else ("token types",)  # other models got none where their tokenizer hid them
+    return f"{settings_hash(*asked, *types)}-{settings_hash(versions, device)}"
 
 
 def key_of(conditions: str, hyper: Hyperparameters, seed: int) -> str:

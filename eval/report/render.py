@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from cramming.progress import compact
+from cramming.progress import duration
 from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
 from eval.report.noise import NOISE, POWER
@@ -26,7 +26,7 @@ from eval.report.wording import (
     SUBSET,
     anchor,
     budget_words,
-    duration,
+    compact,
     not_comparable,
     pairs,
     score_words,

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cramming.progress import compact
 from cramming.record_schema import Record, number
+from eval.report.wording import compact
 
 Settings = dict[str, str]  # path, such as `optim.lr`, to value
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cramming.data.task_files import ENTRIES, GLUE
-from cramming.progress import compact
 from cramming.record_schema import Record
 from eval.rules.load import Run
 
@@ -35,11 +34,12 @@ def counted(count: float, noun: str, plural: str = "") -> str:
     return f"{count:g} {noun if count == 1 else plural or noun + 's'}"
 
 
-def duration(seconds: float) -> str:
-    """`45 s`, `12.5 min` or `23.9 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def compact(value: float) -> str:
+    """For tables and plots, three significant digits: 12345678 -> 12.3M."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.4g}"
 
 
 def pairs(values: Any) -> str:

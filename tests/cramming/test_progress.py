@@ -54,9 +54,5 @@ def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
     assert capsys.readouterr().out.startswith("pretrain: 85%, eta 30 s, 10 s")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (599.4, "599 s"), (3540, "59 min"), (3599, "1 h 00 min"), (79302, "22 h 02 min")],
-)
-def test_a_day_is_not_counted_in_seconds(seconds: float, words: str) -> None:
-    assert progress.duration(seconds) == words
+def test_a_day_is_not_counted_in_seconds() -> None:
+    assert [progress.duration(seconds) for seconds in (45.3, 750, 79302)] == ["45 s", "12.5 min", "22.0 h"]

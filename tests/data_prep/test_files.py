@@ -194,7 +194,7 @@ ERRORS = {
     "json array": (".json", b'[\n {"text": "a"}\n]', r"not a JSON object on one line .*`jq -c '\.\[\]'`"),
     "json field": (".jsonl", b'{"title": "a", "body": "b"}', "no text in field 'text' .*fields title, body"),
     "json type": (".jsonl", b'{"text": 3}', "no text in field 'text' of a record, but int"),
-    "json list of texts": (".jsonl", b'{"text": ["a"]}', r"but list \(turn other JSON into lines"),
+    "json list of texts": (".jsonl", b'[{"text": "a"}]', r"but list \(turn other JSON into lines"),
     "csv field": (".csv", b"title,body\n1,2\n", "not one column 'text' among title, body"),
     "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
     "csv open quote": (".csv", b'id,text\n1,"o\n2,b\n', r"a\.csv:3: .*row begins in line 2: is a quote left open"),

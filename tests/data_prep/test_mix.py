@@ -75,6 +75,12 @@ def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> 
     main(config)  # a no-op: the inventory compares equal
 
 
+def test_a_mix_that_a_short_part_ends_says_so_where_too_little_is_left(mixed: Config, tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"text": "one document of few words"}')
+    with pytest.raises(UserError, match=r"too little text .*; the mix ended with part 1: file1, which has no more"):
+        main(mixed([1, 1], unit="documents"))
+
+
 def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     mixed: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +118,9 @@ def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:
     config = mixed([1, 1])
     (tmp_path / "1.jsonl").write_text("")
     with pytest.raises(UserError, match=r"1\.jsonl: empty file; damaged: drop in data\.parts\[1\] skips"):
+        list(parse(config).source.documents())
+    (tmp_path / "1.jsonl").write_text('{"body": "a"}')
+    with pytest.raises(UserError, match=r"\(set data\.parts\[1\]\.text_field\)"):
         list(parse(config).source.documents())
     with pytest.raises(UserError, match="at least two"):
         parse(mixed([1]))

@@ -70,7 +70,12 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
         ("config.json", None, "no config.json; expected a Hugging Face model folder"),
         ("config.json", "{", r"config\.json: not a JSON object"),
         ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', "model type 't5' has a decoder"),
-        ("config.json", '{"model_type": "gpt2", "vocab_size": 9}', "model type 'gpt2' is a decoder"),
+        ("config.json", '{"model_type": "gpt2", "vocab_size": 9}', "this 'gpt2' is a decoder"),
+        (
+            "config.json",
+            '{"model_type": "roberta", "vocab_size": 9, "is_decoder": true}',
+            "this 'roberta' is a decoder",
+        ),
         ("model.safetensors", None, "no weights; expected model.safetensors"),
         ("tokenizer.json", "[]", r"tokenizer\.json: not a usable tokenizer"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json: not a JSON object"),
