@@ -17,7 +17,7 @@ SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has set
     (r"parallel\.compression=(?!\{|null$)(.*)", r"parallel/compression=\1"),
     (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
 )
-SIDE = re.compile(r"\+{0,2}(?:duel\.)?(base|candidate)")
+SIDE = re.compile(r"\+{0,2}(base|candidate)")
 
 
 class Words(NamedTuple):
@@ -78,7 +78,7 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
     found = [_written_out(override) for override in overrides]
     for word in found:
         named, _, value = word.partition("=")
-        is_empty = not value and "=" in word and not named.startswith("hydra.") and not SIDE.fullmatch(named)
+        is_empty = not value and "=" in word and not named.startswith(("hydra.", "duel.base", "duel.candidate"))
         require(not is_empty, f"{word} has no value; give one, or leave it out (null, where the setting may be so)")
     typed = dict(override.lstrip("+").partition("=")[::2] for override in found)
     implied = ["eval=glue_sane"] if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"} else []
