@@ -109,6 +109,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
+def lacks_newline(path: Path) -> bool:
+    """Whether a whole line stands at the end without its newline, which an editor or a copy can take away."""
+    return path.exists() and _parsed(path.read_bytes().rpartition(b"\n")[2]) is not None
+
+
 def read_journal(path: Path) -> list[Event]:
     """The budget's events; UserError also for an event out of order, or a step later than its own time."""
     events: list[Event] = []
@@ -143,13 +148,14 @@ def _can_follow(line: Mapping[str, Any], before: Event | None, earlier: float) -
     return is_next and has_reason and has_file and is_in_time
 
 
+def line_hashes(path: Path) -> list[str]:
+    """The SHA-256 of each whole line."""
+    return list(map(_sha256, _whole_lines(path)))
+
+
 def first_line_sha256(path: Path) -> str | None:
     """What tells this journal from another run's; None where it has no line."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:  # a day's has 20 MB
-        line = file.readline()
-    return _sha256(line[:-1]) if line.endswith(b"\n") else None
+    return next(iter(line_hashes(path)), None)
 
 
 def is_chained(events: Sequence[Mapping[str, Any]]) -> bool:

@@ -76,10 +76,8 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
     from cramming.journal import Unit
 
     found = [_written_out(override) for override in overrides]
-    for word in found:
-        named, _, value = word.partition("=")
-        is_empty = not value and "=" in word and not named.startswith(("hydra.", "duel.base", "duel.candidate"))
-        require(not is_empty, f"{word} has no value; give one, or leave it out (null, where the setting may be so)")
+    if empty := [word for word in found if re.fullmatch(r"(?!hydra\.|duel\.(base|candidate)=)[^=]+=", word)]:
+        raise UserError(f"{empty[0]} has no value; give one, or leave it out, or {empty[0]}null where that is allowed")
     typed = dict(override.lstrip("+").partition("=")[::2] for override in found)
     implied = ["eval=glue_sane"] if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"} else []
     units = [f"budget.{unit}" for unit in (*get_args(Unit), "minutes")]

@@ -25,7 +25,7 @@ from data_prep.sources.source import DataConfig
 from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers
 
 MUCH = 0.2  # of the text's bytes, taken by filters
-FEW_WORDS = 20  # of a document, on average, and no more than so many times 6 characters, for scripts without spaces
+FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.

@@ -80,11 +80,6 @@ def altered_since(folder: Path) -> list[str]:
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """Write the archive of a run folder; its list of files."""
     files = list_of(folder)
-    size = sum(file["bytes"] for file in files["files"].values())
-    require(
-        size <= MOST_BYTES,
-        f"{folder}: logs and predictions of {size / 2**20:.0f} MiB; an archive has {MOST_BYTES / 2**20:.0f} at most",
-    )
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:

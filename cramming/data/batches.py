@@ -146,14 +146,11 @@ class BatchSource:
         if not self.shuffle:
             return _most_starts_within(starts, rows * length)
         most = _most_starts_within(starts, length)
-        window_N = starts // length  # ascending, one per document
-        ends = np.flatnonzero(np.diff(window_N, append=-1))
-        counts = np.diff(ends, prepend=-1).astype(np.float64)
-        windows = max(self.num_windows, int(window_N[-1]) + 1)
+        counts = np.diff(np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1)))  # no empty windows: too many
+        windows = max(self.num_windows, int(starts[-1]) // length + 1)
         mean = len(starts) / windows
         spread, tail = rows * (float((counts**2).sum()) / windows - mean**2), most * math.log(1e12) / 3
-        above = tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12))
-        return min(rows * most, math.ceil(rows * mean + above))
+        return min(rows * most, math.ceil(rows * mean + (tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12)))))
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Start tokens [N] in the stream of the samples' windows."""

@@ -227,14 +227,11 @@ class Corpus:
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:
         """Of the tokenizer and what is to be verified; notes what those are that are right."""
         hashes = self.manifest.hashes()
-        of_split = [name for name in hashes if name.startswith(f"{verify}-")]
-        names = list(hashes) if verify is True else [TOKENIZER, *of_split]
-
-        def looked_at(name: str) -> tuple[Stamp | None, str | None]:
-            return Stamp.at(self.folder / name), damage(self.folder / name, hashes[name])
-
+        names = [name for name in hashes if verify is True or name == TOKENIZER or name.startswith(f"{verify}-")]
+        stamps = [Stamp.at(self.folder / name) for name in names]  # from before they are read
         with ThreadPoolExecutor(4) as pool:  # on the clock in training; hashing releases the GIL
-            for name, (stamp, problem) in zip(names, pool.map(looked_at, names)):
+            problems = pool.map(lambda name: damage(self.folder / name, hashes[name]), names)
+            for name, stamp, problem in zip(names, stamps, problems):
                 if problem:
                     yield problem
                 assert stamp, "what could be hashed could be opened"

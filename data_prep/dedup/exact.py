@@ -46,7 +46,7 @@ class SeenBefore:
                 self._newest.add(number)
         if len(self._newest) > NEWEST:
             merged = np.concatenate([self._sorted, np.fromiter(self._newest, np.uint64, len(self._newest))])
-            merged.sort(kind="stable")  # finds the sorted part: 50 times as fast at 50M hashes
+            merged.sort(kind="stable")  # finds the sorted part
             self._sorted, self._newest = merged, set()
         return seen_N
 

@@ -6,7 +6,6 @@ journal (cramming/journal.py) whose last line the record then names: by number a
 results stored adds nothing. The rules read the file beside the record (R7, R20, R21).
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Any
 
 from cramming.config import UserError, require
 from cramming.data.task_files import Task
-from cramming.journal import Journal, is_chained, read_lines
+from cramming.journal import Journal, is_chained, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
 from eval.tasks.suites import SuiteName
 
@@ -39,15 +38,9 @@ def append(folder: Path, entry: Mapping[str, Any]) -> None:
     write_record_section(folder, history=stamp(path))
 
 
-def _line_hashes(path: Path) -> list[str]:
-    """The SHA-256 of each whole line."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [hashlib.sha256(line).hexdigest() for line in lines]
-
-
 def stamp(path: Path) -> dict[str, Any]:
     """How many lines the history has, and the SHA-256 of the last, which stands for all."""
-    hashes = _line_hashes(path)
+    hashes = line_hashes(path)
     return {"entries": len(hashes), "sha256": hashes[-1] if hashes else None}
 
 
@@ -92,7 +85,7 @@ class Scoring:
 
     def entries(self) -> int:
         """How many lines there are by now, of whatever suite and initialisation."""
-        return len(_line_hashes(history_file(self.folder)))
+        return len(line_hashes(history_file(self.folder)))
 
     def other_set(self) -> str | None:
         """What of `PROTOCOL` was something else in an earlier fine-tuning, in words."""
@@ -117,7 +110,7 @@ def read_history(path: Path, recorded: Any) -> dict[str, Any]:
     named = recorded.get("entries") if isinstance(recorded, Mapping) else None
     count = named if isinstance(named, int) else 0
     try:
-        entries, hashes = list(read_lines(path)), _line_hashes(path)
+        entries, hashes = list(read_lines(path)), line_hashes(path)
     except (UserError, OSError) as error:
         return {"problem": str(error)}
     if entries and not is_chained(entries):

@@ -142,7 +142,7 @@ def conditions(
     versions = [machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))]
     device = [machine["device"][key] for key in ("kind", "name")]
     asked = (data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init])
-    types = () if source.own else ("token types",)  # other models got none where their tokenizer hid them
+    types = () if source.own else ("token types",)  # which other models had not, where the tokenizer hides them
     return f"{settings_hash(*asked, *types)}-{settings_hash(versions, device)}"
 
 

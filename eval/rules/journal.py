@@ -13,6 +13,7 @@ from cramming.journal import (
     Saved,
     first_line_sha256,
     is_chained,
+    lacks_newline,
     limits_of,
     processes_of,
     read_journal,
@@ -80,8 +81,7 @@ def _uncharged_seconds(events: Sequence[Event]) -> float:
 
 
 def _cut_off(journal: Path) -> Iterator[str]:
-    last = journal.read_bytes().rpartition(b"\n")[2]  # lines are flat: one that was torn has no last bracket
-    if last.startswith(b"{") and last.rstrip().endswith(b"}"):
+    if lacks_newline(journal):
         yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
 
 

@@ -189,10 +189,10 @@ def metrics_disagree(e: Evidence) -> Iterator[str]:
     at = {row["step"]: row["seconds"] for row in losses}
     yield from (f"no row of the checkpoint after step {step}, at {seconds:.2f} s"
                 for step, seconds in saved.items() if step and not _same(at.get(step), seconds))  # fmt: skip
-    yield from _out_of_order(losses, standing)
+    yield from out_of_order(losses, standing)
 
 
-def _out_of_order(losses: Sequence[Mapping[str, Any]], events: Sequence[Any]) -> Iterator[str]:
+def out_of_order(losses: Sequence[Mapping[str, Any]], events: Sequence[Any]) -> Iterator[str]:
     """Rows behind an event of a later step, or before one of an earlier step, by the clock.
 
     A day has tens of thousands of both: not every pair is looked at.

@@ -1,5 +1,6 @@
 """What the journal and its neighbours prove against a record."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from cramming.journal import Journal
 from eval.rules.journal import last_logged_seconds, summarise_journal
+from eval.rules.training_agrees import out_of_order
 
 LIMIT = {"unit": "steps", "limit": 12.0}
 SAVED = {"sha256": "ab" * 32}
@@ -102,3 +104,22 @@ def test_only_training_steps_have_seconds_on_the_clock() -> None:
     rows = [{"step": 1, "loss": 5.0, "seconds": 3.0}, {"step": 1, "validation_loss": 5.0, "seconds": 9.0}]
     assert last_logged_seconds(rows) == 3.0
     assert last_logged_seconds(rows[1:]) is None
+
+
+def test_each_row_is_compared_with_every_line_of_the_journal() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        steps = sorted(draw.sample(range(1, 30), draw.randint(0, 8)))
+        rows = [{"step": step, "seconds": step + draw.choice([0, 0, 0, 3, -3])} for step in steps]
+        events = [{"steps": step, "last_step_seconds": float(step + draw.choice([0, 0, 2, -2]))}
+                  for step in draw.choices(range(30), k=draw.randint(0, 8))]  # fmt: skip
+        wrong = [
+            row["step"]
+            for row in rows
+            if any(
+                (event["steps"] > row["step"] + 1 and event["last_step_seconds"] < row["seconds"] - 1e-3)
+                or (event["steps"] < row["step"] - 1 and event["last_step_seconds"] > row["seconds"] + 1e-3)
+                for event in events
+            )
+        ]
+        assert [int(line.split()[1]) for line in out_of_order(rows, events)] == wrong
