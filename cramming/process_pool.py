@@ -11,7 +11,7 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,6 +25,7 @@ from cramming.config import UserError
 CONTEXT = multiprocessing.get_context("spawn")
 
 Submit = Callable[..., Future[Any]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]  # a function's result for each item
 Calls = SimpleQueue[tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]] | None]  # None: there are no more
 
 
@@ -72,6 +73,26 @@ def process_pool(
             thread.join()
         for process in processes:
             process.join()
+
+
+def usable_cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def here(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Without a pool."""
+    return [function(item) for item in items]
+
+
+@contextmanager
+def divided(workers: int, died: str) -> Iterator[Each]:
+    """For the length of the block `each(function, items)`, the results in order; fewer than two workers are `here`."""
+    if workers < 2:
+        yield here
+        return
+    with process_pool(workers, died) as submit:
+        yield lambda function, items: [future.result() for future in [submit(function, item) for item in items]]
 
 
 def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:

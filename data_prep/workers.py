@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from cramming.process_pool import process_pool
+from cramming.process_pool import process_pool, usable_cores
 
 MOST_WORKERS = 32  # by themselves: the main process feeds 40, or 30 with documents of 500 bytes (docs/log.md)
 HERE_FIRST = 4  # calls in the main process before any other starts, unless the text is known to be large
@@ -28,12 +28,6 @@ DIED = (
 Kept = TypeVar("Kept")
 Item = TypeVar("Item")
 Function = Callable[[Any], Any]
-
-
-def usable_cores() -> int:
-    """Cores of this machine that this process may use, at most `MOST_WORKERS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
 
 
 def grouped(items: Iterable[Item], most: int, length: Callable[[Item], int], enough: int) -> Iterator[list[Item]]:
@@ -62,7 +56,7 @@ class Workers(ExitStack):
         self, count: int | None, functions: Mapping[str, Function], ray: str | None = None, large: bool = False
     ) -> None:
         super().__init__()
-        self.functions, self._count, self._ray = functions, count or usable_cores(), ray
+        self.functions, self._count, self._ray = functions, count or min(usable_cores(), MOST_WORKERS), ray
         self._here = 0 if large else HERE_FIRST
         self._all = count is None
         self._submit: Callable[[str, Any], Future[Any]] | None = None

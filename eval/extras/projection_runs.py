@@ -17,7 +17,7 @@ from eval.recipe import BESIDE, SECTIONS, recipe_of
 from eval.report.ranking import main_average
 from eval.report.settings import flat
 from eval.report.wording import counted
-from eval.rules.load import Run, load_run, load_runs
+from eval.rules.load import Run, load_run, load_runs, readers
 from eval.tasks.suites import AVERAGES
 
 FEWEST = 3  # budgets: as many as the law has parameters
@@ -48,7 +48,11 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
 
     `names` says which; without it, those of the one recipe that has enough budgets.
     """
-    runs = load_runs(folder) if names is None else [load_run(folder / name) for name in names]
+    if names is None:
+        with readers(folder) as each:
+            runs = load_runs(folder, each)
+    else:
+        runs = [load_run(folder / name) for name in names]
     usable, left_out = dict[str, list[Point]](), []
     for run in runs:
         point = run.problem or point_of(run)

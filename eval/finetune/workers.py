@@ -5,7 +5,6 @@ CPU each has a fixed number of threads: sums are then formed in the same order, 
 number of processes.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
@@ -16,7 +15,7 @@ import torch
 from cramming.config import UserError
 from cramming.device import available_bytes, is_out_of_memory, keep_freed_memory
 from cramming.precision import float32_products
-from cramming.process_pool import CONTEXT, process_pool
+from cramming.process_pool import CONTEXT, process_pool, usable_cores
 from eval.finetune.loop import Predictions, TaskRun, finetune
 
 POLL_SECONDS = 0.5
@@ -41,8 +40,7 @@ def choose_workers(
     """Processes to use: as wanted, else as many as cores and memory allow, and on a GPU at most one for each seed."""
     if wanted is None:
         copies = WEIGHT_COPIES * weight_bytes
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = min(cores // threads, int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)))
+        wanted = min(usable_cores() // threads, int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)))
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             wanted = min(wanted, seeds, int(FREE_SHARE * free / (GPU_PROCESS_BYTES + copies)))

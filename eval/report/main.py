@@ -11,6 +11,7 @@ A run that cannot be read is listed with what is wrong; it hides no other run. S
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from eval.report.render import Data, Figure
 from eval.report.run_page import RunPage, links
 from eval.report.wording import DASH, counted, title_of
 from eval.rules.evidence import few
-from eval.rules.load import Run, load_runs
+from eval.rules.load import Run, load_runs, readers
 from eval.tasks.suites import AVERAGES
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ def main(config: dict[str, Any]) -> None:
     """Write the leaderboard of `config["runs"]`, and each run's own report; print the table and the page's path."""
     settings = build(ReportConfig, config["report"], "report")
     folder, out = expand_home(config["runs"], "runs"), check(config)
-    runs = load_runs(folder)
-    rows = rows_of(runs)
     for place in (out, out / "plots"):
         sweep(place, ".*", locked=False)
-    sections = [_section(run, rows, settings, out) for run in runs if not run.problem]
+    with readers(folder) as each:
+        runs = load_runs(folder, each)
+        rows = rows_of(runs)
+        with_rows = [(run, [row for row in rows if row.run is run]) for run in runs if not run.problem]
+        sections = each(partial(_section, settings=settings, out=out), with_rows)
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
@@ -76,11 +79,12 @@ def main(config: dict[str, Any]) -> None:
     say(f"report: {out / 'leaderboard.html'}")
 
 
-def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> Section:
-    """The run's part of the leaderboard; writes its own report, with the same content."""
+def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) -> Section:
+    """The part of the leaderboard of a run with these rows; writes its own report, with the same content."""
+    run, rows = one
     own = run.folder / "report" if settings.each_run and run.folder.is_dir() else None  # nothing goes into an archive
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
-    page = RunPage(run, [row for row in rows if row.run is run], lines, links(run, out, settings.repository, own))
+    page = RunPage(run, rows, lines, links(run, out, settings.repository, own))
     html = render.fragment("html", "body.j2", one=page)
     if own:
         alone = replace(page, links=links(run, own, settings.repository))

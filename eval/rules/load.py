@@ -5,6 +5,7 @@ wrong. Journal, history and hashes are read from their files; what a record has 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from cramming.config import UserError, file_sha256
 from cramming.journal import JOURNAL
+from cramming.process_pool import Each, divided, here, usable_cores
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
 from eval.archive import SUFFIX, altered_since, opened
@@ -21,6 +23,10 @@ from eval.rules.evidence import few
 from eval.rules.journal import last_logged_seconds, summarise_journal
 from eval.rules.table import Verdict, judge
 
+BYTES_PER_PROCESS = 5_000_000  # that many take half a second to read and judge, and a process as long to start
+READER_DIED = (
+    "a process that reads the runs died, likely because memory ran out; give it more, or a folder of fewer runs"
+)
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 # Sections of `Record` that no record.json has.
 FROM_FILES = ("journal", "history_file", "beside", "elsewhere", "contradictions", "known")
@@ -45,11 +51,27 @@ class Run:
         return judge(self.record)
 
 
-def load_runs(runs: Path) -> list[Run]:
-    """Every run folder, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
+@contextmanager
+def readers(runs: Path) -> Iterator[Each]:
+    """`each(function, items)`, in as many processes as the runs in a folder are worth."""
+    worth = sum(_bytes_read(path) for path in _places(runs)) // BYTES_PER_PROCESS
+    with divided(min(worth, usable_cores()), READER_DIED) as each:
+        yield each
+
+
+def _places(runs: Path) -> list[Path]:
     inside = sorted(runs.iterdir()) if runs.is_dir() else []
-    loaded = [load_run(folder) for folder in inside if has_traces(folder)]
-    loaded += [load_archive(path) for path in inside if path.name.endswith(SUFFIX)]
+    return [path for path in inside if has_traces(path)] + [path for path in inside if path.name.endswith(SUFFIX)]
+
+
+def _bytes_read(place: Path) -> int:
+    files = (place / name for name in RUN_FILES) if place.is_dir() else [place]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def load_runs(runs: Path, each: Each = here) -> list[Run]:
+    """Every run folder, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
+    loaded: list[Run] = each(_load, _places(runs))
     if not loaded:
         raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
@@ -73,6 +95,10 @@ def _elsewhere(run: Run, runs: Sequence[Run]) -> Iterator[OtherRun]:
 def has_traces(folder: Path) -> bool:
     """Whether a folder holds anything of a run; a run that died early has no record yet but is still to be listed."""
     return folder.is_dir() and any((folder / name).exists() for name in RUN_FILES)
+
+
+def _load(place: Path) -> Run:
+    return load_run(place) if place.is_dir() else load_archive(place)
 
 
 def load_run(folder: Path) -> Run:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from cramming import process_pool
 from cramming.config import UserError, file_sha256
 from eval import archive
 from eval.archive import LIST, altered_since, opened, pack, unpack
 from eval.report.main import main as report
+from eval.rules import load
 from eval.rules.load import load_run, load_runs
 
 REPORT = {"each_run": True, "ledger": "duels", "repository": None}
@@ -171,6 +174,22 @@ def test_the_report_reads_archives_beside_folders(run: Path, tmp_path: Path) -> 
     report({"runs": str(tmp_path), "report": REPORT | {"out": str(board)}})
     assert "altered.record.zip" in (page := (board / "leaderboard.md").read_text(encoding="utf-8"))
     assert "(../a.record.zip)" in page
+
+
+def test_processes_change_nothing_of_the_report(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, written = run.parent, list[dict[str, bytes]]()
+    shutil.copytree(run, runs / "two")
+    pack(run, runs / "a.record.zip")
+    (runs / "none.record.zip").write_bytes(b"PK")
+    monkeypatch.setattr(load, "usable_cores", lambda: 2)
+    start, started = process_pool._start, list[object]()
+    monkeypatch.setattr(process_pool, "_start", lambda begin: started.append(begin) or start(begin))
+    for worth, processes in ((load.BYTES_PER_PROCESS, 0), (1, 2)):
+        monkeypatch.setattr(load, "BYTES_PER_PROCESS", worth)
+        report({"runs": str(runs), "report": REPORT | {"out": None}})
+        assert len(started) == processes
+        written.append({str(path): path.read_bytes() for path in runs.rglob("*") if path.is_file()})
+    assert written[0] == written[1] and any("two/report/report.html" in path for path in written[0])
 
 
 def test_what_is_too_large_is_not_packed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
