@@ -101,12 +101,12 @@ def main(settings: dict[str, Any]) -> None:
     for variant, changes in variants.items():
         for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}):
             _verb(verb, [*shared, *changes, CHECK])
-    made: dict[str, list[Path]] = {variant: [] for variant in variants}
+    made: dict[str, list[Run]] = {variant: [] for variant in variants}
     for done, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
         for variant, changes in variants.items():
             _run(folders[variant][done], [*shared, *changes], seed, config.fine_tunes)
-            made[variant].append(folders[variant][done])
-            write(out, config.what, {v: list(map(load_run, found)) for v, found in made.items() if found})
+            made[variant].append(load_run(folders[variant][done]))
+            write(out, config.what, {variant: found for variant, found in made.items() if found})
     say(f"{out / 'study.md'}: {len(variants)} variants with {len(config.seeds)} seeds")
 
 
