@@ -27,7 +27,7 @@ def test_memory_decides_how_many_work_side_by_side(
     monkeypatch: pytest.MonkeyPatch, free: float, seeds: int, cores: int, weight_bytes: int, count: int
 ) -> None:
     """What this process can get, a container's limit included; never none."""
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
     monkeypatch.setattr(workers, "available_bytes", lambda: 1e12)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150e9))
     gpu = torch.device("cuda")
