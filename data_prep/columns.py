@@ -60,6 +60,7 @@ class Normalised:
     texts: TextBlock  # the pieces
     reasons: dict[int, str]  # by piece: why it goes by the filters that are always on, or for being `broken`
     bytes_P: np.ndarray  # UTF-8
+    measures_P3: np.ndarray  # as `measured`
     hashes_P: np.ndarray  # dtype `HASHES`
 
     @cached_property
@@ -93,6 +94,11 @@ class Group:
     def sizes(self) -> np.ndarray:
         """UTF-8 bytes of each text."""
         return self.chunk.bytes_P[self.rows_N]
+
+    @property
+    def measures(self) -> np.ndarray:
+        """Of each text, as `measured`: [N, 3]."""
+        return self.chunk.measures_P3[self.rows_N]
 
     @property
     def hashes(self) -> np.ndarray:

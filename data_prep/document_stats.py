@@ -11,7 +11,7 @@ documents are sorted, as sequence length is not part of a corpus. The reverse is
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +23,11 @@ MOST_SOURCES = 32
 OTHERS = "all others"
 
 
-def measured(texts: Iterable[str]) -> np.ndarray:
-    """Characters, words (between white space) and sentences of normalised texts: [N, 3]. All 0 for ready-made ids.
+def measured(text: str) -> tuple[int, int, int]:
+    """Characters, words (between white space) and sentences of a normalised text. All 0 for ready-made ids.
 
     A sentence ends with . ! or ? before a space, or with its line.
     """
-    return np.array([_measured(text) for text in texts], dtype=np.int64).reshape(-1, 3)
-
-
-def _measured(text: str) -> tuple[int, int, int]:
     if not text:
         return 0, 0, 0
     lines = text.count("\n")

@@ -1,4 +1,4 @@
-"""What workers do first with a chunk of documents: read them where that is left to do, normalise, cut, hash."""
+"""What workers do first with a chunk of documents: read where that is left to do, normalise, cut, measure, hash."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ import numpy as np
 from cramming.config import UserError
 from data_prep.columns import Normalised, TextBlock
 from data_prep.dedup.exact import HASHES, content_hash
+from data_prep.document_stats import measured
 from data_prep.filters import normalise, quality
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
@@ -61,11 +62,12 @@ class Normaliser:
             return None
         always_on, sizes, pieces = quality.always_on(self.clean), list[int](), list[int]()
         broken, deleted, reasons = dict[int, str](), Counter[str](), dict[int, str]()
-        texts, cut_sizes, hashes = list[bytes](), list[int](), list[bytes]()
+        texts, cut_sizes, hashes, measures = list[bytes](), list[int](), list[bytes](), list[tuple[int, int, int]]()
         for place, content in enumerate(given.contents):
             before = len(texts)
             if isinstance(content, np.ndarray):
                 texts.append(b"")
+                measures.append(measured(""))
                 cut_sizes.append(0)
                 hashes.append(content_hash(content.tobytes(), self.seed))
             elif content is not None:
@@ -77,13 +79,15 @@ class Normaliser:
                     if reason or place in broken:
                         reasons[len(texts)] = reason or "broken_characters"
                     texts.append(data if len(text) == len(piece) else text.encode())
+                    measures.append(measured(text))
                     cut_sizes.append(len(data))
                     hashes.append(content_hash(data, self.seed))
             sizes.append(text_bytes(content) if isinstance(content, str) else 0)
             pieces.append(len(texts) - before)
         return Normalised(
             given.parts, np.array(sizes, dtype=np.int64), np.array(pieces, dtype=np.int64), broken, deleted,
-            TextBlock.of(texts), reasons, np.array(cut_sizes, dtype=np.int64), np.frombuffer(b"".join(hashes), HASHES),
+            TextBlock.of(texts), reasons, np.array(cut_sizes, dtype=np.int64),
+            np.array(measures, dtype=np.int64).reshape(-1, 3), np.frombuffer(b"".join(hashes), HASHES),
         )  # fmt: skip
 
     def _pieces(self, text: str, deleted: Counter[str]) -> Iterator[str]:

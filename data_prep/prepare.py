@@ -4,9 +4,9 @@
 
 Until the manifest is written the folder holds `unfinished.json`: what the run was about to make and which shards it
 has finished. An interrupted run (Ctrl-C, kill -9, power cut, lost network) goes on from there: the text is read again,
-which is cheap, but decisions on documents are remembered (data_prep/resume_state.py), those in finished shards are not
-tokenized again, and the result is byte for byte that of an unbroken run. A mistake in settings or text, in contrast,
-leaves nothing behind.
+but finished shards are not, their documents are not tokenized again, and decisions on documents are remembered
+(data_prep/resume_state.py). The result is byte for byte that of an unbroken run. A mistake in settings or text, in
+contrast, leaves nothing behind.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ def prepare(preparation: Preparation) -> None:
     dtype, ids = token_dtype(info.vocab_size), SpecialIds(**info.special_ids)
     encoder = Encoder(text_encoder(tokenizer, dtype), ids, info.vocab_size, dtype, data.filters)
     writer = CorpusWriter(
-        folder, state.shards, data.shard_tokens, encoder, stats["tokens"], decisions,
+        folder, state.shards, state.token_use, data.shard_tokens, encoder, stats["tokens"], decisions,
         source.parts() or [entry["name"] for entry in state.sources],
     )  # fmt: skip
     functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
@@ -125,7 +125,8 @@ def prepare(preparation: Preparation) -> None:
         for position, shard_finished in writer.write(selected, workers, lambda: source.position):
             update(position, writer.stage.bytes_out)
             if shard_finished:
-                _save(folder, dataclasses.replace(state, shards=writer.shards), decisions)
+                finished_use = writer.finished_use.tolist()
+                _save(folder, dataclasses.replace(state, shards=writer.shards, token_use=finished_use), decisions)
     with _with_remark(source):
         _require_documents(preparation, stats, writer)
     if changed := preparation.changed(state.sources, state.compared):
@@ -146,7 +147,7 @@ def _begin(preparation: Preparation) -> Unfinished:
     if state := Unfinished.load(folder):
         changed: str | None = "settings, or the rules for text"
         if state.settings_hash == preparation.settings_hash:
-            changed = preparation.changed(state.sources, state.compared)
+            changed = preparation.changed(state.sources, state.compared) or state.damaged(folder)
         if changed is None:
             finished = sum(map(len, state.shards.values()))
             say(f"{folder}: going on with an interrupted run, {finished} shards are finished")
@@ -155,7 +156,7 @@ def _begin(preparation: Preparation) -> Unfinished:
         say(f"{folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
         discard(folder)
     shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
-    state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, compared=preparation.compared)
+    state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, [], compared=preparation.compared)
     state.save(folder)
     return state
 

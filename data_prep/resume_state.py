@@ -4,7 +4,6 @@ As long as the folder holds `unfinished.json` and no manifest it belongs to `pre
 it away. Nothing that `prepare` has not made is ever removed.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cramming.config import UserError, build
-from cramming.data.corpus import TASKS
-from cramming.data.manifest import TOKENIZER, Shard, Split
+from cramming.data.corpus import TASKS, wrong_sizes
+from cramming.data.manifest import TOKENIZER, Shard, Split, token_dtype
 from cramming.files import LOCK, overwrite_atomically, remove, write_atomically
 from data_prep.tokenizer.load import TOKENIZER_CONFIG
 
@@ -84,12 +83,13 @@ class Unfinished:
     settings_hash: str
     sources: list[dict[str, Any]]
     shards: dict[Split, list[Shard]]
+    token_use: list[int]  # how often each entry of the vocabulary stands in them
     reasons: list[list[str]] = field(default_factory=list)  # of `Decisions`
     compared: list[dict[str, Any]] = field(default_factory=list)  # the tasks' files, for decontamination
 
     def save(self, folder: Path) -> None:
         """Write it into the corpus folder, atomically."""
-        write_atomically(folder / UNFINISHED, json.dumps(dataclasses.asdict(self)))
+        write_atomically(folder / UNFINISHED, json.dumps(vars(self), default=vars))
 
     @classmethod
     def load(cls, folder: Path) -> "Unfinished | None":
@@ -97,10 +97,10 @@ class Unfinished:
         path = folder / UNFINISHED
         if path.is_file():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}: damaged ({error}); delete {folder} and prepare anew") from None
-            return build(cls, found, str(path))
+                of_what = "damaged or of another version"
+                raise UserError(f"{path}: {of_what} ({error}); delete {folder} and prepare anew") from None
         begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
         if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
             some = ", ".join(foreign[:3])
@@ -108,6 +108,11 @@ class Unfinished:
         for file in begun:
             remove(file)
         return None
+
+    def damaged(self, folder: Path) -> str | None:
+        """A file of a finished shard that is not there or has another size, in words. Nothing of them is read: whoever
+        trains on them compares their SHA-256."""
+        return next(wrong_sizes(folder, self.shards, token_dtype(len(self.token_use))), None)
 
     def keep_only_finished(self, folder: Path) -> None:
         """Remove half-written shards and temporary files; the tokenizer, if there, is whole."""

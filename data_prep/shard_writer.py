@@ -5,7 +5,7 @@ shards are the same for any number of workers and any batch size.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -17,7 +17,7 @@ from cramming.data.corpus import SPLITS
 from cramming.data.manifest import INDEX_DTYPE, Shard, SpecialIds, Split
 from cramming.files import overwrite_atomically, sync
 from data_prep.columns import Group, TextBlock
-from data_prep.document_stats import DocumentStats, measured
+from data_prep.document_stats import DocumentStats
 from data_prep.filters.quality import FilterConfig, too_many_tokens
 from data_prep.resume_state import Decisions
 from data_prep.stage_stats import Stage
@@ -42,6 +42,12 @@ class ShardWriter:
         self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.shards = list(finished)
         self._part: BinaryIO | None = None
+        self._tokens = 0
+
+    @property
+    def open_tokens(self) -> int:
+        """Tokens in the shard that is being written."""
+        return 0 if self._part is None else self._tokens
 
     def append(self, tokens: np.ndarray, starts: np.ndarray) -> bool:
         """Append `tokens` [n]; `starts` are the offsets in it where documents begin. True if a shard was finished."""
@@ -111,13 +117,12 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One batch: for each split tokens [n] and the offsets in it where documents begin, how often each entry is among
-    all of these tokens [V]; `measured` [N, 3], and whether a document has too many tokens and is left out [N]."""
+    """One batch: for each split tokens [n], the offsets in it where documents begin, and how often each entry is among
+    the tokens [V]; and whether a document has too many tokens and is left out [N]."""
 
     tokens: dict[Split, np.ndarray]
     starts: dict[Split, np.ndarray]
-    use_V: np.ndarray
-    measures_N3: np.ndarray
+    use: dict[Split, np.ndarray]
     too_many_N: np.ndarray
 
 
@@ -152,10 +157,13 @@ class Encoder:
         return Encoded(
             joined,
             {split: np.array(found, dtype=np.int64) for split, found in starts.items()},
-            np.bincount(np.concatenate(list(joined.values())), minlength=self.vocab_size).astype(np.int32),
-            measured(texts),
+            {split: self.use_of(found).astype(np.int32) for split, found in joined.items()},
             np.array(too_many, dtype=bool),
         )
+
+    def use_of(self, tokens: np.ndarray) -> np.ndarray:
+        """How often each entry is among these tokens: [V]."""
+        return np.bincount(tokens, minlength=self.vocab_size)
 
     def shown(self, text: str) -> str:
         """What a text with too many tokens has of them per character, the limit, and its beginning."""
@@ -176,28 +184,34 @@ class Encoder:
 
 
 class CorpusWriter:
-    """Both splits of a corpus behind the shards that are `finished`.
+    """Both splits of a corpus behind the shards that are `finished`; `finished_use` [V]: how often each entry of the
+    vocabulary stands in them, empty where there are none.
 
     It fills `stage`, `decisions`, `documents` (the measures of each split) and `token_use` [V], tokens of each entry.
     """
 
     def __init__(
-        self, folder: Path, finished: dict[Split, list[Shard]], shard_tokens: int, encoder: Encoder, stage: Stage,
-        decisions: Decisions, sources: list[str],
+        self, folder: Path, finished: dict[Split, list[Shard]], finished_use: Sequence[int], shard_tokens: int,
+        encoder: Encoder, stage: Stage, decisions: Decisions, sources: list[str],
     ) -> None:  # fmt: skip
         self.encoder, self.stage, self.decisions = encoder, stage, decisions
         self.writers = {s: ShardWriter(folder, s, encoder.dtype, shard_tokens, finished[s]) for s in SPLITS}
         self.documents = {split: DocumentStats(sources) for split in SPLITS}
-        self.token_use = np.zeros(encoder.vocab_size, dtype=np.int64)
-        for shard in (shard for shards in finished.values() for shard in shards):
-            tokens = np.memmap(folder / shard.file, dtype=encoder.dtype, mode="r")
-            self.token_use += np.bincount(tokens, minlength=encoder.vocab_size)
+        self.finished_use = np.zeros(encoder.vocab_size, dtype=np.int64)
+        if finished_use:
+            self.finished_use += finished_use
+        self._open_use = {split: np.zeros_like(self.finished_use) for split in SPLITS}  # in shards being written
         self._done = {split: resume_point(folder, finished[split]) for split in SPLITS}
 
     @property
     def shards(self) -> dict[Split, list[Shard]]:
         """The finished shards of each split."""
         return {split: writer.shards for split, writer in self.writers.items()}
+
+    @property
+    def token_use(self) -> np.ndarray:
+        """How often each entry stands in all that was written: [V]."""
+        return self.finished_use + self._open_use["train"] + self._open_use["validation"]
 
     def write(
         self, selected: Iterable[tuple[Group, np.ndarray]], workers: Workers, position: Callable[[], float]
@@ -215,22 +229,29 @@ class CorpusWriter:
         for (group, held_out_N, place), encoded in workers.map(ENCODE, placed):
             too_many = dict.fromkeys(np.flatnonzero(encoded.too_many_N).tolist(), TOO_MANY_TOKENS)
             self.decisions.set(group.places, self.stage.name, too_many)
-            self._count(group, held_out_N, encoded.measures_N3)
-            finished = False
-            self.token_use += encoded.use_V
-            for split, tokens in encoded.tokens.items():
-                skip = min(drop[split], len(tokens))
-                drop[split] -= skip
-                if skip:  # they are in finished shards, and counted
-                    self.token_use -= np.bincount(tokens[:skip], minlength=len(self.token_use))
-                tokens, starts = tokens[skip:], encoded.starts[split]
-                finished |= self.writers[split].append(tokens, starts[starts >= skip] - skip)
+            self._count(group, held_out_N)
+            finished = [self._append(split, encoded, drop) for split in SPLITS]
             if self.token_use.sum() >= ENOUGH_TOKENS:
                 self._require_fit()
-            yield place, finished
+            yield place, any(finished)
         self._require_fit()
         for writer in self.writers.values():
             writer.close()
+
+    def _append(self, split: Split, encoded: Encoded, drop: dict[Split, int]) -> bool:
+        """Write a split's tokens behind its first `drop`, which are in finished shards; True if they finish one."""
+        tokens, starts, use_V = encoded.tokens[split], encoded.starts[split], self._open_use[split]
+        use_V += encoded.use[split]
+        skip = min(drop[split], len(tokens))
+        drop[split] -= skip
+        if skip:
+            use_V -= self.encoder.use_of(tokens[:skip])
+        finished = self.writers[split].append(tokens[skip:], starts[starts >= skip] - skip)
+        if finished:
+            open_V = self.encoder.use_of(tokens[len(tokens) - self.writers[split].open_tokens :])
+            self.finished_use += use_V - open_V
+            self._open_use[split] = open_V
+        return finished
 
     def _to_encode(self, selected: Iterable[tuple[Group, np.ndarray]]) -> Iterator[tuple[Group, np.ndarray]]:
         """The documents that are not in finished shards, and not known to have too many tokens."""
@@ -243,17 +264,16 @@ class CorpusWriter:
                 of_split_N = ~known_N & (held_out_N == (split == "validation"))
                 done_N |= of_split_N & (np.cumsum(of_split_N) <= left)
             if done_N.any():
-                done = group.chosen(done_N)
-                self._count(done, held_out_N[done_N], measured(done.texts))
+                self._count(group.chosen(done_N), held_out_N[done_N])
                 group, held_out_N = group.chosen(~done_N), held_out_N[~done_N]
             if len(group):
                 yield group, held_out_N
 
-    def _count(self, group: Group, held_out_N: np.ndarray, measures_N3: np.ndarray) -> None:
+    def _count(self, group: Group, held_out_N: np.ndarray) -> None:
         """Count documents of which it is known whether they have too many tokens."""
         dropped = self.decisions.dropped(group.places, self.stage.name)
         group.through(self.stage, dropped, lambda *_: self.encoder.shown)
-        source_N = group.documents.source_D[group.origin]
+        source_N, measures_N3 = group.documents.source_D[group.origin], group.measures
         for split in SPLITS:
             kept_N = held_out_N == (split == "validation")
             kept_N[list(dropped)] = False

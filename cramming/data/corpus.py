@@ -42,7 +42,7 @@ from cramming.data.manifest import (
 
 __all__ = [
     "CURRICULA", "MANIFEST", "ORDERS", "SPLITS", "TASKS", "Corpus", "Curriculum", "OrderedStream", "TokenStream",
-    "corpus_folder", "damage",
+    "corpus_folder", "damage", "wrong_sizes",
 ]  # fmt: skip
 
 TASKS = "tasks"
@@ -209,20 +209,10 @@ class Corpus:
                 )
                 what += " one with data.corpus=<folder>"
             raise UserError(f"{folder}: {what}")
-        corpus = cls(folder, Manifest.load(folder / MANIFEST))
-        for problem in chain(corpus._wrong_sizes(), corpus._wrong_hashes(verify)):
+        corpus = cls(folder, found := Manifest.load(folder / MANIFEST))
+        for problem in chain(wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)):
             raise UserError(f"{problem}; {DAMAGED}")
         return corpus
-
-    def _wrong_sizes(self) -> Iterator[str]:
-        itemsize = np.dtype(self.manifest.dtype).itemsize
-        for shard in (shard for shards in self.manifest.splits.values() for shard in shards):
-            expected = {shard.file: shard.tokens * itemsize, shard.index_file: shard.documents * INDEX_DTYPE.itemsize}
-            for path, size in ((self.folder / name, size) for name, size in expected.items()):
-                found = path.stat().st_size if path.is_file() else None
-                if found != size:
-                    what = "missing" if found is None else f"{found} bytes instead of {size}"
-                    yield f"{path}: {what}; the corpus is damaged"
 
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:
         """Of the tokenizer and what is to be verified; notes what those are that are right."""
@@ -305,6 +295,16 @@ class Corpus:
             "removed": manifest.removed,
             "decontamination": manifest.decontamination,
         }
+
+
+def wrong_sizes(folder: Path, splits: dict[Split, list[Shard]], dtype: np.dtype[Any]) -> Iterator[str]:
+    """Which files of these shards are not there or have another size, in words; nothing of them is read."""
+    for shard in chain.from_iterable(splits.values()):
+        sizes = {shard.file: shard.tokens * dtype.itemsize, shard.index_file: shard.documents * INDEX_DTYPE.itemsize}
+        for path, size in ((folder / name, size) for name, size in sizes.items()):
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            if found != f"{size} bytes":
+                yield f"{path}: {found}, should have {size} bytes; the corpus is damaged"
 
 
 def damage(path: Path, expected: str) -> str | None:

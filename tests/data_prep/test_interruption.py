@@ -150,6 +150,48 @@ def test_resuming_does_not_tokenize_finished_shards_again(
     assert finished > 50 and sum(encoded) <= 300 - finished + 2
 
 
+def test_a_resume_reads_no_finished_shard_and_counts_what_is_in_it(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """What stands in the shards is exchanged for other tokens: nothing that a resume counts tells of it."""
+    manifests = []
+    for name in ("whole", "broken"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(prepare.corpus_card, "complete", interrupt)
+            main(text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000))
+        shards = json.loads((tmp_path / name / UNFINISHED).read_text())["shards"]
+        files = [tmp_path / name / shard["file"] for of_split in shards.values() for shard in of_split]
+        for file in files if name == "broken" else []:
+            file.write_bytes(bytes(file.stat().st_size))
+        main(text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000))
+        manifests.append(manifest.Manifest.load(tmp_path / name / manifest.MANIFEST))
+    whole, broken = manifests
+    assert whole.splits == broken.splits and whole.counts == broken.counts and whole.stages == broken.stages
+    assert len(files) > 5 and whole.statistics == broken.statistics
+    with pytest.raises(UserError, match=r"train-00000\.bin"):
+        Corpus.open(tmp_path / "broken", verify=True)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
+def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    capsys: Any,
+    damage: Callable[[Path], None],
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(config)
+    damage(tmp_path / "c" / "train-00002.bin")
+    run(config)
+    said = capsys.readouterr().out
+    assert "train-00002.bin: " in said and "the corpus is damaged; starting over" in said
+
+
 def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"))
     with lock(tmp_path / "c", "at work"), pytest.raises(UserError, match="another process is preparing this corpus"):

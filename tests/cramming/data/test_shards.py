@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
     "too deep": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "not a corpus manifest"),
     "other format": (_other_format, "corpus format 99, this version reads 2"),
-    "cut short": (_truncate, r"train-00001.bin: \d+ bytes instead of \d+"),
+    "cut short": (_truncate, r"train-00001.bin: \d+ bytes, should have \d+"),
     "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
     "index missing": (lambda folder: (folder / "train-00001.idx").unlink(), "train-00001.idx: missing"),
     "tokenizer altered": (lambda folder: (folder / TOKENIZER).write_text("{}"), "tokenizer.json: its SHA-256"),
