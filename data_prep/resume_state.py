@@ -15,7 +15,7 @@ import numpy as np
 from cramming.config import UserError, build
 from cramming.data.corpus import TASKS, wrong_sizes
 from cramming.data.manifest import TOKENIZER, Shard, Split, token_dtype
-from cramming.files import LOCK, overwrite_atomically, remove, write_atomically
+from cramming.files import LOCK, remove, sync, write_atomically
 from data_prep.tokenizer.load import TOKENIZER_CONFIG
 
 UNFINISHED = "unfinished.json"
@@ -39,7 +39,10 @@ class Decisions:
         """`reasons` as of the last save: a code beyond them is from work that was lost, and is forgotten."""
         self.path, self.reasons = path, [list(reason) for reason in reasons]
         self._codes = np.fromfile(path, np.uint16) if path.is_file() else np.zeros(0, np.uint16)
-        self._codes[self._codes >= _FIRST + len(reasons)] = 0
+        forgotten = np.flatnonzero(self._codes >= _FIRST + len(reasons))
+        self._codes[forgotten] = 0
+        self._first_changed, self._end_changed = len(self._codes), 0  # since the last save
+        self._changed(forgotten)
         self._code_of = {(stage, reason): _FIRST + i for i, (stage, reason) in enumerate(reasons)}
 
     def undecided(self, numbers_N: np.ndarray, stage: str) -> np.ndarray:
@@ -56,13 +59,20 @@ class Decisions:
     def set(self, numbers_N: np.ndarray, stage: str, dropped: Mapping[int, str]) -> None:
         """The stage has decided on these documents: those `dropped`, by their places in `numbers_N`, go, others pass.
         What is decided already stays."""
-        code_N = np.maximum(self._codes_of(numbers_N), 1 + DECIDING.index(stage))
+        before_N = self._codes_of(numbers_N)
+        code_N = np.maximum(before_N, 1 + DECIDING.index(stage))
         for n, reason in dropped.items():
             if (stage, reason) not in self._code_of:
                 self._code_of[stage, reason] = _FIRST + len(self.reasons)
                 self.reasons.append([stage, reason])
             code_N[n] = self._code_of[stage, reason]
         self._codes[numbers_N] = code_N
+        self._changed(numbers_N[code_N != before_N])
+
+    def _changed(self, numbers_N: np.ndarray) -> None:
+        if len(numbers_N):
+            self._first_changed = min(self._first_changed, int(numbers_N.min()))
+            self._end_changed = max(self._end_changed, int(numbers_N.max()) + 1)
 
     def _codes_of(self, numbers_N: np.ndarray) -> np.ndarray:
         end = int(numbers_N.max(initial=-1)) + 1
@@ -72,8 +82,18 @@ class Decisions:
         return self._codes[numbers_N]
 
     def save(self) -> None:
-        """Write the file, atomically; the caller keeps `reasons` in `unfinished.json`."""
-        overwrite_atomically(self.path, self._codes.tofile)
+        """Write what has changed since the last time, in place; the caller keeps `reasons` in `unfinished.json`.
+
+        What is added goes in document order, so this grows with the text since then, not with the corpus. A process
+        killed here leaves old codes and new ones, and both hold.
+        """
+        self.path.touch()
+        with self.path.open("r+b") as handle:
+            handle.seek(self._first_changed * self._codes.itemsize)
+            handle.write(self._codes[self._first_changed : self._end_changed].tobytes())
+            handle.flush()
+            sync(handle.fileno())
+        self._first_changed, self._end_changed = len(self._codes), 0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from data_prep import prepare
+from data_prep import prepare, resume_state
 from data_prep.sources import plain_text
 from data_prep.tokenizer import train as training
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
@@ -39,6 +39,14 @@ if stop == "tokenizer":
     training.train = die
 elif stop == "manifest":
     prepare.corpus_card.complete = die
+elif stop == "torn":
+    synced = []
+    def tear(file):
+        synced.append(file)
+        if len(synced) == 4:
+            os.ftruncate(file, os.fstat(file).st_size - 101)
+            die()
+    resume_state.sync = tear
 else:
     save = prepare.Unfinished.save
     def counted(self, folder):
@@ -50,13 +58,15 @@ prepare.main(config)
 """
 
 
-@pytest.mark.parametrize("stop", ["tokenizer", "0", "1", "4", "manifest"])
+@pytest.mark.parametrize("stop", ["tokenizer", "0", "1", "4", "torn", "manifest"])
 def test_resumed_after_kill_9_equals_unbroken(
     tmp_path: Path, text_file: Path, text_config: Config, stop: str, capsys: Any, run: Run, contents: Contents
 ) -> None:
-    cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts
+    filters = {"max_words": 40, "min_words": 9, "max_tokens_per_character": 0.235}  # many documents are in parts
+    cut = {"shard_tokens": 3000, "filters": filters}
     whole, broken = (text_config(text_file, corpus=str(tmp_path / n), **cut) for n in ("whole", "broken"))
-    assert run(whole).manifest.counts["unknown_tokens"] > 50
+    corpus = run(whole).manifest
+    assert corpus.counts["unknown_tokens"] > 50 and min(corpus.removed[r] for r in ("too_few_words", "too_many_tokens"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLED, json.dumps(broken), stop]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL

@@ -67,4 +67,20 @@ def test_verdicts_beyond_the_last_safe_point_are_forgotten(tmp_path: Path) -> No
     assert [known(again, number)[0] for number in range(3)] == ["too_short", None, "too_short"]
     again.set(np.array([1]), "filters", {0: "markup"})
     assert known(again, 1)[0] == "markup" and known(decisions, 1)[0] == "no_letters"
-    assert np.fromfile(tmp_path / "decisions", np.uint16)[3] == 0
+
+
+def test_saving_writes_what_was_decided_since_and_nothing_else(tmp_path: Path) -> None:
+    """What is on the disk is overwritten before: of that a second save changes the new part alone."""
+    path = tmp_path / "decisions"
+    decisions = Decisions(path, [])
+    decisions.set(np.arange(1000), "tokens", {3: "too_many"})
+    decisions.save()
+    path.write_bytes(b"\xff" * 2000)
+    decisions.set(np.arange(1000), "tokens", {3: "too_many"})  # known already
+    decisions.set(np.arange(990, 1100), "tokens", {50: "too_many"})
+    decisions.save()
+    assert path.read_bytes()[:2000] == b"\xff" * 2000 and path.stat().st_size == 2200
+    again = Decisions(path, decisions.reasons)
+    assert known(again, 1040)[2] == "too_many" and known(again, 3) == [None] * 3  # forgotten: of no known reason
+    again.save()
+    assert not any(path.read_bytes()[:2000]) and path.stat().st_size == 2200
