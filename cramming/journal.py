@@ -28,8 +28,7 @@ class Event(TypedDict):
     """One line of `budget.jsonl`, for example {"event": "heartbeat", "process": 0, "elapsed": 7.1, "steps": 40, ...}.
 
     Seconds are of `time.monotonic`, or of `time.process_time` where a start says `clock: cpu`. A `resume` within a
-    process takes back a step that ended after the deadline. Before rules version 5 there were no `previous`, no limit
-    and no checkpoints.
+    process takes back a step that ended after the deadline.
     """
 
     event: Literal["start", "heartbeat", "checkpoint", "resume", "end"]
@@ -49,7 +48,7 @@ class Event(TypedDict):
     sha256: NotRequired[str]  # of a checkpoint and a resume
     kept: NotRequired[bool]  # of a checkpoint that stays
     reason: NotRequired[EndReason]
-    previous: NotRequired[str]
+    previous: str
 
 
 class Saved(NamedTuple):
@@ -76,14 +75,11 @@ def unit_on(clock: str | None, unit: str | None) -> str | None:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a journal; none where there is no file. A last line cut short by a crash is dropped.
 
-    UserError, with place and cure, for a line that is damaged or does not name the one before it. If the first line
-    names none, as before rules version 5, no line does.
+    UserError, with place and cure, for a line that is damaged or does not name the one before it.
     """
-    previous: str | None = ""
+    previous = ""
     for number, line in enumerate(_whole_lines(path), 1):
         event, problem = _parsed(line), None
-        if number == 1 and event and "previous" not in event:
-            previous = None
         if not line.strip():
             problem = "damaged journal: an empty line, which no run writes; remove it"
         elif line.endswith(b"\r"):
@@ -98,7 +94,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         if event is None or problem:
             raise UserError(f"{path}:{number}: {problem}")
         yield event
-        previous = None if previous is None else _sha256(line)
+        previous = _sha256(line)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -143,8 +139,7 @@ def _can_follow(line: Mapping[str, Any], before: Event | None, earlier: float) -
         is_next = is_next and before is not None and elapsed >= before["elapsed"]
     has_reason = kind != "end" or line.get("reason") in get_args(EndReason)
     has_file = kind not in ("checkpoint", "resume") or isinstance(line.get("sha256"), str)
-    # Times are rounded. Before rules version 5 a checkpoint, and its resume, could know more than the journal.
-    is_in_time = "previous" not in line or line.get("last_step_seconds", 0.0) <= earlier + elapsed + 1.0
+    is_in_time = line.get("last_step_seconds", 0.0) <= earlier + elapsed + 1.0  # times are rounded
     return is_next and has_reason and has_file and is_in_time
 
 
@@ -156,11 +151,6 @@ def line_hashes(path: Path) -> list[str]:
 def first_line_sha256(path: Path) -> str | None:
     """What tells this journal from another run's; None where it has no line."""
     return next(iter(line_hashes(path)), None)
-
-
-def is_chained(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every line names the one before it: not so before rules version 5."""
-    return bool(events) and "previous" in events[0]
 
 
 def processes_of(events: Sequence[Event]) -> list[dict[str, Any]]:

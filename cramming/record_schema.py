@@ -204,7 +204,6 @@ class Validation:
 class Pretraining:
     status: Status | None
     start: Text
-    init: Any  # up to version 2 of the rules
     objective: Text
     devices: Number
     parameters: Number
@@ -374,7 +373,6 @@ class Journal:
     problem: Text
     sha256: Text
     start: Text
-    chained: bool | None
     processes: list[Any]
     steps: Number
     spent: dict[str, Number]

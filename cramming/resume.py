@@ -22,7 +22,6 @@ from cramming.journal import (
     checkpoints_of,
     ended_after,
     first_line_sha256,
-    is_chained,
     read_journal,
     spent_seconds,
     unit_on,
@@ -93,10 +92,8 @@ def _other_journal(
     if begun is not None and begun.get("journal_start") != first_line_sha256(path):
         what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
         yield f"{path}: the journal is {what}; restore it or {_OTHER}"
-    if events and (not is_chained(events) or any(event.get("corpus") is None for event in starts)):
-        yield f"{path}: begun by an earlier version, whose journals prove less; {_OTHER}"
     for event in starts:
-        if event["corpus"] != corpus["manifest_sha256"]:
+        if event.get("corpus") != corpus["manifest_sha256"]:
             yield (
                 f"{path}: a process of this journal read another corpus than {corpus['folder']} (its manifest differs):"
                 f" the journal is another run's; restore it or {_OTHER}"

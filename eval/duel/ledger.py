@@ -67,7 +67,7 @@ class Ledger:
     def _duels(self) -> dict[str, Duel]:
         found: dict[str, Duel] = {}
         for line in read_lines(self.path):
-            event, _ = line["event"], line["previous"]  # without which lines could be changed
+            event = line["event"]
             if event == "duel":
                 known = {"first_look": FEWEST, "corpora": None, **line}  # which older lines do not have
                 found[line["id"]] = Duel(line["id"], {key: known[key] for key in TERMS})

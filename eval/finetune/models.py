@@ -98,9 +98,8 @@ def open_model(path: str | Path) -> ModelSource:
 
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
     """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
-    words. Records of before version 5 of the rules name the weights and the tokenizer only."""
-    known = {"model.safetensors": record.training.final_sha256, "tokenizer.json": record.corpus.tokenizer.sha256}
-    written = record.training.final_files or {**files, **{name: sha256 for name, sha256 in known.items() if sha256}}
+    words."""
+    written = record.training.final_files or {}
     for name in sorted({*written, *files}):
         if name not in files:
             return f"{name}: is missing"

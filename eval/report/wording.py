@@ -83,9 +83,8 @@ def amount_words(unit: str | None, limit: float) -> str:
 
 def not_comparable(record: Record) -> str:
     """What keeps a validation loss from comparing with the others of its column."""
-    other, validation = record.corpus.validation.manifest_sha256, record.training.validation
-    own = validation.loss is not None and validation.all_mask_loss is None  # rules before version 5
-    return ", ".join(filter(None, (f"on {other[:8]}" if other else "", "own masking" if own else "")))
+    other = record.corpus.validation.manifest_sha256
+    return f"on {other[:8]}" if other else ""
 
 
 def anchor(run: Run) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Git, Record
-from eval.rules.evidence import Outcome, all_or, before, failed, few, kept, names_of
+from eval.rules.evidence import Outcome, all_or, failed, few, kept, names_of
 from eval.tasks.suites import AVERAGES
 
 MAX_HOURS = 24.0
@@ -49,11 +49,8 @@ def masked_language_model(record: Record) -> Outcome:
 def from_scratch(record: Record) -> Outcome:
     """All weights start at random or from counts over the run's own corpus, made on the clock; no pretrained weights
     are used anywhere."""
-    start, init = record.training.start, record.training.init
-    if start is None and before(record, "2") and init == "scratch":
-        start = "random"  # then there was no other
-    old = "" if init in (None, "scratch") else f", initial weights {init}"
-    return start in FROM_SCRATCH and not old, f"start: {start or 'not on record'}{old}"
+    start = record.training.start
+    return start in FROM_SCRATCH, f"start: {start or 'not on record'}"
 
 
 def own_weights_scored(record: Record) -> Outcome:
@@ -65,7 +62,7 @@ def own_weights_scored(record: Record) -> Outcome:
         return False, "the scored weights are not the trained ones"
     written, read = record.training.final_files, record.trained and record.trained.model_files
     if not written or not read:
-        return before(record, "5"), "the same weights, by SHA-256; the other files of the model are not on record"
+        return False, "the same weights, by SHA-256; the other files of the model are not on record"
     others = sorted(name for name in {**written, **read} if written.get(name) != read.get(name))
     return not others, f"not the same file: {', '.join(others)}" if others else f"the same {len(written)} files"
 
@@ -77,7 +74,7 @@ def corpus_declared(record: Record) -> Outcome:
     problems = failed(
         (corpus.manifest_sha256, "corpus.manifest_sha256 is missing"),
         (corpus.sources, "corpus.sources is missing"),
-        (corpus.changed is not None or before(record, "5"), "corpus.changed is missing"),
+        (corpus.changed is not None, "corpus.changed is missing"),
     )
     for source in corpus.sources:
         keys = ("name",) if source.kind == "tokenizer" else ("name", "license")
@@ -86,8 +83,7 @@ def corpus_declared(record: Record) -> Outcome:
         now = {True: ", and was as prepared at the end", False: ", and was not as prepared at the end"}
         known = now[as_prepared] if isinstance(as_prepared, bool) else ""
         problems.append(f"{path} changed while training read it{known}")
-    unknown = "; whether a file changed meanwhile is not on record" if corpus.changed is None else ""
-    return all_or(problems, f"sources: {names_of(corpus.sources)}{unknown}")
+    return all_or(problems, f"sources: {names_of(corpus.sources)}")
 
 
 def no_downstream_text(record: Record) -> Outcome:
@@ -104,7 +100,7 @@ def no_downstream_text(record: Record) -> Outcome:
         return False, f"downstream data among the sources: {names_of(found)}; {searched}"
     if {source.kind for source in sources if source.kind != "tokenizer"} == {"embedded"}:
         return True, "no downstream data set among the declared sources; the text is generated"
-    if (gaps := list(_search_gaps(record))) and not before(record, "5"):
+    if gaps := list(_search_gaps(record)):
         return all_or([searched, *gaps], "")
     return True, f"no downstream data set among the declared sources; {searched}"
 
@@ -178,7 +174,7 @@ def compiled_on_the_clock(record: Record) -> Outcome:
     """Code was compiled on the clock, into the run's own folder, empty at its start, or nothing was compiled."""
     compiled, cache = record.training.compiled, record.training.compile_cache or "not on record"
     if compiled is None:
-        return before(record, "5"), f"cache {cache}; whether code was compiled is not on record"
+        return False, f"cache {cache}; whether code was compiled is not on record"
     return cache == "own" or not compiled, f"compiled: {compiled}, cache {cache}"
 
 

@@ -26,7 +26,7 @@ from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
-from eval.rules.evidence import COMPARABLE, Outcome, all_or
+from eval.rules.evidence import Outcome, all_or
 from eval.rules.journal import parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
@@ -180,9 +180,7 @@ def _model(e: Evidence) -> Iterator[str]:
 
 
 def _ranges(e: Evidence) -> Iterator[str]:
-    """Of the record's numbers, and its age."""
-    if (version := e.record.rules_version) in COMPARABLE[: COMPARABLE.index("5")] and "journal_start" in e.training:
-        yield f"rules_version is {version}, and what came with version 5 is there"
+    """Of the record's numbers."""
     training, validation = e.training, e.training["validation"]
     shares = {"data_wait_share": training["data_wait_share"], "validation.accuracy": validation["accuracy"]}
     shares |= {"validation.all_mask_accuracy": validation.get("all_mask_accuracy")}

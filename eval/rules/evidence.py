@@ -9,18 +9,6 @@ from eval.finetune.history import PROTOCOL
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
 
-# Versions of the rules under which a number means the same. Version 2 only allows one more way to start (R13). Version
-# 3 keeps sweeps (R20) out of the closed division: older records show theirs, so they are judged by that as well.
-# Versions 4 to 6 ask for evidence of what was always demanded. A version that scores otherwise, or forbids what older
-# records do not show, begins a new tuple.
-COMPARABLE = ("1", "2", "3", "4", "5", "6")
-
-
-def before(record: Record, version: str) -> bool:
-    """Whether the record is of rules older than `version`, which did not ask for the evidence that it brought: only one
-    that is known by its SHA-256, since what a record says of its own age anybody can write."""
-    return bool(record.known) and record.rules_version in COMPARABLE[: COMPARABLE.index(version)]
-
 
 def all_or(problems: Iterable[str], fine: str) -> Outcome:
     """A failure with the first problems as evidence, or success with `fine`."""

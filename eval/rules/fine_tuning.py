@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
 from cramming.record_schema import FineTuning, Record, Scores
-from eval.rules.evidence import Outcome, all_or, before, few, fine_tuned, made_with, other_sizes, swept
+from eval.rules.evidence import Outcome, all_or, few, fine_tuned, made_with, other_sizes, swept
 from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
 MAX_SEEN_IN_TRAINING = 0.05  # of GLUE's own sets 1.5 % at most are
-UNNAMED = "scored epochs not on record"
 OTHER = "as many examples as the official data, but not those (by SHA-256)"
 
 
@@ -45,14 +44,11 @@ def few_epochs(record: Record) -> Outcome:
 def nothing_selected(record: Record) -> Outcome:
     """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep or in one scoring
     after another, the hyperparameters or one of several outcomes of the same."""
-    accepted = [["last epoch"]]
-    if before(record, "4"):  # such records do not name the scored epochs
-        accepted.append(["last epoch", UNNAMED])
     found = {
         init: [str(section.selection), *_other_sets(record, init, section), *_other_epochs(section)]
         for init, section in record.glue.items()
     }
-    ok = bool(found) and all(said in accepted for said in found.values())
+    ok = bool(found) and all(said == ["last epoch"] for said in found.values())
     return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or "no scores"
 
 
@@ -69,9 +65,7 @@ def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
 
 def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
     """What other runs of the report fine-tuned of the same weights and suite before this one began: what came later
-    cannot have been a choice for this one. Records of before version 5 do not say when they began."""
-    if before(record, "5"):
-        return []
+    cannot have been a choice for this one."""
     began = min((str(line.time) for line in fine_tuned(record, "pretrained")), default="")
     lines = [line for other in record.elsewhere for line in other.lines if line.suite == section.suite]
     return [line for line in lines if str(line.time) <= began]
@@ -91,17 +85,14 @@ def _other_outcomes(lines: Sequence[FineTuning]) -> str:
 
 def _other_epochs(section: Scores) -> list[str]:
     """What keeps the scored weights from being, by the record, those after the last epoch."""
-    silent, others = False, []
+    others = []
     for name, task in section.tasks.items():
-        epochs, values = task.scored_epochs, task.main.per_seed
-        if epochs is None:
-            silent = True
-            continue
+        epochs, values = task.scored_epochs or [], task.main.per_seed
         # A run whose loss is not finite ends before its last epoch, and has no score.
         scored = [epoch for epoch, value in zip(epochs, values) if value is not None]
         if len(epochs) != len(values) or any(epoch != section.epochs for epoch in scored):
             others.append(name)
-    return [UNNAMED] * silent + ([f"not the last epoch of every seed of {', '.join(others)}"] if others else [])
+    return [f"not the last epoch of every seed of {', '.join(others)}"] if others else []
 
 
 def enough_seeds(record: Record) -> Outcome:
@@ -129,10 +120,10 @@ def full_tasks(record: Record) -> Outcome:
     subsets = [entry for entry, task in tasks if task.subset or other_sizes(record, "pretrained", entry, task)]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
     own = record.corpus.manifest_sha256
-    if trained.suite == "embedded" and not before(record, "5") and (own is None or trained.tasks_corpus_sha256 != own):
+    if trained.suite == "embedded" and (own is None or trained.tasks_corpus_sha256 != own):
         problems.append("the embedded tasks are not known to be those of the corpus that the model was trained on")
     for name, task in tasks:
-        seen, scored = task.seen_in_training, task.eval_examples  # records of before version 5 do not say
+        seen, scored = task.seen_in_training, task.eval_examples
         if name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
             problems.append(f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too")
     contents = _contents(trained)

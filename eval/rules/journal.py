@@ -12,7 +12,6 @@ from cramming.journal import (
     Event,
     Saved,
     first_line_sha256,
-    is_chained,
     lacks_newline,
     limits_of,
     processes_of,
@@ -36,8 +35,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
     is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
     `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows; `corpora` what each
-    process read, by the SHA-256 of its manifest; `budgets` its unit and limit, of which there are none before rules
-    version 5.
+    process read, by the SHA-256 of its manifest; `budgets` its unit and limit.
     """
     try:
         events, sha256 = read_journal(journal), file_sha256(journal)
@@ -52,7 +50,6 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
     return {
         "sha256": sha256,
         "start": first_line_sha256(journal),
-        "chained": is_chained(events),
         "processes": processes_of(events),
         "steps": last["steps"],
         "spent": {
@@ -62,7 +59,7 @@ def summarise_journal(journal: Path) -> dict[str, Any]:
         "total_seconds": spent_seconds(events),
         "uncharged_seconds": _uncharged_seconds(events),
         "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
-        "budgets": [[unit_on(e.get("clock"), e["unit"]), e["limit"]] for e in starts if "unit" in e],
+        "budgets": [[unit_on(event.get("clock"), event.get("unit")), event.get("limit")] for event in starts],
         "corpora": [event.get("corpus") for event in starts],
         "config_budget": _config_budget(journal.with_name("config.yaml")),
     }  # fmt: skip

@@ -13,10 +13,8 @@ from cramming.journal import MAX_HEARTBEAT_SECONDS, unit_on
 from cramming.record import FORMAT_VERSION
 from cramming.record_schema import Journal, Record, Scores, TaskScore
 from eval.rules.evidence import (
-    COMPARABLE,
     Outcome,
     all_or,
-    before,
     count_of,
     failed,
     fine_tuned,
@@ -32,14 +30,17 @@ from eval.tasks.suites import AVERAGES
 SCORE_TOLERANCE = 0.006
 VALUE_TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 JOURNAL_ROUNDING_SECONDS = 0.01
+# Versions of the rules under which a number means the same, and that ask for the same evidence.
+COMPARABLE = ("5", "6")
 
 
 def format_and_versions(record: Record) -> Outcome:
-    """The record has this version's format, and names the suite's version and a comparable version of the rules (1, 2,
-    3, 4, 5 or 6).
+    """The record has this version's format, and names the suite's version and a comparable version of the rules (5 or
+    6), or is known.
     """
     said = f"format {record.format}, suite {record.suite_version}, rules {record.rules_version}"
-    return record.format == FORMAT_VERSION and bool(record.suite_version) and record.rules_version in COMPARABLE, said
+    comparable = record.known or record.rules_version in COMPARABLE
+    return record.format == FORMAT_VERSION and bool(record.suite_version) and comparable, said
 
 
 def finite_numbers(record: Record) -> Outcome:
@@ -90,7 +91,6 @@ def journal_agrees(record: Record) -> Outcome:
     journal, training = record.journal, record.training
     if journal is None or journal.problem:
         return False, journal.problem if journal and journal.problem else "budget.jsonl is not beside the record"
-    linked, older = journal.chained is True, before(record, "5")
     problems = failed(
         (journal.sha256 == training.budget.journal_sha256, "the SHA-256 of budget.jsonl is not the recorded one"),
         (
@@ -98,13 +98,11 @@ def journal_agrees(record: Record) -> Outcome:
             "the processes in budget.jsonl are not those of the record",
         ),
         (journal.steps == training.steps, f"{journal.steps} steps in budget.jsonl, {training.steps} in the record"),
-        (linked or older, "the lines of budget.jsonl do not name the ones before them"),
     )
     problems += [*_seconds_differ(journal, training.budget.spent_seconds), *map(str, journal.problems)]
-    problems += _differs_since_5(record, journal) if linked else []
+    problems += _budget_differs(record, journal)
     total, uncharged = journal.total_seconds or 0.0, journal.uncharged_seconds or 0.0
     summary = f"{len(journal.processes)} process(es), {total:.1f} s in the journal"
-    summary += "" if linked else ", of before version 5: neither its lines nor its checkpoints are linked"
     if uncharged > 60 + 0.01 * total:  # beyond what setting a clock by the network comes to
         summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
     return all_or(problems, summary)
@@ -120,8 +118,8 @@ def _seconds_differ(journal: Journal, seconds: float | None) -> Iterator[str]:
         yield f"metrics.jsonl has a step at {logged:.2f} s, budget.jsonl ends at {total:.2f} s"
 
 
-def _differs_since_5(record: Record, journal: Journal) -> Iterator[str]:
-    """What only journals have since version 5: each line names the one before it, each start its limit and corpus."""
+def _budget_differs(record: Record, journal: Journal) -> Iterator[str]:
+    """Of the whole run what was spent, and of each process its limit and corpus."""
     budget, manifest = record.training.budget, record.corpus.manifest_sha256
     spent = journal.spent.get(budget.unit or "")
     yield from failed(
@@ -136,7 +134,7 @@ def _differs_since_5(record: Record, journal: Journal) -> Iterator[str]:
         (
             journal.corpora and all(corpus is not None and corpus == manifest for corpus in journal.corpora),
             "a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest), or names"
-            " none, as earlier versions did",
+            " none",
         ),
         (
             budget.unit == "hours" or spent == budget.spent,
@@ -181,7 +179,7 @@ def scores_are_medians(record: Record) -> Outcome:
         problems += [f"{init}/{entry}{said}" for said in wrong]
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
-    told = f"{count} fine-tunings in the history" if count else "no history, for which version 5 was the first to ask"
+    told = f"{count} fine-tunings in the history" if count else "no history, which a known record need not have"
     return all_or(problems, f"every score is the median over its seeds; {told}")
 
 
@@ -205,11 +203,11 @@ def _score_problems(entry: str, task: TaskScore, seeds: int) -> Iterator[str]:
 
 
 def _against_history(record: Record) -> Iterator[str]:
-    """Where glue/history.jsonl is not the recorded one, or has another value, or none: what was scored before there was
-    a history need not be in it."""
-    past, older = record.history_file, before(record, "5")
+    """Where glue/history.jsonl is not the recorded one, or has another value, or none. The known records are of before
+    there was a history."""
+    past = record.history_file
     if past is None:
-        if record.history or (record.glue and not older):
+        if record.history or (record.glue and not record.known):
             yield "glue/history.jsonl is not beside the record"
     elif past.problem:
         yield past.problem
@@ -217,11 +215,11 @@ def _against_history(record: Record) -> Iterator[str]:
         yield "the SHA-256 of glue/history.jsonl is not the recorded one"
     else:
         for init, section in record.glue.items():
-            if lacking := sorted(set(_not_in_history(record, init, section, older))):
+            if lacking := sorted(set(_not_in_history(record, init, section))):
                 yield f"not in the history as recorded: {init}/{', '.join(lacking)}"
 
 
-def _not_in_history(record: Record, init: str, section: Scores, older: bool) -> Iterator[str]:
+def _not_in_history(record: Record, init: str, section: Scores) -> Iterator[str]:
     """The entries of a section with a value that the history does not have for the same seed and settings.
 
     Witnesses are the lines that the section came after, and of several of the same run the last: it is what was kept.
@@ -233,9 +231,7 @@ def _not_in_history(record: Record, init: str, section: Scores, older: bool) -> 
     for entry, task in section.tasks.items():
         for seed, value in zip(section.seeds, task.main.per_seed):
             known = told.get((entry, str(seed)))
-            if value is None or (older and (entry, str(seed)) not in told):
-                continue
-            if known is None or abs(value - known) > VALUE_TOLERANCE:
+            if value is not None and (known is None or abs(value - known) > VALUE_TOLERANCE):
                 yield entry
 
 

@@ -127,14 +127,11 @@ def test_another_runs_journal(crashed: Path, unbroken: Path, refused: Refused) -
     assert "budget.jsonl: the journal is not the one that this run began with" in refused("resume=true", EVERY)
 
 
-@pytest.mark.parametrize(
-    ("forged", "said"),
-    [({"corpus": "0" * 64}, "a process of this journal read another corpus"), ({}, "begun by an earlier version")],
-)
+@pytest.mark.parametrize("forged", [{"corpus": "0" * 64}, {}])
 def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning(
-    crashed: Path, refused: Refused, forged: dict[str, str], said: str
+    crashed: Path, refused: Refused, forged: dict[str, str]
 ) -> None:
-    """A run on one corpus must not become a run on another; a journal that names none is of an earlier version."""
+    """A run on one corpus must not become a run on another."""
     record = json.loads((crashed / "record.json").read_text())
     begun = record.pop("pretrain")
     (crashed / "record.json").write_text(json.dumps(record))
@@ -148,7 +145,7 @@ def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning
     writer.close()
     record["pretrain"] = {**begun, "journal_start": train_state.first_line_sha256(journal)}
     (crashed / "record.json").write_text(json.dumps(record))
-    assert f"budget.jsonl: {said}" in refused("resume=true", EVERY)
+    assert "budget.jsonl: a process of this journal read another corpus" in refused("resume=true", EVERY)
 
 
 def test_a_later_checkpoint_of_another_run_is_refused(crashed: Path, unbroken: Path, refused: Refused) -> None:

@@ -236,14 +236,14 @@ def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make
 
 
 def test_the_forms_of_the_validation_are_printed_and_what_does_not_compare_is_marked(runs: Path) -> None:
-    """A record of before version 5 has the loss by its own masks, which compares with nobody's."""
+    """One on another text compares with nobody's."""
     with _record_of(runs / "low") as record:
         record["corpus"]["validation"] = {"manifest_sha256": "0123456789abcdef" * 4}
         for key in ("all_mask_loss", "all_mask_accuracy", "bits_per_byte", "tokens"):
             del record["pretrain"]["validation"][key]
     text = _text(runs)
     assert "| All [MASK] | Bits/byte |" in text and "| 5.432 | 5.500 | 5.750 | 1.875 |" in text
-    assert "| 5.432 | 5.500 on 01234567, own masking | – | – |" in text
+    assert "| 5.432 | 5.500 on 01234567 | – | – |" in text
     with (runs / "report" / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
         found = {(row["validation_loss"], row["all_mask_loss"], row["bits_per_byte"]) for row in csv.DictReader(file)}
     assert found >= {("5.5", "5.75", "1.875"), ("5.5", "", "")}
