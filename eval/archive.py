@@ -114,15 +114,7 @@ def unpack(archive: Path, into: Path) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with bundle.open(entry) as content:  # at most what was counted, whatever is packed
                     path.write_bytes(content.read(entry.file_size))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        UnicodeDecodeError,
-        NotImplementedError,
-        RuntimeError,
-        OSError,
-    ) as error:
+    except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{archive}: not an archive that can be unpacked ({error}); get it again") from None
     return into / name
 

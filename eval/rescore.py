@@ -6,8 +6,6 @@ receives a run, with task files of his own. Predictions that were made up show o
 """
 
 import math
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +15,11 @@ import numpy as np
 from cramming.config import texts_sha256
 from cramming.data.task_files import ExampleFile, Task
 from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
+from eval.rules.evidence import UNREADABLE
 from eval.tasks.datasets import Split
-from eval.tasks.metrics import score
+from eval.tasks.metrics import agree, score
 from eval.tasks.readers import read_file
 from eval.tasks.suites import SUITES, SuiteName
-
-UNREADABLE = (ValueError, TypeError, LookupError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
-TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 
 
 @dataclass
@@ -99,8 +95,7 @@ def _compare(
             known = scored.metrics.get(name)
             stored = known.per_seed[index] if known and index < len(known.per_seed) else None
             again = value if math.isfinite(value) else None
-            differ = stored is not again if stored is None or again is None else abs(stored - again) > TOLERANCE
-            if differ:
+            if not agree(stored, again):
                 yield f"seed {seed}: {name} is {_word(stored)} on record, {_word(again)} by its predictions{other}"
             found.values += 1
         found.entries.add(entry)

@@ -10,8 +10,6 @@ place agree is not found by this (docs/rules.md, "What no check here can show").
 import json
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -26,15 +24,12 @@ from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
-from eval.rules.evidence import Outcome, all_or
+from eval.rules.evidence import UNREADABLE, Outcome, all_or
 from eval.rules.journal import parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
 
-ERRORS = (
-    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
-    yaml.YAMLError, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+ERRORS = (*UNREADABLE, ArithmeticError, AttributeError, yaml.YAMLError)
 HEX_256 = re.compile(r"[0-9a-f]{64}")
 
 

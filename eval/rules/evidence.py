@@ -1,5 +1,7 @@
 """What several rules look at: the history of fine-tunings, sizes of tasks, the wording of evidence."""
 
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -8,6 +10,8 @@ from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
 from eval.finetune.history import PROTOCOL
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
+# What reading a damaged or a forged file may end in.
+UNREADABLE = (ValueError, TypeError, LookupError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
 def all_or(problems: Iterable[str], fine: str) -> Outcome:

@@ -13,11 +13,10 @@ from cramming.config import file_sha256, settings_hash
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import WITHOUT_ENCODER, FineTuning, Record, Scores, TaskScore
 from eval.rules.evidence import fine_tuned, made_with
-from eval.tasks.metrics import lowest, spread
+from eval.tasks.metrics import agree, is_value, spread
 from eval.tasks.suites import AVERAGES
 
 CLOCK_SET = 2  # times that a machine's clock may have been set back while it fine-tuned
-TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
 
 
 def scores_disagree(folder: Path, record: Record) -> Iterator[str]:
@@ -42,7 +41,8 @@ def _itself(section: Scores, raw: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{entry}: {len(found.per_seed)} values of {name} for {len(section.seeds)} seeds"
             differ = [key for key, value in made.items() if not _close(said.get(key), value)]
             yield from (f"{entry}: {key} of {name} is not that of the seeds" for key in differ)
-            yield from _range(entry, name, found.per_seed)
+            odd = [value for value in found.per_seed if value is not None and not is_value(name, value)]
+            yield from (f"{entry}: {value:g} is no value of {name}" for value in odd)
         if entry in ENTRIES and (task.title, raw["tasks"][entry]["task"]) != (
             ENTRIES[entry][1].title,
             ENTRIES[entry][0].name,
@@ -55,20 +55,10 @@ def _itself(section: Scores, raw: Mapping[str, Any]) -> Iterator[str]:
         yield f"seeds {section.seeds}"
 
 
-def _range(entry: str, name: str, values: list[float | None]) -> Iterator[str]:
-    for value in values:
-        if value is None:
-            continue
-        if not lowest(name) - TOLERANCE <= value <= 1 + TOLERANCE:
-            yield f"{entry}: {value:g} is no value of {name}"
-
-
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_close, a, b))
-    if a is None or b is None:
-        return a is b
-    return abs(a - b) <= TOLERANCE
+    return agree(a, b)
 
 
 def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The metrics of GLUE, in plain NumPy; tests compare them with scikit-learn and scipy.
+"""The metrics of GLUE: those of scikit-learn and SciPy, with a rule for what they leave undefined.
 
 Where a metric is not defined (correlation with a constant, F1 without a positive label or prediction, predictions that
 are not finite) the value is NaN and `Scores.problems` says why. One case is a number by convention, with a note:
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+TOLERANCE = 1e-6  # of stored values: another version of a library may differ in the last bits
 MODULE_FOLDER = Path(__file__).resolve().parent / "metric_modules" / "glue"
 
 
@@ -35,17 +36,11 @@ def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     0 where all predictions are one class; NaN where all labels are (there is nothing to correlate with).
     """
+    from sklearn.metrics import matthews_corrcoef  # takes a second, which reports have no use for
+
     if labels.size == 0 or (labels == labels[0]).all():
         return math.nan
-    if (predictions == predictions[0]).all():
-        return 0.0
-    classes = np.union1d(predictions, labels)
-    predicted = (predictions[:, None] == classes).astype(np.float64)
-    actual = (labels[:, None] == classes).astype(np.float64)
-    predicted -= predicted.mean(0)
-    actual -= actual.mean(0)
-    covariance = (predicted * actual).sum()
-    return float(covariance / math.sqrt((predicted**2).sum() * (actual**2).sum()))
+    return float(matthews_corrcoef(labels, predictions))
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -55,16 +50,16 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """F1 of class 1, as GLUE scores MRPC and QQP; NaN where neither labels nor predictions have that class."""
-    hits = int(((predictions == 1) & (labels == 1)).sum())
-    total = int((predictions == 1).sum() + (labels == 1).sum())
-    return 2 * hits / total if total else math.nan
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels == 1, predictions == 1, zero_division=np.nan)) if labels.size else math.nan
 
 
 def f1_macro(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Mean of the F1 of every class that labels or predictions have, as SuperGLUE scores CB; NaN for no examples."""
-    if not labels.size:
-        return math.nan
-    return float(np.mean([f1(predictions == c, labels == c) for c in np.union1d(predictions, labels)]))
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="macro")) if labels.size else math.nan
 
 
 def accuracy_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -74,24 +69,18 @@ def accuracy_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Pearson correlation, from -1 to 1; NaN where either side is constant or there are fewer than 2 examples."""
-    x, y = predictions.astype(np.float64), labels.astype(np.float64)
-    if x.size < 2 or (x == x[0]).all() or (y == y[0]).all():
+    from scipy.stats import pearsonr
+
+    if labels.size < 2 or any((side == side[0]).all() for side in (predictions, labels)):
         return math.nan
-    x, y = x - x.mean(), y - y.mean()
-    # Normalised one by one: the product of the two sums of squares may overflow or underflow.
-    correlation = (x / np.linalg.norm(x)) @ (y / np.linalg.norm(y))
-    return float(min(1.0, max(-1.0, correlation)))
+    return float(pearsonr(predictions, labels).statistic)
 
 
 def spearmanr(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Spearman correlation: Pearson's on ranks, ties sharing their mean rank; NaN as for `pearson`."""
-    return pearson(_ranks(predictions), _ranks(labels))
+    from scipy.stats import rankdata
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[group]
+    return pearson(rankdata(predictions), rankdata(labels))
 
 
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -107,9 +96,14 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 CORRELATIONS = ("matthews_correlation", "pearson", "spearmanr")
 
 
-def lowest(name: str) -> float:
-    """The least value that a metric can have; the most is 1."""
-    return -1.0 if name in CORRELATIONS else 0.0
+def is_value(name: str, value: float) -> bool:
+    """Whether a metric can have this value, which is 1 at most."""
+    return (-1.0 if name in CORRELATIONS else 0.0) - TOLERANCE <= value <= 1 + TOLERANCE
+
+
+def agree(one: float | None, other: float | None) -> bool:
+    """Whether two stored values are the same; a missing one is None."""
+    return one is other if one is None or other is None else abs(one - other) <= TOLERANCE
 
 
 def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
