@@ -1,10 +1,11 @@
 """`cramming project`: what would the full budget give? A law through runs of one recipe with growing budgets.
 
-The saturating power law of power_law.py is fitted to the ends of runs (projection_runs.py) over compute, tokens and
-seconds, and, where runs have scores, to the points that they lack to 100. Runs of one budget with several seeds are
-points of their own. The law's record comes with it: each budget from the fourth on is predicted from the shorter ones
-alone. The picture is the cramming paper's figure 1 (Geiping and Goldstein 2022) with the law in it. A projection knows
-nothing of what only begins beyond the runs, such as reading the corpus for a second time.
+The saturating power law of power_law.py is fitted to the ends of runs (projection_runs.py) over compute: to losses and,
+where runs have scores, to the points that they lack to 100. Tokens are compute in other units, as the runs are of one
+recipe; a law over seconds predicted worse (benchmarks/results/projection_cpu_2026-11-23). Runs of one budget with
+several seeds are points of their own. The law's record comes with it: each budget from the fourth on is predicted from
+the shorter ones alone. The picture is the cramming paper's figure 1 (Geiping and Goldstein 2022) with the law in it. A
+projection knows nothing of what only begins beyond the runs, such as reading the corpus for a second time.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cramming.config import Positive, build, expand_home, require
+from cramming.config import Positive, UserError, build, expand_home
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say, use_stderr
 from cramming.record_schema import number
@@ -28,7 +29,6 @@ from eval.report import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AXES = ("exaflops", "tokens", "seconds")  # what a law is over; the first predicts
 DRAWN = 200  # points of the law's line
 
 
@@ -51,21 +51,20 @@ def main(settings: dict[str, Any]) -> None:
     folder = expand_home(settings["runs"], "runs")
     runs = read_runs(folder, config.names)
     longest = runs.points[-1]
-    times = (config.exaflops or 3600 * config.hours * longest.exaflops / longest.seconds) / longest.exaflops
-    full = {axis: times * max(getattr(point, axis) for point in runs.points) for axis in AXES}
-    laws = {axis: project(runs.points, axis, full[axis], lambda point: point.loss) for axis in AXES}
-    found = {axis: projection for axis, projection in laws.items() if projection}
-    require(AXES[0] in found, f"project: losses in {folder} do not fall with compute; train with longer budgets")
+    full = config.exaflops or 3600 * config.hours * longest.exaflops / longest.seconds
+    losses = project(runs.points, full, lambda point: point.loss)
+    if losses is None:
+        raise UserError(f"project: losses in {folder} do not fall with compute; train with longer budgets")
     scored = [point for point in runs.points if point.score is not None]
-    scores = project(scored, AXES[0], full[AXES[0]], lambda point: 100 - (point.score or 0.0))
+    scores = project(scored, full, lambda point: 100 - (point.score or 0.0))
     out = config.out or folder / "projection"
-    figure = draw(runs.points, found[AXES[0]])
+    figure = draw(runs.points, losses)
     write_atomically(out / "projection.svg", plots.svg(figure, "projection"))
     overwrite_atomically(out / "projection.png", lambda path: path.write_bytes(plots.png(figure)))
     if config.json:
-        print(json.dumps(projection_words.for_programs(runs, found, scores)), flush=True)
+        print(json.dumps(projection_words.for_programs(runs, losses, scores)), flush=True)
     else:
-        projection_words.show(runs, found, scores)
+        projection_words.show(runs, losses, scores)
     say(f"pictures: {out / 'projection.svg'} and .png")
 
 

@@ -22,7 +22,7 @@ class HeldOut(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A law over one axis, what it predicts of `amount`, and how it did on held-out budgets."""
+    """A law over compute, what it predicts of `amount` exaFLOPs, and how it did on held-out budgets."""
 
     law: PowerLaw
     amount: float
@@ -30,32 +30,32 @@ class Projection(NamedTuple):
     held_out: list[HeldOut]
 
 
-def project(points: Sequence[Point], axis: str, amount: float, measure: Callable[[Point], float]) -> Projection | None:
-    """The law of a measure over an axis, and what it predicts at an amount.
+def project(points: Sequence[Point], amount: float, measure: Callable[[Point], float]) -> Projection | None:
+    """The law of a measure over compute, and what it predicts at an amount, in exaFLOPs.
 
     None with fewer than FEWEST budgets, or where the measure does not fall.
     """
-    law = fit(points, axis, measure)
+    law = fit(points, measure)
     if law is None:
         return None
-    return Projection(law, amount, law.predict(amount), list(held_out(points, axis, measure)))
+    return Projection(law, amount, law.predict(amount), list(held_out(points, measure)))
 
 
-def held_out(points: Sequence[Point], axis: str, measure: Callable[[Point], float]) -> Iterator[HeldOut]:
+def held_out(points: Sequence[Point], measure: Callable[[Point], float]) -> Iterator[HeldOut]:
     """Each budget that has enough shorter ones, as a law through those alone predicts it."""
     budgets = budgets_of(points)
     for place in range(FEWEST, len(budgets)):
-        law = fit([point for shorter in budgets[:place] for point in shorter], axis, measure)
+        law = fit([point for shorter in budgets[:place] for point in shorter], measure)
         if law:
-            amount = statistics.fmean(getattr(point, axis) for point in budgets[place])
+            amount = statistics.fmean(point.exaflops for point in budgets[place])
             predicted, measured = law.predict(amount), statistics.fmean(map(measure, budgets[place]))
             error = 100 * (predicted.value / measured - 1)
             yield HeldOut(budgets[place][0].budget, amount / law.largest, predicted, measured, error)
 
 
-def fit(points: Sequence[Point], axis: str, measure: Callable[[Point], float]) -> PowerLaw | None:
+def fit(points: Sequence[Point], measure: Callable[[Point], float]) -> PowerLaw | None:
     """The law through these points, if there is one."""
     if len(budgets_of(points)) < FEWEST:
         return None
-    law = PowerLaw([getattr(point, axis) for point in points], [measure(point) for point in points])
+    law = PowerLaw([point.exaflops for point in points], [measure(point) for point in points])
     return law if law.falls else None

@@ -1,6 +1,6 @@
 """What a projection says: tables and sentences for people, JSON for programs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cramming.progress import duration, say, show_table
@@ -10,22 +10,20 @@ from eval.extras.projection_runs import Point, Runs
 from eval.report.wording import compact, counted, or_dash
 
 RUNS = ("run", "budget", "exaflops", "tokens", "time", "loss", "above law", "score")
-HELD_OUT = ("over", "budget", "beyond", "predicted", "measured", "error")
-LAWS = ("over", "E", "A", "alpha", "full budget", "loss there")
+HELD_OUT = ("budget", "beyond", "predicted", "measured", "error")
+LAW = ("E", "A", "alpha", "full budget", "loss there")
 
 
-def show(runs: Runs, laws: Mapping[str, Projection], scores: Projection | None) -> None:
-    """The runs beside the law over compute, how each axis did on held-out budgets, and what it says of the full one."""
-    projection = next(iter(laws.values()))
+def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
+    """The runs beside the law, how it did on held-out budgets, and what it says of the full one."""
     rows = [_run(point, projection) for point in runs.points]
     show_table(f"{counted(len(rows), 'run')} of one recipe", RUNS, rows)
     for line in runs.left_out:
         say(f"left out: {line}")
-    rows = [[axis, *_held_out(held)] for axis, one in laws.items() for held in one.held_out]
-    if rows:
+    if rows := [_held_out(held) for held in projection.held_out]:
         show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, rows)
-    rows = [[axis, *_law(one)] for axis, one in laws.items()]
-    show_table(f"loss = E + A (amount / longest run's)^-alpha; intervals of {LEVEL:.0%}", LAWS, rows)
+    title = f"loss = E + A (exaflops / longest run's)^-alpha; intervals of {LEVEL:.0%}"
+    show_table(title, LAW, [_law(projection)])
     for line in sentences(runs.points, projection, scores):
         say(line)
 
@@ -45,12 +43,9 @@ def sentences(points: list[Point], projection: Projection, scores: Projection | 
         yield f"held-out budgets were at most x{beyond:.3g} beyond their runs; further out intervals rest on the law"
     if corpus and (epochs := times * longest.tokens / corpus) > 1 >= longest.tokens / corpus:
         yield f"the full budget reads the corpus {epochs:.1f} times, of which the law knows nothing"
-    devices = sorted({str(point.run.record.environment.device.name) for point in points})
-    if len(devices) > 1:
-        yield f"seconds are of several devices and do not compare: {', '.join(devices)}"
 
 
-def for_programs(runs: Runs, laws: Mapping[str, Projection], scores: Projection | None) -> dict[str, Any]:
+def for_programs(runs: Runs, losses: Projection, scores: Projection | None) -> dict[str, Any]:
     """All of it as JSON; `scores` are points to 100, `error_percent` is in percent of what was measured."""
     fields = ("exaflops", "tokens", "seconds", "loss", "score")
     return {
@@ -61,7 +56,7 @@ def for_programs(runs: Runs, laws: Mapping[str, Projection], scores: Projection 
             for point in runs.points
         ],
         "left_out": runs.left_out,
-        "laws": {axis: _law_for_programs(one) for axis, one in laws.items()},
+        "loss": _law_for_programs(losses),
         "lost_score": scores and _law_for_programs(scores),
     }
 
