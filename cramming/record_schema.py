@@ -368,22 +368,10 @@ class History:
 
 @dataclass(frozen=True)
 class Journal:
-    """What budget.jsonl and its neighbours say (eval/rules/journal.py)."""
+    """What of R5 does not hold, and what else budget.jsonl says (eval/rules/journal.py)."""
 
-    problem: Text
-    sha256: Text
-    start: Text
-    processes: list[Any]
-    steps: Number
-    spent: dict[str, Number]
-    last_step_seconds: Number
-    total_seconds: Number
-    uncharged_seconds: Number
-    logged_seconds: Number
     problems: list[Any]
-    budgets: list[Any]
-    corpora: list[Any]
-    config_budget: Any
+    summary: Text
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run's journal says by itself, and what lies beside it, whatever the record claims: the evidence of R5."""
+"""R5's evidence: a run's journal, and what lies beside it, against what the record claims."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -9,6 +9,8 @@ import yaml
 
 from cramming.config import UserError, file_sha256
 from cramming.journal import (
+    JOURNAL,
+    MAX_HEARTBEAT_SECONDS,
     Event,
     Saved,
     first_line_sha256,
@@ -19,7 +21,10 @@ from cramming.journal import (
     spent_seconds,
     unit_on,
 )
+from cramming.record_schema import Record
+from eval.rules.evidence import failed
 
+ROUNDING_SECONDS = 0.01
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 
 
@@ -29,43 +34,78 @@ def parsed(text: str) -> Any:
     return yaml.load(text, _LOADER)
 
 
-def summarise_journal(journal: Path) -> dict[str, Any]:
-    """The record's section `journal`; `problem` where it cannot be read.
-
-    `last_step_seconds` is the time, all processes together, at which the last counted step had ended; `total_seconds`
-    is everything that was charged; `uncharged_seconds` is how much longer the processes took by the wall clock;
-    `problems` are what no run of this suite leaves; `config_budget` is what config.yaml allows; `corpora` what each
-    process read, by the SHA-256 of its manifest; `budgets` its unit and limit.
-    """
+def journal_evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The record's section `journal`: what of R5 does not hold, or what else is to be told. `rows` of metrics.jsonl."""
+    path = folder / JOURNAL
     try:
-        events, sha256 = read_journal(journal), file_sha256(journal)
+        events = read_journal(path)
     except UserError as error:
-        return {"problem": str(error)}
+        return {"problems": [str(error)]}
     except OSError as error:
-        return {"problem": f"{journal}: {error.strerror}"}
+        return {"problems": [f"{path}: {error.strerror}"]}
     if not events:
-        return {"problem": f"{journal}: no event"}
-    starts, last = [event for event in events if event["event"] == "start"], events[-1]
-    flops = last.get("charged_flops")
-    return {
-        "sha256": sha256,
-        "start": first_line_sha256(journal),
-        "processes": processes_of(events),
-        "steps": last["steps"],
-        "spent": {
-            "steps": last["steps"], "tokens": last.get("tokens"), "exaflops": None if flops is None else flops / 1e18
-        },
-        "last_step_seconds": last.get("last_step_seconds"),
-        "total_seconds": spent_seconds(events),
-        "uncharged_seconds": _uncharged_seconds(events),
-        "problems": [*_cut_off(journal), *_trained_after_the_end(events), *_foreign_checkpoints(events)],
-        "budgets": [[unit_on(event.get("clock"), event.get("unit")), event.get("limit")] for event in starts],
-        "corpora": [event.get("corpus") for event in starts],
-        "config_budget": _config_budget(journal.with_name("config.yaml")),
-    }  # fmt: skip
+        return {"problems": [f"{path}: no event"]}
+    total, uncharged = spent_seconds(events), uncharged_seconds(events)
+    summary = f"{len(processes_of(events))} process(es), {total:.1f} s in the journal"
+    if uncharged > 60 + 0.01 * total:  # beyond what setting a clock by the network comes to
+        summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
+    return {"problems": list(_disagrees(path, events, record, rows)), "summary": summary}
 
 
-def _uncharged_seconds(events: Sequence[Event]) -> float:
+def _disagrees(path: Path, events: Sequence[Event], record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    training, steps = record.training, events[-1]["steps"]
+    yield from failed(
+        (file_sha256(path) == training.budget.journal_sha256, f"the SHA-256 of {path.name} is not the recorded one"),
+        (first_line_sha256(path) == training.journal_start, f"{path.name} is not the journal that the run began with"),
+        (processes_of(events) == training.budget.processes, f"the processes in {path.name} are not the record's"),
+        (steps == training.steps, f"{steps} steps in {path.name}, {training.steps} in the record"),
+        (
+            not lacks_newline(path),
+            f"the last line of {path.name} has no newline, which an editor or a copy can take away; add it",
+        ),
+    )
+    yield from _other_seconds(events, training.budget.spent_seconds, rows)
+    yield from trained_after_the_end(events)
+    yield from foreign_checkpoints(events)
+    yield from _other_budget(path, events, record)
+
+
+def _other_seconds(events: Sequence[Event], seconds: float | None, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    total, last, logged = spent_seconds(events), events[-1].get("last_step_seconds"), last_logged_seconds(rows)
+    if last is None or seconds is None:
+        yield "no seconds to compare"
+    elif abs(seconds - last) > ROUNDING_SECONDS or seconds > total + ROUNDING_SECONDS:
+        yield f"{JOURNAL} has the last step at {last:.2f} s of {total:.2f} s, the record at {seconds:.2f} s"
+    if logged is None:
+        yield "metrics.jsonl is not beside the record, or has no training step: restore it"
+    elif logged > total + MAX_HEARTBEAT_SECONDS:
+        yield f"metrics.jsonl has a step at {logged:.2f} s, {JOURNAL} ends at {total:.2f} s"
+
+
+def _other_budget(path: Path, events: Sequence[Event], record: Record) -> Iterator[str]:
+    """Of the whole run what was spent, and of each process its corpus and its limit."""
+    budget, last = record.training.budget, events[-1]
+    spent = {"steps": last["steps"], "tokens": last.get("tokens"), "exaflops": last.get("charged_flops", 0.0) / 1e18}
+    if budget.unit != "hours" and spent.get(str(budget.unit)) != budget.spent:
+        yield f"{spent.get(str(budget.unit))} {budget.unit} spent in {path.name}, {budget.spent} in the record"
+    limits = {"the record": (budget.limit, unit_on(budget.clock, budget.unit))}
+    if (limit := config_limit(path.with_name("config.yaml"))) is None:
+        yield "config.yaml is not beside the record, or has no limit that can be read: restore it"
+    else:
+        limits["config.yaml"] = limit
+    for event in events:
+        if event["event"] != "start":
+            continue
+        process, manifest = f"process {event['process']}", event.get("corpus")
+        if manifest is None or manifest != record.corpus.manifest_sha256:
+            yield f"{process} read another corpus than the record's (by SHA-256 of the manifest)"
+        own = (event.get("limit"), unit_on(event.get("clock"), event.get("unit")))
+        for name, other in limits.items():
+            if other != own:
+                yield f"{process} had a limit of {own[0]} {own[1]}, {name} has {other[0]} {other[1]}"
+
+
+def uncharged_seconds(events: Sequence[Event]) -> float:
     """The machine slept, somebody set its clock, or the seconds: none of these shows which. Time of the CPU is another
     clock, and tells nothing of it."""
     if any(event.get("clock") == "cpu" for event in events):
@@ -77,12 +117,7 @@ def _uncharged_seconds(events: Sequence[Event]) -> float:
     return sum(max(0.0, late[-1] - late[0]) for late in found.values())
 
 
-def _cut_off(journal: Path) -> Iterator[str]:
-    if lacks_newline(journal):
-        yield f"the last line of {journal.name} has no newline, which an editor or a copy can take away; add it"
-
-
-def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:
+def trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:
     """Earlier versions completed the record of a run that was killed after its end in a process without a step."""
     ended: int | None = None
     for event in events:
@@ -93,7 +128,7 @@ def _trained_after_the_end(events: Sequence[Event]) -> Iterator[str]:
             ended = event["steps"]
 
 
-def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
+def foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
     saved: set[Saved] = set()
     for event in events:
         if event["event"] == "checkpoint":
@@ -102,12 +137,12 @@ def _foreign_checkpoints(events: Sequence[Event]) -> Iterator[str]:
             yield f"process {event['process']} went on from a checkpoint of step {event['steps']} that is not in it"
 
 
-def _config_budget(path: Path) -> list[Any] | None:
-    """Unit, with its clock, and limit by config.yaml; None where it cannot be read, or does not have exactly one."""
+def config_limit(path: Path) -> tuple[float, str | None] | None:
+    """Limit and unit, with its clock, by config.yaml; None where it cannot be read, or does not have exactly one."""
     try:
         section = parsed(path.read_text(encoding="utf-8"))["budget"]
         ((unit, limit),) = limits_of(section).items()
-        return [unit_on(section.get("clock"), unit), float(limit)]
+        return float(limit), unit_on(section.get("clock"), unit)
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         return None
 

@@ -20,7 +20,7 @@ from eval.archive import SUFFIX, altered_since, opened
 from eval.finetune.history import history_file, read_history
 from eval.rules.consistency import contradictions
 from eval.rules.evidence import few
-from eval.rules.journal import last_logged_seconds, summarise_journal
+from eval.rules.journal import journal_evidence
 from eval.rules.table import Verdict, judge
 
 BYTES_PER_PROCESS = 5_000_000  # that many take half a second to read and judge, and a process as long to start
@@ -116,8 +116,8 @@ def load_run(folder: Path) -> Run:
         metrics = load_metrics(folder)
     except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
         metrics = []
-    if (journal := folder / JOURNAL).exists():
-        raw["journal"] = {**summarise_journal(journal), "logged_seconds": last_logged_seconds(metrics)}
+    if (folder / JOURNAL).exists():
+        raw["journal"] = journal_evidence(folder, read_record(raw), metrics)
     record = read_record(raw)
     found = None if record.known else list(contradictions(folder, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})

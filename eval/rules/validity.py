@@ -9,27 +9,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from cramming.data.task_files import ENTRIES
-from cramming.journal import MAX_HEARTBEAT_SECONDS, unit_on
 from cramming.record import FORMAT_VERSION
-from cramming.record_schema import Journal, Record, Scores, TaskScore
+from cramming.record_schema import Record, Scores, TaskScore
 from eval.rules.evidence import (
     Outcome,
     all_or,
     count_of,
-    failed,
     fine_tuned,
     made_with,
     mean_of,
     official_sizes,
     other_sizes,
 )
-from eval.tasks.metrics import lowest
+from eval.tasks.metrics import agree, is_value
 from eval.tasks.suites import AVERAGES
 
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006
-VALUE_TOLERANCE = 1e-6  # another version of numpy may differ in the last bits
-JOURNAL_ROUNDING_SECONDS = 0.01
 # Versions of the rules under which a number means the same, and that ask for the same evidence.
 COMPARABLE = ("5", "6")
 
@@ -88,72 +84,9 @@ def journal_agrees(record: Record) -> Outcome:
     record and went on from a checkpoint of this journal only, none trained after the run's end, and metrics.jsonl knows
     of no later step.
     """
-    journal, training = record.journal, record.training
-    if journal is None or journal.problem:
-        return False, journal.problem if journal and journal.problem else "budget.jsonl is not beside the record"
-    problems = failed(
-        (journal.sha256 == training.budget.journal_sha256, "the SHA-256 of budget.jsonl is not the recorded one"),
-        (
-            journal.processes == training.budget.processes,
-            "the processes in budget.jsonl are not those of the record",
-        ),
-        (journal.steps == training.steps, f"{journal.steps} steps in budget.jsonl, {training.steps} in the record"),
-    )
-    problems += [*_seconds_differ(journal, training.budget.spent_seconds), *map(str, journal.problems)]
-    problems += _budget_differs(record, journal)
-    total, uncharged = journal.total_seconds or 0.0, journal.uncharged_seconds or 0.0
-    summary = f"{len(journal.processes)} process(es), {total:.1f} s in the journal"
-    if uncharged > 60 + 0.01 * total:  # beyond what setting a clock by the network comes to
-        summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
-    return all_or(problems, summary)
-
-
-def _seconds_differ(journal: Journal, seconds: float | None) -> Iterator[str]:
-    total, last, logged = journal.total_seconds, journal.last_step_seconds, journal.logged_seconds
-    if total is None or last is None or seconds is None:
-        yield "no seconds to compare"
-    elif abs(seconds - last) > JOURNAL_ROUNDING_SECONDS or seconds > total + JOURNAL_ROUNDING_SECONDS:
-        yield f"budget.jsonl has the last step at {last:.2f} s of {total:.2f} s, the record at {seconds:.2f} s"
-    if logged is not None and total is not None and logged > total + MAX_HEARTBEAT_SECONDS:
-        yield f"metrics.jsonl has a step at {logged:.2f} s, budget.jsonl ends at {total:.2f} s"
-
-
-def _budget_differs(record: Record, journal: Journal) -> Iterator[str]:
-    """Of the whole run what was spent, and of each process its limit and corpus."""
-    budget, manifest = record.training.budget, record.corpus.manifest_sha256
-    spent = journal.spent.get(budget.unit or "")
-    yield from failed(
-        (
-            journal.start == record.training.journal_start,
-            "budget.jsonl is not the journal that the run began with",
-        ),
-        (
-            journal.logged_seconds is not None,
-            "metrics.jsonl is not beside the record, or has no training step: restore it",
-        ),
-        (
-            journal.corpora and all(corpus is not None and corpus == manifest for corpus in journal.corpora),
-            "a process in budget.jsonl read another corpus than the record's (by SHA-256 of the manifest), or names"
-            " none",
-        ),
-        (
-            budget.unit == "hours" or spent == budget.spent,
-            f"{spent} {budget.unit} spent in budget.jsonl, {budget.spent} in the record",
-        ),
-    )
-    limits = {"the record": [unit_on(budget.clock, budget.unit), budget.limit]}
-    if journal.config_budget is None:
-        yield "config.yaml is not beside the record, or has no limit that can be read: restore it"
-    else:
-        limits["config.yaml"] = journal.config_budget
-    for process, limit in enumerate(journal.budgets):
-        for name, other in limits.items():
-            if other != limit:
-                yield f"process {process} had a limit of {_limit_words(limit)}, {name} has {_limit_words(other)}"
-
-
-def _limit_words(limit: Any) -> str:
-    return f"{limit[1]} {limit[0]}" if isinstance(limit, list) and len(limit) == 2 else "none that can be read"
+    if record.journal is None:
+        return False, "budget.jsonl is not beside the record"
+    return all_or(map(str, record.journal.problems), record.journal.summary or "")
 
 
 def scores_stated(record: Record) -> Outcome:
@@ -189,7 +122,7 @@ def _score_problems(entry: str, task: TaskScore, seeds: int) -> Iterator[str]:
         yield f": the main metric is {main}, not {task.main_metric}"
     for name, metric in task.metrics.items():
         for value in metric.per_seed:
-            if value is not None and not lowest(name) - VALUE_TOLERANCE <= value <= 1 + VALUE_TOLERANCE:
+            if value is not None and not is_value(name, value):
                 yield f": {value:g} is no value of {name}"
     found = task.metrics.get(main or "")
     measured = [value for value in (found.per_seed if found else []) if value is not None]
@@ -230,8 +163,7 @@ def _not_in_history(record: Record, init: str, section: Scores) -> Iterator[str]
             told |= {(entry, str(line.seed)): value for entry, value in line.scores.items()}
     for entry, task in section.tasks.items():
         for seed, value in zip(section.seeds, task.main.per_seed):
-            known = told.get((entry, str(seed)))
-            if value is not None and (known is None or abs(value - known) > VALUE_TOLERANCE):
+            if value is not None and not agree(value, told.get((entry, str(seed)))):
                 yield entry
 
 

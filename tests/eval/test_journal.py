@@ -1,16 +1,21 @@
 """What the journal and its neighbours prove against a record."""
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from cramming.journal import Journal
-from eval.rules.journal import last_logged_seconds, summarise_journal
+from cramming.config import file_sha256
+from cramming.journal import Journal, first_line_sha256, read_journal, read_lines
+from eval.rules.journal import config_limit, foreign_checkpoints, last_logged_seconds, trained_after_the_end
+from eval.rules.load import load_run
+from eval.rules.table import RULES
 from eval.rules.training_agrees import out_of_order
 
-LIMIT = {"unit": "steps", "limit": 12.0}
 SAVED = {"sha256": "ab" * 32}
 NONE_ELSE = "{hours: null, tokens: null, exaflops: null"
 ODD_FILES = ("seed: 0", "[", "[" * 1000, "- budget", "budget: 12", "budget: !!python/name:os.system", "\0", "", None)
@@ -20,20 +25,8 @@ def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> d
     return {"event": kind, "process": process, "elapsed": elapsed, "steps": steps, **more}
 
 
-def problems(folder: Path, *events: dict[str, Any]) -> list[str]:
-    journal = Journal(folder / "budget.jsonl")
-    for one in events:
-        journal.write(one)
-    journal.close()
-    found = summarise_journal(journal.path)
-    assert "problem" not in found
-    return list(found["problems"])
-
-
-BEGUN = (event("start", 0, 1.0, 0, **LIMIT), event("checkpoint", 0, 5.0, 6, **SAVED))
-
-
-AGAIN = event("start", 1, 1.0, 0, **LIMIT)
+BEGUN = (event("start", 0, 1.0, 0), event("checkpoint", 0, 5.0, 6, **SAVED))
+AGAIN = event("start", 1, 1.0, 0)
 ENDED = event("end", 0, 9.0, 12, reason="finished")
 FOREIGN = "process 1 went on from a checkpoint of step {} that is not in it"
 
@@ -52,26 +45,126 @@ FOREIGN = "process 1 went on from a checkpoint of step {} that is not in it"
         ),
     ],
 )
-def test_what_no_run_leaves_is_told(tmp_path: Path, more: tuple[dict[str, Any], ...], found: list[str]) -> None:
-    assert problems(tmp_path, *BEGUN, *more) == found
+def test_what_no_run_leaves_is_told(more: tuple[Any, ...], found: list[str]) -> None:
+    events: Any = [*BEGUN, *more]
+    assert [*trained_after_the_end(events), *foreign_checkpoints(events)] == found
 
 
-def test_what_the_wall_clock_has_more_is_evidence(tmp_path: Path) -> None:
-    """Nothing more: a machine may sleep, between two processes too, and its clock may be put back."""
-    walls = ((0, 1, 1000.0), (0, 11, 1110.0), (1, 2, 5000.0), (1, 8, 5006.0), (2, 1, 9000.0), (2, 7, 8000.0))
-    last, events = -1, []
-    for process, elapsed, wall in walls:
-        kind = {"event": "start", **LIMIT} if process != last else {"event": "heartbeat"}
-        events.append({"process": process, "elapsed": elapsed, "steps": 0, "wall": wall, **kind})
-        last = process
-    assert not problems(tmp_path, *events)
-    assert summarise_journal(tmp_path / "budget.jsonl")["uncharged_seconds"] == 100.0
+@pytest.fixture
+def run(tmp_path: Path, make_record: Any, write_run: Any) -> Path:
+    found: Path = write_run(tmp_path / "first", make_record())
+    return found
+
+
+def evidence(run: Path) -> tuple[bool, str]:
+    """Of R5."""
+    finding = next(rule for rule in RULES if rule.number == "R5")(load_run(run).record)
+    return finding.ok, finding.evidence
+
+
+def change_record(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    record = json.loads((run / "record.json").read_text())
+    change(record)
+    (run / "record.json").write_text(json.dumps(record))
+
+
+def change_journal(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """With links and hashes in order, so that only what it says is changed."""
+    path = run / "budget.jsonl"
+    lines = list(read_lines(path))
+    path.unlink()
+    journal = Journal(path)
+    for line in lines:
+        change(line)
+        journal.write(line)
+    journal.close()
+    hashes = {"journal_sha256": file_sha256(path)}
+    change_record(run, lambda r: r["pretrain"]["budget"].update(hashes))
+    change_record(run, lambda r: r["pretrain"].update(journal_start=first_line_sha256(path)))
+
+
+def of_second_start(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda line: line.update(changes) if (line["event"], line["process"]) == ("start", 1) else None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r["pretrain"]["budget"].update(journal_sha256="0" * 64), "SHA-256 of budget.jsonl is not the recor"),
+        (lambda r: r["pretrain"].update(journal_start="0" * 64), "is not the journal that the run began with"),
+        (lambda r: r["pretrain"].update(steps=99), "100 steps in budget.jsonl, 99 in the record"),
+        (lambda r: r["pretrain"]["budget"].update(spent_seconds=50.0), "has the last step at 59.50 s of 61.00 s"),
+        (lambda r: r["pretrain"]["budget"].update(spent_seconds=None), "no seconds to compare"),
+        (lambda r: r["pretrain"]["budget"]["processes"].pop(), "processes in budget.jsonl are not the record's"),
+        (lambda r: r["pretrain"]["budget"].update(limit=1.0), "had a limit of 0.016"),
+        (lambda r: r["pretrain"]["budget"].update(clock="cpu"), "the record has 0.016"),
+        (lambda r: r["pretrain"]["budget"].update(unit="tokens"), "10000 tokens spent in budget.jsonl"),
+        (lambda r: r["corpus"].update(manifest_sha256="0" * 64), "process 0 read another corpus than the record's"),
+        (lambda r: r["corpus"].update(manifest_sha256=None), "process 0 read another corpus than the record's"),
+    ],
+)
+def test_a_record_that_the_journal_contradicts(run: Path, change: Callable[[Any], Any], said: str) -> None:
+    assert evidence(run) == (True, "2 process(es), 61.0 s in the journal")
+    change_record(run, change)
+    ok, told = evidence(run)
+    assert not ok and said in told
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (of_second_start(limit=24.0), "process 1 had a limit of 24.0 hours, the record has 0.016"),
+        (of_second_start(limit=None, unit=None), "process 1 had a limit of None None"),
+        (of_second_start(clock="cpu"), "hours by the CPU clock, the record has"),
+        (of_second_start(corpus=None), "process 1 read another corpus"),
+        (of_second_start(corpus="0" * 64), "process 1 read another corpus"),
+    ],
+)
+def test_a_process_with_another_corpus_or_limit(run: Path, change: Callable[[Any], Any], said: str) -> None:
+    change_journal(run, change)
+    ok, told = evidence(run)
+    assert not ok and said in told
+
+
+def test_what_lies_beside_the_journal_is_compared_with_it(run: Path) -> None:
+    whole = (run / "metrics.jsonl").read_text()
+    for rows, said in (
+        (whole.replace('"seconds": 59.5', f'"seconds": {61.0 + 5.1}'), "metrics.jsonl has a step at 66.10 s"),
+        ("", "metrics.jsonl is not beside the record, or has no training step"),
+    ):
+        (run / "metrics.jsonl").write_text(rows)
+        assert not evidence(run)[0] and said in evidence(run)[1]
+    (run / "metrics.jsonl").write_text(whole)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["budget"]["hours"] = 24.0
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert "config.yaml has 24.0 hours" in evidence(run)[1]
+    (run / "config.yaml").unlink()
+    assert "config.yaml is not beside the record" in evidence(run)[1]
+    (run / "budget.jsonl").write_text("")
+    assert evidence(run) == (False, f"{run / 'budget.jsonl'}: no event")
+
+
+def test_what_the_journal_says_that_breaks_no_rule(run: Path) -> None:
+    """What the wall clock has more: a machine may sleep, between two processes too, and its clock may be put back."""
+    for slept, said in ((59.0, False), (7200.0, True), (-9000.0, False)):
+        added = {"wall": slept}
+
+        def later(line: dict[str, Any], added: dict[str, float] = added) -> None:
+            if line["process"] == 1:
+                line["wall"] += 50_000 + (added["wall"] if line["event"] == "end" else 0)
+
+        change_journal(run, later)
+        (second,) = (e for e in read_journal(run / "budget.jsonl") if (e["event"], e["process"]) == ("start", 1))
+        change_record(run, lambda r, w=second["wall"]: r["pretrain"]["budget"]["processes"][1].update(started=w))
+        ok, told = evidence(run)
+        assert ok and ("by the wall clock" in told) == said, told
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (f"budget: {NONE_ELSE}, steps: 12}}", ["steps", 12.0]),
+        (f"budget: {NONE_ELSE}, steps: 12}}", (12.0, "steps")),
         (f"budget: {NONE_ELSE.replace('hours: null', 'hours: 1')}, steps: 12}}", None),
         (f"budget: {NONE_ELSE}, steps: many}}", None),
         (f"budget: {NONE_ELSE}, steps: [12]}}", None),
@@ -80,23 +173,19 @@ def test_what_the_wall_clock_has_more_is_evidence(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_the_limit_is_that_of_config_yaml(tmp_path: Path, text: str | None, found: list[Any] | None) -> None:
-    problems(tmp_path, *BEGUN)
+def test_the_limit_is_that_of_config_yaml(tmp_path: Path, text: str | None, found: Any) -> None:
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
-    summary = summarise_journal(tmp_path / "budget.jsonl")
-    assert (summary["config_budget"], summary["budgets"]) == (found, [["steps", 12.0]])
+    assert config_limit(tmp_path / "config.yaml") == found
 
 
-def test_a_newline_that_was_taken_from_the_end_is_told(tmp_path: Path) -> None:
+def test_a_newline_that_was_taken_from_the_end_is_told(run: Path) -> None:
     """What a crash cut short is no line at all."""
-    journal = tmp_path / "budget.jsonl"
-    problems(tmp_path, *BEGUN)
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"event": "hea')
-    assert not summarise_journal(journal)["problems"]
-    journal.write_bytes(whole[:-1])
-    assert "the last line of budget.jsonl has no newline" in summarise_journal(journal)["problems"][0]
+    path = run / "budget.jsonl"
+    whole = path.read_bytes()
+    for content, said in ((whole + b'{"event": "hea', False), (whole[:-1], True)):
+        path.write_bytes(content)
+        assert ("the last line of budget.jsonl has no newline" in evidence(run)[1]) == said
 
 
 def test_only_training_steps_have_seconds_on_the_clock() -> None:

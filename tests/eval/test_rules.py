@@ -110,13 +110,6 @@ def test_the_content_of_the_tasks_is_evidence_and_what_is_not_known_is_said(good
     assert find("R22", good) == ("R22", True, said) and judge(good).division == "closed"
 
 
-def test_what_the_journal_says_that_breaks_no_rule(glue: Record) -> None:
-    for seconds, said in ((59.0, False), (7200.0, True)):  # a machine that slept
-        glue["journal"]["uncharged_seconds"] = seconds
-        finding = find("R5", glue)
-        assert finding.ok and ("by the wall clock 7200 s more" in finding.evidence) == said
-
-
 def test_the_own_records_of_this_project_are_valid() -> None:
     for run in load_runs(DOCS.parents[1] / "eval" / "records"):
         assert run.problem is None and run.record.problems == []
@@ -189,25 +182,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R5": [
         lambda r: r.pop("journal"),
-        lambda r: r["journal"].update(sha256="0" * 64),
-        lambda r: r["journal"].update(steps=99),
-        lambda r: r["journal"].update(last_step_seconds=70.0),
-        lambda r: r["journal"].update(total_seconds=30.0),
-        lambda r: r["journal"].update(processes=r["journal"]["processes"][:1]),
-        lambda r: r.update(journal={"problem": "budget.jsonl:3: damaged"}),
-        lambda r: r["journal"].update(start="0" * 64),
-        lambda r: r["journal"].update(problems=["process 1 trained after the run had ended at step 40"]),
-        lambda r: r["journal"].update(logged_seconds=61.0 + 5.1),
-        lambda r: r["journal"].update(logged_seconds=None),
-        lambda r: r["journal"].update(config_budget=["hours", 24.0]),
-        lambda r: r["journal"].update(config_budget=None),
-        lambda r: r["corpus"].update(manifest_sha256="0" * 64),
-        lambda r: r["journal"].update(corpora=["cd" * 32, None]),
-        lambda r: r["journal"].update(corpora=["cd" * 32, "0" * 64]),
-        lambda r: r["journal"]["budgets"][1].__setitem__(1, 24.0),
-        lambda r: r["pretrain"]["budget"].update(limit=1.0),
-        lambda r: r["pretrain"]["budget"].update(clock="cpu"),
-        lambda r: r["journal"].update(config_budget=["hours by the CPU clock", 0.5]),
+        lambda r: r.update(journal={"problems": ["budget.jsonl:3: damaged"]}),
     ],
     "R6": [
         lambda r: r.pop("glue"),
