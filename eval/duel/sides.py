@@ -6,7 +6,6 @@ side outlives the duel that is killed: the next call finds it at work, or finish
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from cramming.files import LOCK, lock, remove
 from cramming.progress import Progress
 from cramming.record import is_run, load_metrics, load_record
 from cramming.record_schema import read_record
+from eval.rules.evidence import mean_of
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OVER = ("finished", "diverged", "exhausted")  # states of a run that trains no more
@@ -64,7 +64,6 @@ class Side:
         training, scored = record.training, record.trained
         rows = load_metrics(self.folder)
         scores = {name: task.score for name, task in scored.tasks.items()} if scored else None
-        found = [score for score in (scores or {}).values() if score is not None]
         return {
             "status": training.status,
             "loss": training.validation.loss,
@@ -75,7 +74,7 @@ class Side:
             "seconds": training.budget.spent_seconds,
             "curve": [[row["progress"], row["validation_loss"]] for row in rows if "validation_loss" in row],
             "scores": scores,
-            "score": statistics.fmean(found) if scores and len(found) == len(scores) else None,
+            "score": mean_of(list((scores or {}).values())),
         }
 
     def drop_weights(self) -> None:

@@ -10,8 +10,7 @@ mark the rules (R20) know a choice by the scores that are printed, which the clo
 
 import json
 import shutil
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from cramming.config import settings_hash
 from cramming.progress import say
 from eval.finetune.config import Hyperparameters
+from eval.rules.evidence import mean_of
 
 # Points are compared only where all of this is the same; `conditions` are the model, data, code and device by task.
 SAME = ("suite", "seeds", "conditions")
@@ -37,7 +37,8 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     judge = "pretrained" if "pretrained" in inits else inits[0]
     by_init = {init: _points(glue / init / "sweep") for init in inits}
     points = {name: p for name, p in by_init[judge].items() if all(name in found for found in by_init.values())}
-    means = {name: mean for name, p in points.items() if (mean := _mean(p)) is not None}
+    scores = {name: [task["score"] for task in p["tasks"].values()] for name, p in points.items()}
+    means = {name: mean for name, found in scores.items() if (mean := mean_of(found)) is not None}
     if not means:
         say("sweep: no point has all its scores yet, nothing is chosen")
         return {}
@@ -65,9 +66,3 @@ def _points(folder: Path) -> dict[str, dict[str, Any]]:
     found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
     same = {name: [section.get(key) for key in SAME] for name, section in found.items()}
     return {name: found[name] for name in sorted(found) if same[name] == same[files[-1].parent.name]}
-
-
-def _mean(section: Mapping[str, Any]) -> float | None:
-    """The mean of a point's scores; None as soon as one is missing."""
-    scores = [task["score"] for task in section["tasks"].values()]
-    return None if None in scores or not scores else statistics.fmean(scores)

@@ -13,7 +13,6 @@ computed again from the predictions.
 
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from cramming.record import finite
 from eval.finetune import history
 from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
+from eval.rules.evidence import mean_of
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
 from eval.tasks.metrics import score, spread
 from eval.tasks.suites import SUITES, Average, SuiteName
@@ -218,7 +218,7 @@ def _average(average: Average, entries: Mapping[str, Mapping[str, Any]]) -> dict
     scores = {entry: entries.get(entry, {}).get("score") for entry in average.entries}
     missing = [entry for entry, value in scores.items() if value is None]
     return {
-        "value": None if missing else statistics.fmean(value for value in scores.values() if value is not None),
+        "value": mean_of(list(scores.values())),
         "tasks": list(average.entries),
         "missing": missing,
         "subsets": [entry for entry in scores if entries.get(entry, {}).get("subset")],

@@ -1,5 +1,6 @@
 """What several rules look at: the history of fine-tunings, sizes of tasks, the wording of evidence."""
 
+import statistics
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -95,4 +96,4 @@ def swept(section: Scores) -> str:
 def mean_of(values: Sequence[float | None]) -> float | None:
     """Mean of the values; None where there is none, or one is missing."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -25,9 +25,10 @@ def scores_disagree(folder: Path, record: Record) -> Iterator[str]:
     for name, section in {**record.glue, **sections}.items():
         raw = record.raw[name] if name in sections else record.raw["glue"][name]
         place = folder / "glue" / name
-        problems = [*_itself(section, raw), *_glue_json(place, raw), *_pieces(place, section, raw)]
-        if name not in sections:
-            problems += [*_history(record, name, section, place), *_environment(place, raw)]
+        problems = [*_itself(section, raw)]
+        if not raw.get("sweep"):  # one has these files for each of its points, elsewhere
+            problems += [*_glue_json(place, raw), *_pieces(place, section, raw), *_environment(place, raw)]
+            problems += _history(record, name, section, place) if name not in sections else ()
         yield from (f"{name}: {problem}" for problem in problems)
     yield from _dates(record)
 
@@ -62,9 +63,9 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
-    """The file is the section without the machine's part; a sweep has one for each point, elsewhere."""
+    """The file is the section without the machine's part."""
     file = place / "glue.json"
-    if raw.get("sweep") or not file.exists():
+    if not file.exists():
         return
     found = json.loads(file.read_text(encoding="utf-8"))
     tasks = {entry: {k: v for k, v in task.items() if k != "seconds"} for entry, task in raw["tasks"].items()}
@@ -79,7 +80,7 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[st
         name = str(raw["tasks"][entry]["task"])
         for index, seed in enumerate(section.seeds):
             piece = place / "pieces" / f"{name}-seed{seed}.json"
-            if raw.get("sweep") or not piece.exists():
+            if not piece.exists():
                 continue
             found = json.loads(piece.read_text(encoding="utf-8"))
             metrics, loss = found["entries"][entry]["metrics"], found["train_loss"]
@@ -116,7 +117,7 @@ def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskSco
 
 def _history(record: Record, init: str, section: Scores, place: Path) -> Iterator[str]:
     """The last line of each task and seed that the section was kept with names the piece's predictions."""
-    if record.history_file is None or section.sweep:
+    if record.history_file is None:
         return
     last: dict[tuple[str, str], FineTuning] = {}
     for line in fine_tuned(record, init, named=True):
@@ -135,7 +136,7 @@ def _history(record: Record, init: str, section: Scores, place: Path) -> Iterato
 def _environment(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     """timing.json has the machine and the seconds once more."""
     file = place / "timing.json"
-    if raw.get("sweep") or not file.exists():
+    if not file.exists():
         return
     found = json.loads(file.read_text(encoding="utf-8"))
     if found["environment"] != raw.get("environment") or not _close(sum(found["seconds"].values()), raw.get("seconds")):
