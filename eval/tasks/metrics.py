@@ -73,7 +73,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     if labels.size < 2 or any((side == side[0]).all() for side in (predictions, labels)):
         return math.nan
-    return float(pearsonr(predictions, labels).statistic)
+    return float(pearsonr(predictions.astype(np.float64), labels.astype(np.float64)).statistic)
 
 
 def spearmanr(predictions: np.ndarray, labels: np.ndarray) -> float:
