@@ -370,7 +370,7 @@ class History:
 class Journal:
     """What of R5 does not hold, and what else budget.jsonl says (eval/rules/journal.py)."""
 
-    problems: list[Any]
+    problems: list[str]
     summary: Text
 
 

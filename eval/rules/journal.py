@@ -21,7 +21,7 @@ from cramming.journal import (
     spent_seconds,
     unit_on,
 )
-from cramming.record_schema import Record
+from cramming.record_schema import Journal, Record
 from eval.rules.evidence import failed
 
 ROUNDING_SECONDS = 0.01
@@ -34,22 +34,22 @@ def parsed(text: str) -> Any:
     return yaml.load(text, _LOADER)
 
 
-def journal_evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def journal_evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> Journal:
     """The record's section `journal`: what of R5 does not hold, or what else is to be told. `rows` of metrics.jsonl."""
     path = folder / JOURNAL
     try:
         events = read_journal(path)
     except UserError as error:
-        return {"problems": [str(error)]}
+        return Journal([str(error)], None)
     except OSError as error:
-        return {"problems": [f"{path}: {error.strerror}"]}
+        return Journal([f"{path}: {error.strerror}"], None)
     if not events:
-        return {"problems": [f"{path}: no event"]}
+        return Journal([f"{path}: no event"], None)
     total, uncharged = spent_seconds(events), uncharged_seconds(events)
     summary = f"{len(processes_of(events))} process(es), {total:.1f} s in the journal"
     if uncharged > 60 + 0.01 * total:  # beyond what setting a clock by the network comes to
         summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
-    return {"problems": list(_disagrees(path, events, record, rows)), "summary": summary}
+    return Journal(list(_disagrees(path, events, record, rows)), summary)
 
 
 def _disagrees(path: Path, events: Sequence[Event], record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -116,9 +116,10 @@ def load_run(folder: Path) -> Run:
         metrics = load_metrics(folder)
     except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
         metrics = []
-    if (folder / JOURNAL).exists():
-        raw["journal"] = journal_evidence(folder, read_record(raw), metrics)
     record = read_record(raw)
+    if (folder / JOURNAL).exists():
+        record = replace(record, journal=journal_evidence(folder, record, metrics))
+        raw["journal"] = vars(record.journal)
     found = None if record.known else list(contradictions(folder, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name

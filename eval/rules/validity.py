@@ -86,7 +86,7 @@ def journal_agrees(record: Record) -> Outcome:
     """
     if record.journal is None:
         return False, "budget.jsonl is not beside the record"
-    return all_or(map(str, record.journal.problems), record.journal.summary or "")
+    return all_or(record.journal.problems, record.journal.summary or "")
 
 
 def scores_stated(record: Record) -> Outcome:
