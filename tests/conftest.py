@@ -27,6 +27,7 @@ import yaml
 
 from cramming import CACHE_VARIABLES, progress
 from cramming.config import config_folder
+from cramming.engine import Engine
 from cramming.overrides import compose as hydra_compose
 from cramming.overrides import with_implied
 
@@ -131,6 +132,19 @@ TINY_RUN = [
 def tiny_overrides(tiny_corpus: Path) -> list[str]:
     """Overrides of a run that takes a second: 12 steps of two micro-batches of four sequences."""
     return [f"data.corpus={tiny_corpus}", *TINY_RUN]
+
+
+def before_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
+    """Do `action` before the step of this number, counted from 1 from now on."""
+    original, calls = Engine.forward_backward, [0]
+
+    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == step:
+            action()
+        return original(self, *arguments, **named)
+
+    patch.setattr(Engine, "forward_backward", counted)
 
 
 @functools.cache

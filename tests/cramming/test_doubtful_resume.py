@@ -17,6 +17,7 @@ from cramming.journal import Journal, checkpoints_of, processes_of, read_journal
 from cramming.record import load_metrics, load_record, write_record_section
 from eval.rules.load import load_run
 from eval.rules.table import RULES
+from tests.conftest import before_step
 
 Start = Callable[..., Path]
 Result = Callable[[Path], dict[str, Any]]
@@ -37,14 +38,9 @@ def crashed_once(
     tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
 ) -> Path:
     """The run that went down in step 9 of 12, with checkpoints of steps 3 and 6; read-only."""
-    runs, original, calls = tmp_path_factory.mktemp("crashed"), Engine.forward_backward, [0]
-
-    def step(self: Engine, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        return crash() if calls[0] == 9 else original(self, *arguments, **named)
-
+    runs = tmp_path_factory.mktemp("crashed")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Engine, "forward_backward", step)
+        before_step(patch, 9, crash)
         pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", EVERY))
     return runs / "a"
 

@@ -22,28 +22,17 @@ from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import read_record
+from cramming.recorded import RecordedRun
 from cramming.train_state import TrainState
 from eval.rules.load import load_run
 from eval.rules.table import RULES, judge
+from tests.conftest import before_step
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
 Result = Callable[[Path], dict[str, Any]]
 Refused = Callable[..., str]
 Break = Callable[..., BaseException]
-
-
-def break_at(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
-    """Do `action` before the step number `step` (counted from 1 in this process)."""
-    original, calls = Engine.forward_backward, [0]
-
-    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == step:
-            action()
-        return original(self, *arguments, **named)
-
-    monkeypatch.setattr(Engine, "forward_backward", counted)
 
 
 class Crash(BaseException):
@@ -61,7 +50,7 @@ def break_run(start: Start) -> Break:
     def call(step: int, how: str, *overrides: str) -> BaseException:
         action = crash if how == "crash" else lambda: os.kill(os.getpid(), signal.SIGTERM)
         with pytest.MonkeyPatch.context() as patch, pytest.raises((Crash, SystemExit)) as ended:
-            break_at(patch, step, action)
+            before_step(patch, step, action)
             start(*overrides)
         return ended.value
 
@@ -125,7 +114,7 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
         start("name=a")
     assert ended.value.code == 130
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -135,7 +124,7 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        break_at(patch, 3, twice)
+        before_step(patch, 3, twice)
         start("name=a", "resume=true")
     run = start("name=a", "resume=true")
     assert result(run) == result(unbroken)
@@ -146,7 +135,7 @@ def test_stopped_before_the_first_step_the_name_is_free_again(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        break_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        before_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
         start("name=mistyped", "optim.lr=1.0")
     assert ended.value.code == 130
     assert not (unbroken.parent.parent / "runs" / "mistyped").exists()
@@ -185,7 +174,7 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
     update, room, foretold = Engine.update, BudgetClock.has_room_for, list[float]()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Engine, "update", slow)
-        break_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        before_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a")
     monkeypatch.setattr(
         BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
@@ -296,7 +285,7 @@ def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeyp
     monkeypatch.setattr(
         BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
     )
-    break_at(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
         start("name=a", "budget.steps=null", "budget.hours=100")
     assert foretold[1::2] == [36.0, 36.0]
@@ -315,7 +304,10 @@ def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
     assert losses(run) == losses(unbroken)
     assert result(run) == result(unbroken)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert sum(json.loads(line)["step"] == 5 for line in lines) == 2  # done twice, counted once
+    assert sum(json.loads(line)["step"] == 5 for line in lines) == 2  # done twice; each reader counts it once
+    for rows in (load_run(run).metrics, list(RecordedRun.read(run).rows.values())):
+        assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
+    assert list(RecordedRun.read(run).steps) == list(range(1, 13)) and not list(RecordedRun.read(run).contradictions())
 
 
 def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
@@ -364,8 +356,8 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
         if killed:
             crash()
 
-    break_at(monkeypatch, 2, lambda: write(bytes(len(content))))
-    break_at(monkeypatch, 5, put_back)
+    before_step(monkeypatch, 2, lambda: write(bytes(len(content))))
+    before_step(monkeypatch, 5, put_back)
     if killed:
         with pytest.raises(Crash):
             start(*settings)
@@ -391,7 +383,7 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: (8, "auto, as told"))
     for resume, before, after in (("false", 8, 4), ("true", 4, 2)):
         with monkeypatch.context() as patch:
-            break_at(patch, step if resume == "false" else 1, run_out_of_memory)
+            before_step(patch, step if resume == "false" else 1, run_out_of_memory)
             said = refused(*auto, f"resume={resume}")
         assert said == (
             f"train.micro_batch={before}: cpu ran out of memory in training, though auto had found it to fit; go on"
@@ -425,7 +417,7 @@ def test_out_of_memory_with_a_given_micro_batch_says_what_to_set(
     says: str,
     action: Callable[[], None],
 ) -> None:
-    break_at(monkeypatch, step, action)
+    before_step(monkeypatch, step, action)
     assert says in refused(*settings)
     assert (tmp_path / "runs" / "a").exists() == (step > 1)
 
@@ -446,7 +438,7 @@ def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(BatchSource, "batch", slow)
-        break_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a")
     section = load_record(start("name=a", "resume=true"))["pretrain"]
     seconds = section["budget"]["spent_seconds"]

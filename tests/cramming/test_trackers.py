@@ -12,10 +12,10 @@ import pytest
 
 from cramming import checks, trackers
 from cramming.config import UserError
-from cramming.engine import Engine
 from cramming.journal import first_line_sha256
 from cramming.record import load_metrics
 from cramming.trackers import Tracked, TrackedLog
+from tests.conftest import before_step
 
 ROW = {"step": 1, "loss": 5.5, "grad_norm": float("nan")}
 
@@ -70,24 +70,23 @@ def test_a_package_that_is_missing_is_said_before_the_run(
     assert not (tmp_path / "runs" / "default" / "record.json").exists()
 
 
-def stopped_and_resumed(start: Callable[..., Path], *overrides: str) -> Path:
-    original, calls = Engine.forward_backward, [0]
-
-    def stop_at_8(self: Engine, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *arguments, **named)
-
+def stopped_and_resumed(start: Callable[..., Path], *overrides: str, folder: Path | None = None) -> Path:
+    """Stopped after 7 steps. The checkpoint of that is lost in `folder`, so steps 6 and 7 are tracked twice."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Engine, "forward_backward", stop_at_8)
-        start(*overrides)
+        before_step(patch, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start(*overrides, "checkpoint.every_steps=5")
+    if folder:
+        (newest,) = folder.glob("runs/*/checkpoints/step-00000007.pt")
+        newest.unlink()
     return start(*overrides, "resume=true")
 
 
-def test_tensorboard_has_the_rows_of_a_stopped_and_resumed_run(start: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("loses", [False, True])
+def test_tensorboard_has_the_rows_of_a_stopped_and_resumed_run(
+    start: Callable[..., Path], tmp_path: Path, loses: bool
+) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = stopped_and_resumed(start, "trackers=[tensorboard]")
+    run = stopped_and_resumed(start, "trackers=[tensorboard]", folder=tmp_path if loses else None)
     events = reader.EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     rows = load_metrics(run)
     assert {name for row in rows for name in row} - {"step", "each_progress", "each_loss"} == set(

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from cramming import pretrain
-from cramming.engine import Engine
 from cramming.plan import cards
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
 from eval.verify import Means, verify_run
+from tests.conftest import before_step
 
 Run = Callable[..., Path]
 Compose = Callable[..., dict[str, Any]]
@@ -67,19 +67,6 @@ def overrides(clean_tree: tuple[str, ...], honest_run: Path, tmp_path: Path) -> 
     return (*kept, *SMALL, *places)
 
 
-def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
-    """Do `action` before the step of this number in a process."""
-    original, calls = Engine.forward_backward, [0]
-
-    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == step:
-            action()
-        return original(self, *arguments, **named)
-
-    patch.setattr(Engine, "forward_backward", counted)
-
-
 @pytest.fixture
 def settings(overrides: tuple[str, ...], compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Compose:
     """Of a small run with more overrides; each training is as one of a process of its own."""
@@ -99,7 +86,7 @@ def train(settings: Compose) -> Run:
                 assert in_a_child(chosen, step) == -signal.SIGKILL
             else:
                 with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-                    at_step(patch, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+                    before_step(patch, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
                     pretrain.main(chosen)
             chosen["resume"] = True
         pretrain.main(chosen)
@@ -115,7 +102,7 @@ def in_a_child(chosen: dict[str, Any], killed_at: int | None = None) -> int:
     if (child := os.fork()) == 0:
         with pytest.MonkeyPatch.context() as patch:
             if killed_at:
-                at_step(patch, killed_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+                before_step(patch, killed_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             pretrain.main(chosen)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

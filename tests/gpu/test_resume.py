@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cramming import pretrain
-from cramming.engine import Engine
 from cramming.record import load_metrics, load_record
+from tests.conftest import before_step
 
 pytestmark = pytest.mark.gpu
 
@@ -37,16 +37,8 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
 
     start("whole")
     start("again")
-    original, calls = Engine.forward_backward, [0]
-
-    def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *arguments, **named)
-
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Engine, "forward_backward", counted)
+        before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("broken")
     start("broken", "resume=true")
     whole, again, broken = (load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken"))
