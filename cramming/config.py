@@ -12,7 +12,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -203,6 +203,12 @@ def _describe(kind: Any) -> str:
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
+def plain_numbers(node: Any) -> Any:
+    """The same settings with 1000 for 1e3 and 1000.0, which mean the same wherever a number is expected."""
+    text = json.dumps(node, default=str)
+    return json.loads(text, parse_float=lambda digits: int(x) if (x := float(digits)).is_integer() else x)
+
+
 def settings_hash(*nodes: Any) -> str:
     """First 12 hex digits of the SHA-256 of the nodes' canonical JSON: names things made from settings."""
     text = json.dumps(nodes, sort_keys=True, separators=(",", ":"), default=str)
@@ -213,8 +219,3 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def texts_sha256(texts: Iterable[str]) -> str:
-    """SHA-256 of texts in whatever order, in hex; white space does not count."""
-    return hashlib.sha256("\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()).hexdigest()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cramming.config import texts_sha256
-from cramming.data.task_files import ExampleFile, Task
+from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
 from eval.rules.evidence import UNREADABLE
 from eval.tasks.datasets import Split

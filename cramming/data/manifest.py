@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cramming.config import UserError, build, expand_home, settings_hash
+from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
 TEXT_VERSION = 2  # raised when `prepare` makes other bytes of the same text and settings
@@ -164,7 +164,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide what a corpus contains: `data` and `tokenizer`."""
     data = {key: value for key, value in config["data"].items() if key not in _NOT_CONTENT}
-    return {"data": data, "tokenizer": dict(config["tokenizer"])}
+    return {"data": plain_numbers(data), "tokenizer": plain_numbers(config["tokenizer"])}
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:
@@ -174,14 +174,14 @@ def corpus_hash(config: Mapping[str, Any]) -> str:
     """
     settings = content_settings(config)
     limits = settings["data"].get("filters") or {}
-    active = {name: limit for name, limit in limits.items() if limit not in (None, False)}
+    active = {name: limit for name, limit in limits.items() if limit is not None and limit is not False}
     return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}})
 
 
 def corpus_folder(config: Mapping[str, Any]) -> Path:
     """Where the corpus of these settings lies: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
-    data, tokenizer = config["data"], config["tokenizer"]
-    if data.get("corpus"):
-        return expand_home(data["corpus"], "data.corpus")
+    if given := config["data"].get("corpus"):
+        return expand_home(given, "data.corpus")
+    data, tokenizer = content_settings(config).values()
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
     return expand_home(config["corpora"], "corpora") / f"{data['name']}-{kind}-{corpus_hash(config)}"

@@ -9,6 +9,8 @@ A *task* is what one model is fine-tuned on. An *entry* is one labelled set that
 leaderboard: MNLI has two. AX has no training set: the model of MNLI predicts it.
 """
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,3 +170,8 @@ OFFICIAL_SHA256 = {
     "rte": "5689a0a88bfefeb0c38202241084433767155f4a2db3857202b255d87396e3d3",
     "wnli": "accac626255b53fa161ab8c57c7fcdc9f9377d56b562ec54ba7495d2d97ac8da",
 }
+
+
+def texts_sha256(texts: Iterable[str]) -> str:
+    """SHA-256 of an entry's texts in whatever order, in hex; white space does not count."""
+    return hashlib.sha256("\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()).hexdigest()

@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from cramming.config import UserError, Within, file_sha256, texts_sha256
-from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS
+from cramming.config import UserError, Within, file_sha256
+from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS, texts_sha256
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
 from data_prep.stage_stats import excerpt
 from data_prep.workers import grouped

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import file_sha256, texts_sha256
-from cramming.data.task_files import ExampleFile, Task
+from cramming.config import file_sha256
+from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
 from cramming.record import finite

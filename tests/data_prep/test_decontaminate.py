@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cramming.config import UserError, texts_sha256
+from cramming.config import UserError
+from cramming.data.task_files import texts_sha256
 from data_prep.dedup import decontaminate
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from data_prep.filters.normalise import CleanConfig, normalize

@@ -12,7 +12,8 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.data.manifest import MANIFEST, TOKENIZER, Split, corpus_folder, token_dtype
+from cramming.data.manifest import MANIFEST, TOKENIZER, Split, content_settings, corpus_folder, token_dtype
+from cramming.overrides import compose as composed
 from data_prep.shard_writer import ShardWriter, resume_point
 
 
@@ -221,6 +222,39 @@ def test_folder_name_depends_on_what_not_on_where_or_how_fast() -> None:
     assert corpus_folder(config | {"data": {**config["data"], "paths": ["b.txt"]}}) != folder
     assert corpus_folder(config | {"tokenizer": {"kind": "bpe", "vocab_size": 300, "lowercase": True}}) != folder
     assert corpus_folder(config | {"data": {**config["data"], "corpus": "here"}}) == Path("here")
+
+
+SPELT = {  # another way to type the same number
+    "tokenizer.vocab_size=1000": "tokenizer.vocab_size=1e3",
+    "tokenizer.sample_mb=5": "tokenizer.sample_mb=5.0",
+    "data.max_documents=2000": "data.max_documents=2.0e+3",
+    "data.clean.min_characters=30": "data.clean.min_characters=3e1",
+    "data.filters.max_top_ngrams=[1,0.5,0]": "data.filters.max_top_ngrams=[1.0,5e-1,0.0]",
+    "+data.parts=[{weight: 2, seed: 1}]": "+data.parts=[{weight: 2.0, seed: 1.0}]",
+}
+
+
+def test_a_number_spelt_another_way_names_the_same_corpus() -> None:
+    settings, again = composed(SPELT.keys()), composed(SPELT.values())
+    assert corpus_folder(settings) == corpus_folder(again) and "-1000-" in corpus_folder(again).name
+    assert json.dumps(content_settings(settings)) == json.dumps(content_settings(again))  # the manifest's bytes
+
+
+def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
+    """A corpus that took hours is found again."""
+    data = {"name": "mine", "corpus": None, "workers": 1, "paths": ["a.txt"], "validation_fraction": 0.01}
+    data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
+    tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
+    found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
+    assert found.name == "mine-bpe-300-42301f4af081"
+
+
+def test_a_limit_of_zero_is_no_limit_that_is_off() -> None:
+    def folder(limit: float | None) -> Path:
+        data = {"name": "mine", "corpus": None, "filters": {"max_curly_braces": limit}}
+        return corpus_folder({"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
+
+    assert folder(None) != folder(0) == folder(0.0)
 
 
 @pytest.mark.parametrize(("entries", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
