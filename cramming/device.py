@@ -116,13 +116,6 @@ def synchronize(device: torch.device) -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def cap_memory(device: torch.device, gigabytes: float) -> None:
-    """Let this process allocate as much as a smaller GPU has, in GiB; torch's share only. Nothing on a CPU."""
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 2**30 / total), device)
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak memory so far: allocated on the GPU, or the resident set of this process on a CPU."""
     if device.type == "cuda":

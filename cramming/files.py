@@ -45,6 +45,14 @@ def explained(error: OSError, place: Path | str, again: str = "run again") -> Us
     return UserError(f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there. UserError where the system makes none, as in /proc."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no folder can be made here; give another place, then run again") from None
+
+
 def sync(descriptor: int) -> bool:
     """`fsync`; False where the file system does not have it."""
     return _is_supported(os.fsync, descriptor)
@@ -67,7 +75,7 @@ def lock(folder: Path, work: str) -> Iterator[None]:
 
     UserError where another process has it; `work` says what that one does ("working on this run").
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}")
     try:
         yield
@@ -162,7 +170,7 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
     temporary is removed and the target is untouched.
     """
     path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:

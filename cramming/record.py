@@ -189,7 +189,6 @@ def create_run_folder(
     A resumed run keeps what its first start wrote; the record adds where and with which code it goes on, and the
     division claimed now.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if resume and is_run(folder):
         resumed = [*load_record(folder).get("resumed", []), environment]
         write_record_section(folder, resumed=resumed, division_requested=settings["division"])
@@ -197,8 +196,7 @@ def create_run_folder(
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     write_atomically(folder / "config.yaml", text)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    diff = git("diff-index", "-p", "HEAD")
-    if diff:
+    if diff := git("diff-index", "-p", "HEAD"):
         write_atomically(folder / "git.diff", diff + "\n")
     write_record_section(
         folder, config=dict(settings), environment=environment, division_requested=settings["division"]

@@ -268,7 +268,7 @@ def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
             if "settings" in message:
                 device = devices.select(message["device"])
                 if "memory_gb" in message:
-                    devices.cap_memory(device, message["memory_gb"])
+                    cap_memory(device, message["memory_gb"])
                 candidate = make(message, device)
                 answer = facts_of(candidate)
             else:
@@ -281,6 +281,13 @@ def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+
+
+def cap_memory(device: torch.device, gigabytes: float) -> None:
+    """Let this process allocate as much as a smaller GPU has, in GiB; torch's share only. Nothing on a CPU."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 2**30 / total), device)
 
 
 if __name__ == "__main__":

@@ -162,6 +162,15 @@ def test_each_error_of_the_system_has_its_own_advice(number: int, advice: str) -
     assert ("make room" in told) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that makes no folders")
+@pytest.mark.parametrize("make", [lambda place: lock(place, "at work").__enter__(),
+                                  lambda place: write_atomically(place / "file", "")])  # fmt: skip
+def test_a_folder_that_cannot_be_made_is_named(make: Callable[[Path], object]) -> None:
+    for place in (Path("/proc/x"), Path("/proc/x/y/z")):
+        with pytest.raises(UserError, match=r"^/proc/x: no folder can be made here; give another place"):
+            make(place)
+
+
 def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:
     assert errno.ENOENT not in ADVICE
     with pytest.raises(FileNotFoundError, match="ours"):

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from cramming.bench.worker import cap_memory
 from cramming.checks import Config
 from cramming.data.batches import Batch
-from cramming.device import cap_memory, compiled_graphs
+from cramming.device import compiled_graphs
 from cramming.engine import Engine, StepStats
 from cramming.model.attention import Packing
 from cramming.plan.micro_batch import find_micro_batch
