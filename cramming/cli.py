@@ -204,7 +204,11 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    composed = False
+
     def job(config: DictConfig) -> None:
+        nonlocal composed
+        composed = True
         with ending_in_one_line(UNREAD):
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 # Each job in a process of its own: its budget clock counts from the start of its process.
@@ -223,6 +227,13 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
         hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from None
+    except (TypeError, ValueError) as error:
+        if composed or isinstance(error, UserError):
+            raise
+        raise UserError(  # Hydra falls over train=[1] and data.paths.x=3
+            f"{' '.join(words.overrides)}: one of these has a form that its place cannot have; a group takes the name"
+            " of a choice, a list is set as a whole"
+        ) from None
 
 
 def check_points(verb: str, points: Sequence[list[str]]) -> None:

@@ -128,11 +128,34 @@ def points_of(overrides: Sequence[str]) -> list[list[str]]:
 
 def one_line(error: Exception) -> str:
     """What Hydra or OmegaConf says, on one line and without its dumps."""
+    from hydra.errors import OverrideParseException
+    from omegaconf.errors import ConfigTypeError
+
+    if isinstance(error, OverrideParseException):
+        return _unreadable(str(error.override))
+    if isinstance(error.__cause__, ConfigTypeError):
+        return (
+            f"{error.__cause__.full_key}: a list [a,b] and a mapping {{a: b}} do not replace each other; `cramming"
+            " <verb> --cfg job` prints which of them stands there"
+        )
     text = str(error)
     for dump in ("\nTo append to your", "\nConfig search path", "\nSee https:", "object_type="):
         text = text.partition(dump)[0]
     if text.startswith("Could not override"):
         text += " There is no such setting, or not with these choices; `cramming <verb> --cfg job` prints all that"
         text += " there are, conf/config.yaml explains them"
-    override = getattr(error, "override", None)
-    return " ".join(f"{override}: {text}".split() if override else text.split())
+    return " ".join(text.split())
+
+
+def _unreadable(override: str) -> str:
+    """What to do about an override that Hydra's grammar does not have: almost always text that wants quotes."""
+    name, sign, value = override.partition("=")
+    if not sign:
+        return f"{override}: a setting has a value, as in {name}=..."
+    items = ",".join(f'"{item.strip()}"' for item in value.strip("[]").split(","))
+    quoted = f"[{items}]" if value.startswith("[") else f'"{value}"'
+    example = "" if set(value) & set("'\"{}$\\") else f", as in '{name}={quoted}'"
+    return (
+        f"{override}: cannot be read as one setting; text with other characters than letters, digits and / - + . % @ ?"
+        f" : _ needs quotes, and the whole word others for the shell{example}"
+    )

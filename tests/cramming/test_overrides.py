@@ -1,5 +1,6 @@
 """What is typed means what it says, whatever stands in the configuration that it changes."""
 
+import shlex
 from typing import Any, get_args
 
 import pytest
@@ -9,7 +10,7 @@ from cramming.budget import BudgetConfig
 from cramming.checks import Config
 from cramming.config import UserError, build, config_folder
 from cramming.journal import Unit
-from cramming.overrides import compose, parse, with_implied
+from cramming.overrides import compose, one_line, parse, with_implied
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 UNITS = (*get_args(Unit), "minutes")
@@ -24,6 +25,20 @@ def budget_of(*typed: str) -> BudgetConfig:
 def test_the_budget_that_is_typed_wins_over_an_experiments(base: list[str], unit: str) -> None:
     limit = budget_of(f"budget.{unit}=6", *base)
     assert (limit.unit, limit.limit) == (("hours", 0.1) if unit == "minutes" else (unit, 6))
+
+
+@pytest.mark.parametrize(
+    "value", ["a=b", "[a=b.txt]", "[a&b.txt,c;d.txt]", "a(1).txt", "[a (1).txt,b.txt]", "[a.txt", "a#b", "a>b", "é=è"]
+)
+def test_text_that_needs_quotes_is_refused_with_the_way_to_quote_it(value: str) -> None:
+    """What the message proposes, typed into a shell, is that text."""
+    with pytest.raises(HydraException) as error:
+        compose(["data=text", f"data.paths={value}"])
+    said = one_line(error.value)
+    assert said.startswith(f"data.paths={value}: cannot be read as one setting") and "\n" not in said
+    (word,) = shlex.split(said.partition(", as in ")[2])
+    items = value.strip("[]").split(",")
+    assert compose(["data=text", word])["data"]["paths"] == (items if value.startswith("[") else items[0])
 
 
 @pytest.mark.parametrize("second", ["budget.hours=1", "++budget.minutes=3"])
