@@ -101,7 +101,7 @@ def _statistics(
         sum(getattr(documents, key) for documents in splits) for key in ("characters", "words", "documents")
     )
     tokens, size = int(use_V.sum()), sum(row["bytes"] for row in by_source.values())
-    # White space aside; None where it is not known: ready-made ids, other kinds than WordPiece.
+    # White space aside; None where it is not known: ready-made ids, and kinds of which entries do not tell.
     characters_V, lost = characters_by_entry(tokenizer), None
     if characters_V is not None and characters:
         lost = round(max(0.0, 1 - int(use_V @ characters_V) / (characters - words + count)), 6)
@@ -140,7 +140,7 @@ def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _card(manifest: Manifest) -> str:
-    found, info, lost = manifest.statistics, manifest.tokenizer, manifest.statistics["characters_lost"]
+    found, info = manifest.statistics, manifest.tokenizer
     licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
     total = max(1, sum(row["bytes"] for row in found["by_source"].values()))
     rows = [
@@ -151,7 +151,7 @@ def _card(manifest: Manifest) -> str:
         ["tokenizer", f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur"],
         ["tokens per byte, per word", f"{found['tokens_per_byte']}, {found['tokens_per_word']}"],
         ["unknown tokens", f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)"],
-        ["characters that no token stands for", "not known" if lost is None else f"{100 * lost:.4f} %"],
+        ["characters that no token stands for", _lost(manifest)],
         ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
     ]
     lines = [
@@ -182,6 +182,14 @@ def _card(manifest: Manifest) -> str:
     if remark := found.get("remark"):
         lines += [f"{remark[0].upper()}{remark[1:]}.", ""]
     return "\n".join(lines)
+
+
+def _lost(manifest: Manifest) -> str:
+    """The share of the characters that no token stands for; else how many at least, one for each unknown token."""
+    found, unknown = manifest.statistics, manifest.counts["unknown_tokens"]
+    if found["characters_lost"] is not None:
+        return f"{100 * found['characters_lost']:.4f} %"
+    return f"at least {100 * unknown / found['characters']:.4f} %" if found["characters"] else "not known"
 
 
 def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -6,12 +6,13 @@ truncation nor padding, so that pretraining, fine-tuning and stock `transformers
 
 import json
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cramming.config import Count, Positive, UserError, Within, file_sha256
 from cramming.data.manifest import SpecialIds, TokenizerInfo
@@ -80,19 +81,30 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
 
 
 def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
-    """How many characters of text each entry stands for, int64 [vocabulary]: none for a special token.
-
-    None for other kinds than WordPiece, whose unknown tokens are single characters.
+    """How many characters of text, white space aside, each entry stands for, int64 [vocabulary]: none for a special
+    token. None for other kinds than WordPiece and byte-level BPE: Unigram's NFKC alters how many characters there are.
     """
-    if not isinstance(tokenizer.model, models.WordPiece):
+    if (count := _characters(tokenizer)) is None:
         return None
-    prefix, vocab = tokenizer.model.continuing_subword_prefix, tokenizer.get_vocab(with_added_tokens=True)
+    vocab, special = tokenizer.get_vocab(with_added_tokens=True), set(special_tokens(tokenizer).values())
     characters_V = np.zeros(1 + max(vocab.values()), dtype=np.int64)
-    special = set(special_tokens(tokenizer).values())
     for entry, number in vocab.items():
-        if entry not in special:  # BERT's normaliser takes syllables of Hangul apart
-            characters_V[number] = len(unicodedata.normalize("NFC", entry.removeprefix(prefix)))
+        characters_V[number] = 0 if entry in special else count(entry)
     return characters_V
+
+
+def _characters(tokenizer: Tokenizer) -> Callable[[str], int] | None:
+    """How many characters of text an entry of this tokenizer stands for, if its kind tells."""
+    if isinstance(tokenizer.model, models.WordPiece):
+        prefix = tokenizer.model.continuing_subword_prefix
+        # BERT's normaliser takes syllables of Hangul apart.
+        return lambda entry: len(unicodedata.normalize("NFC", entry.removeprefix(prefix)))
+    if isinstance(tokenizer.model, models.BPE) and isinstance(tokenizer.decoder, decoders.ByteLevel):
+        in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+        # A character is counted by its first byte, so not by later ones, 0x80 to 0xBF.
+        others = {in_bytes(character)[0][0][-1] for character in (" ", "\n", *map(chr, range(0x80, 0xC0)))}
+        return lambda entry: sum(sign not in others for sign in entry)
+    return None
 
 
 def describe_for_transformers(special: dict[str, str]) -> str:

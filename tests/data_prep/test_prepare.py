@@ -187,6 +187,22 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     assert re.search(said, capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("wordpiece", r"[\d.]+ %"), ("bpe", r"0\.0000 %"), ("unigram", r"at least [\d.]+ %")]
+)
+def test_the_card_says_which_share_of_the_characters_no_token_stands_for(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, kind: str, said: str
+) -> None:
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
+    rare = "".join(chr(0x4E00 + i) for i in range(200))  # more signs than there is room for
+    (tmp_path / "a.txt").write_text("\n\n".join([*made_up(60), f"{made_up(1)[0]} {rare}", *made_up(60, 1)]), "utf-8")
+    corpus = run(text_config(tmp_path / "a.txt", tokenizer={"kind": kind, "vocab_size": 320}))
+    card, unknown = (corpus.folder / "corpus_card.md").read_text("utf-8"), corpus.manifest.counts["unknown_tokens"]
+    (found,) = re.findall(r"\| characters that no token stands for \| (.*) \|", card)
+    assert re.fullmatch(said, found) and (unknown > 0) == (kind != "bpe") == ("0.0000" not in found)
+
+
 def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
     text_file: Path, text_config: Config, run: Run
 ) -> None:
