@@ -141,6 +141,14 @@ class Config(RootConfig):
         return count_parameters(self.model)
 
     @property
+    def cut_unevenly(self) -> str:
+        """The sizes of which the ranks of `parallel.tp` cannot have as much each. A null vocabulary is padded to 64."""
+        names = ["model.num_heads", "model.intermediate_size", "model.vocab_size"]
+        names += ["train.sequence_length"] * self.parallel.sequence
+        sizes = {name: attrgetter(name)(self) or 64 for name in names}
+        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size % self.parallel.tp)
+
+    @property
     def peak_learning_rate(self) -> float:
         """At the full batch."""
         return self.optim.peak_learning_rate(self.train.batch_size, self.model.hidden_size)
@@ -163,13 +171,6 @@ class Place:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
         name, mode = devices.describe(device).name, resolve(config.precision.mode, device)
         return cls(device.type, name, mode, capability, processes, trains=True)
-
-
-def _is_cut_unevenly(config: Config) -> bool:
-    """Whether the ranks of `tp` cannot have as much of each matrix. A vocabulary not yet known is padded to 64."""
-    model, sequence = config.model, config.parallel.sequence
-    sizes = [model.num_heads, model.intermediate_size, model.vocab_size or 64]
-    return any(size % config.parallel.tp for size in [*sizes, *[config.train.sequence_length] * sequence])
 
 
 def _unit(config: Config, place: Place) -> int:
@@ -282,10 +283,8 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "parallel.tp",
-        lambda c, p: _is_cut_unevenly(c),
-        ": does not divide all of model.num_heads={c.model.num_heads},"
-        " model.intermediate_size={c.model.intermediate_size}, model.vocab_size={c.model.vocab_size} and, with"
-        " parallel.sequence, train.sequence_length={c.train.sequence_length}; take another number, or change these",
+        lambda c, p: c.cut_unevenly != "",
+        ": does not divide {c.cut_unevenly}; take another number, or change what it does not divide",
     ),
     (
         "parallel.tp",

@@ -125,8 +125,8 @@ def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["parallel.tp=3"], "parallel.tp=3: does not divide all of model.num_heads=4"),
-        (["parallel.tp=2", "model.vocab_size=301"], "model.vocab_size=301"),
+        (["parallel.tp=3"], "parallel.tp=3: does not divide model.num_heads=4 and model.vocab_size=64; take"),
+        (["parallel.tp=2", "model.vocab_size=301"], "parallel.tp=2: does not divide model.vocab_size=301; take"),
         (["parallel.tp=2", "parallel.sequence=true", "train.sequence_length=31"], "train.sequence_length=31"),
         (["parallel.tp=2", "objective=rtd"], "parallel.tp=2: not with objective=rtd"),
         (["parallel.tp=2", "optim=muon"], "optim.name=muon: not where a process has a part"),
