@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: no folder can be made here; give another place, then run again") from None
+        raise UserError(f"{error.filename}: nothing can be made here; give another place, then run again") from None
 
 
 def sync(descriptor: int) -> bool:
@@ -162,8 +162,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace `path` (a file or a folder) by what `write(temporary_path)` makes; a reader sees the old or the new
-    whole.
+    """Replace `path`, a file or a folder, by what `write(temporary)` makes; a reader sees the old or the new whole.
 
     The temporary lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves either
     version; only to replace a folder takes two renames, between which the old one is called `.old`. On an error the
@@ -186,6 +185,8 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
         if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
+            if error.errno == errno.ENOENT and error.filename == str(temporary):
+                raise UserError(f"{path}: nothing can be made here; give another place, then run again") from None
             error.filename = str(path)  # errors of writing and syncing know no name
         raise
 

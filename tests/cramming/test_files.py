@@ -162,13 +162,26 @@ def test_each_error_of_the_system_has_its_own_advice(number: int, advice: str) -
     assert ("make room" in told) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that makes no folders")
-@pytest.mark.parametrize("make", [lambda place: lock(place, "at work").__enter__(),
-                                  lambda place: write_atomically(place / "file", "")])  # fmt: skip
-def test_a_folder_that_cannot_be_made_is_named(make: Callable[[Path], object]) -> None:
-    for place in (Path("/proc/x"), Path("/proc/x/y/z")):
-        with pytest.raises(UserError, match=r"^/proc/x: no folder can be made here; give another place"):
-            make(place)
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that makes no files")
+def test_a_place_where_nothing_can_be_made_is_named() -> None:
+    """Its answer is that there is no such file, as if a file of ours were missing."""
+    makes: list[Callable[[Path], object]] = [
+        lambda place: lock(place, "at work").__enter__(),
+        lambda place: write_atomically(place, ""),
+        lambda place: write_atomically(place / "file", ""),
+        lambda place: overwrite_atomically(place, Path.mkdir),
+        lambda place: overwrite_atomically(place / "a/b", Path.mkdir),
+    ]
+    for make in makes:
+        with pytest.raises(UserError, match=r"^/proc/x: nothing can be made here; give another place"):
+            make(Path("/proc/x"))
+
+
+def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        overwrite_atomically(tmp_path / "a", lambda temporary: (temporary / "no/such").write_text(""))
+    with pytest.raises(FileNotFoundError):
+        overwrite_atomically(tmp_path / "a", lambda temporary: (tmp_path / "b").read_text())
 
 
 def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:
