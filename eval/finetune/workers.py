@@ -5,6 +5,7 @@ CPU each has a fixed number of threads: sums are then formed in the same order, 
 number of processes.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
@@ -19,7 +20,10 @@ from cramming.process_pool import CONTEXT, process_pool, usable_cores
 from eval.finetune.loop import Predictions, TaskRun, finetune
 
 POLL_SECONDS = 0.5
-PROCESS_BYTES = 1.2e9  # Python, torch and a task's arrays
+# How many kernels oneDNN keeps; it reads this when it makes the first, long after its import. A batch of another length
+# has kernels of its own, so most of the usual 1024 are never used again: 0.55 GB (docs/log.md, 2026-11-24).
+KERNEL_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+PROCESS_BYTES = 1.2e9  # Python, torch, its kernels and a task's arrays: with 7M parameters 1.31e9 of 1.37e9 were used
 WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, activations
 # On the GPU: CUDA's context and kernels, a task's arrays, and the activations of a group of `EVALUATION_TOKENS`, which
 # are the most. By reckoning for BERT-base, not measured.
@@ -67,6 +71,7 @@ def _run(run: TaskRun, on_examples: OnExamples) -> Predictions:
     torch.set_num_threads(run.threads)
     if run.device == "cpu":
         keep_freed_memory()
+        os.environ.setdefault(*KERNEL_CACHE)
     with float32_products(tf32=run.precision != "fp32"):
         return finetune(run, on_examples)
 

@@ -1,8 +1,10 @@
 """How many fine-tuning processes there are."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +38,20 @@ def test_memory_decides_how_many_work_side_by_side(
     for memory, most in ((1e12, cores), (3 * workers.PROCESS_BYTES, 2), (0, 1)):
         monkeypatch.setattr(workers, "available_bytes", lambda memory=memory: memory)
         assert workers.choose_workers(None, 1, 100, seeds, torch.device("cpu"), 0) == most
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "64"), ("7", "7")])
+def test_fine_tuning_on_a_cpu_keeps_few_of_onednns_kernels_unless_told(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    name, found = workers.KERNEL_CACHE[0], list[str]()
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(workers, "finetune", lambda run, on_examples: found.append(os.environ[name]))
+    run = SimpleNamespace(threads=1, device="cpu", precision="fp32")
+    list(workers.run_all([cast(workers.TaskRun, run)], 1, lambda examples: None))
+    assert found == [kept]
 
 
 NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
