@@ -190,8 +190,9 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
         similar_D[open_D] = itself_D[open_D]
         for start in range(0, signatures_DP.shape[1] - rows + 1, rows):
             bucket_D = _buckets(signatures_DP[:, start : start + rows], order_D)
-            with_open_D = open_D if open_D.all() else np.isin(bucket_D, bucket_D[open_D])  # shared with undecided ones
-            members = np.flatnonzero(with_open_D & ~dropped_D)
+            members = itself_D[~dropped_D]
+            if not open_D.all():  # only buckets with undecided ones
+                members = members[in_sorted(bucket_D[members], np.sort(bucket_D[open_D]))]
             for one, other in _candidates(bucket_D[members], members):
                 wanted = open_D[other] & (similar_D[other] == other)
                 one, other = one[wanted], other[wanted]
@@ -205,17 +206,20 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
 
 
 def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
-    """The bytes of a band as one number a document [D]."""
-    bucket_D: np.ndarray = np.zeros(len(columns), dtype=np.uint32 if columns.shape[1] <= 4 else np.uint64)
-    for column in columns.T:
-        bucket_D = (bucket_D << 8) | column
-    return bucket_D[order_D]
+    """The bytes of a band as one number a document [D], below 2**32; of more than four bytes a hash."""
+    bucket_D = np.zeros(len(columns), dtype=np.uint32)
+    for column in np.ascontiguousarray(columns).T:  # one pass through the signatures, not one for each byte
+        bucket_D = ((bucket_D << 8) | (bucket_D >> 24) * SPREAD) ^ column
+    placed_D: np.ndarray = bucket_D[order_D]
+    return placed_D
 
 
 def _candidates(bucket_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
-    by_bucket_M = np.argsort(bucket_M, kind="stable")
-    bucket_M, members = bucket_M[by_bucket_M], members[by_bucket_M]
+    both_M = bucket_M.astype(np.uint64) << np.uint64(32)
+    both_M |= members
+    both_M.sort()  # twice as fast as to sort places by their numbers
+    bucket_M, members = (both_M >> np.uint64(32)).astype(np.uint32), both_M.astype(np.uint32)
     same = np.flatnonzero(bucket_M[1:] == bucket_M[:-1]) + 1
     yield members[np.searchsorted(bucket_M, bucket_M[same])], members[same]  # the first is the likeliest kept
     for distance in range(1, NEIGHBOURS + 1):
@@ -231,5 +235,6 @@ def estimate(signatures_DP: np.ndarray, one: np.ndarray, other: np.ndarray) -> n
     agree = np.empty(len(one))
     for start in range(0, len(one), PAIRS_AT_ONCE):
         part = slice(start, start + PAIRS_AT_ONCE)
-        agree[part] = (signatures_DP[one[part]] == signatures_DP[other[part]]).mean(axis=1)
-    return (agree - 1 / 256) / (1 - 1 / 256)
+        equal_nP = signatures_DP.take(one[part], axis=0) == signatures_DP.take(other[part], axis=0)
+        agree[part] = equal_nP.sum(axis=1, dtype=np.uint32)
+    return (agree / signatures_DP.shape[1] - 1 / 256) / (1 - 1 / 256)
