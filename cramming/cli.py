@@ -228,11 +228,11 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from None
     except (TypeError, ValueError) as error:
-        if composed or isinstance(error, UserError):
+        if composed or isinstance(error, UserError | UnicodeError):
             raise
         raise UserError(  # Hydra falls over train=[1] and data.paths.x=3
-            f"{' '.join(words.overrides)}: one of these has a form that its place cannot have; a group takes the name"
-            " of a choice, a list is set as a whole"
+            f"{' '.join(words.overrides)}: one of these has a form that its place cannot have ({one_line(error)}); a"
+            " group takes the name of a choice, a list is set as a whole"
         ) from None
 
 

@@ -172,8 +172,10 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
+    written = False
     try:
         write(temporary)
+        written = True
         for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
             with file.open("rb") as handle:
                 sync(handle.fileno())
@@ -185,7 +187,8 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
         if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
-            if error.errno == errno.ENOENT and error.filename == str(temporary):
+            is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
+            if is_missing and not written and path.parent.is_dir():  # as in /proc
                 raise UserError(f"{path}: nothing can be made here; give another place, then run again") from None
             error.filename = str(path)  # errors of writing and syncing know no name
         raise

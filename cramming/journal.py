@@ -89,6 +89,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             )
         elif event is None:
             problem = f"damaged journal: not a line of JSON; {_RESTORE}"
+        elif number == 1 and "previous" not in event:
+            problem = "its lines are not linked, as an earlier version wrote them, and prove nothing; begin another"
         elif event.get("previous") != previous:
             problem = f"before this line one was changed, added or removed; {_RESTORE}"
         if event is None or problem:

@@ -1,6 +1,6 @@
 """A pool of worker processes that leaves nothing behind and never hangs.
 
-Each worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
+Map worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
 queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers
 are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
 """
@@ -25,7 +25,7 @@ from cramming.config import UserError
 CONTEXT = multiprocessing.get_context("spawn")
 
 Submit = Callable[..., Future[Any]]
-Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]  # a function's result for each item
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]  # a function's result for each item
 Calls = SimpleQueue[tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]] | None]  # None: there are no more
 
 
@@ -43,7 +43,7 @@ def process_pool(
 ) -> Iterator[Submit]:
     """A pool for the length of the block: `submit(function, *arguments)` gives the future of a result.
 
-    Each worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
+    Map worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
     counter. All are killed when the block ends by an error. A call given to a worker that died ends in
     `WorkerDiedError(died)`.
     """
@@ -80,16 +80,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def here(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Without a pool."""
+def serial_map(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """The results in order, by this process."""
     return [function(item) for item in items]
 
 
 @contextmanager
-def divided(workers: int, died: str) -> Iterator[Each]:
-    """For the length of the block `each(function, items)`, the results in order; fewer than two workers are `here`."""
+def parallel_map(workers: int, died: str) -> Iterator[Map]:
+    """A map by so many processes for the length of the block; by fewer than two it is `serial_map`."""
     if workers < 2:
-        yield here
+        yield serial_map
         return
     with process_pool(workers, died) as submit:
         yield lambda function, items: [future.result() for future in [submit(function, item) for item in items]]

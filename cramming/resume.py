@@ -134,7 +134,7 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
     if saved.steps and not any(row.get("seconds") in ended for row in rows):
         yield (
             f"{folder / 'metrics.jsonl'}: no row of step {saved.steps} at {ended[0]:.1f} s, at which its checkpoint was"
-            f" made (an earlier version's need not have one); restore it or {_OTHER}"
+            f" made; restore it or {_OTHER}"
         )
 
 

@@ -67,8 +67,9 @@ def main(config: Mapping[str, Any]) -> None:
         if (folder / MANIFEST).is_file():  # another process has finished it meanwhile
             confirm(preparation)
             return
+        interrupted = Unfinished.load(folder)  # what cannot be read is the user's to delete
         try:
-            prepare(preparation)
+            prepare(preparation, interrupted)
         except (ConnectionLostError, WorkerDiedError):
             raise
         except UserError:
@@ -104,10 +105,10 @@ def confirm(preparation: Preparation) -> None:
     say(f"{folder}: already prepared with these settings{by}, nothing to do")
 
 
-def prepare(preparation: Preparation) -> None:
+def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
     """From the source to the manifest, or on from where an interrupted run stopped."""
     folder, data, source = preparation.folder, preparation.data, preparation.source
-    state = _begin(preparation)
+    state = _begin(preparation, interrupted)
     stats, decisions = StageStats(data.seed), Decisions(folder / DECISIONS, state.reasons)
     near = _near_duplicates(preparation, state, decisions) if data.near_duplicates.enabled else None
     tokenizer = _tokenizer(preparation)
@@ -141,19 +142,20 @@ def prepare(preparation: Preparation) -> None:
     _report(preparation, manifest)
 
 
-def _begin(preparation: Preparation) -> Unfinished:
-    """The state of an interrupted run of the same settings and sources, or a new one."""
+def _begin(preparation: Preparation, state: Unfinished | None) -> Unfinished:
+    """The interrupted run's `state`, if it was of the same settings and sources, or a new one."""
     folder = preparation.folder
-    if state := Unfinished.load(folder):
-        changed: str | None = "settings, or the rules for text"
+    if state:
+        problem: str | None = "since then has changed: settings, or the rules for text"
         if state.settings_hash == preparation.settings_hash:
-            changed = preparation.changed(state.sources, state.compared) or state.damaged(folder)
-        if changed is None:
+            changed = preparation.changed(state.sources, state.compared)
+            problem = f"since then has changed: {changed}" if changed else state.damaged(folder)
+        if problem is None:
             finished = sum(map(len, state.shards.values()))
             say(f"{folder}: going on with an interrupted run, {finished} shards are finished")
             state.keep_only_finished(folder)
             return state
-        say(f"{folder}: an interrupted run was here, but since then has changed: {changed}; starting over")
+        say(f"{folder}: an interrupted run was here and cannot go on ({problem}); starting over")
         discard(folder)
     shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
     state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, [], compared=preparation.compared)

@@ -119,8 +119,11 @@ class Unfinished:
             try:
                 return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
             except (ValueError, RecursionError) as error:
-                of_what = "damaged or of another version"
-                raise UserError(f"{path}: {of_what} ({error}); delete {folder} and prepare anew") from None
+                what = str(error).removeprefix(f"{path}: ")
+                raise UserError(
+                    f"{path}: damaged or of another version ({what}); delete {folder} and prepare anew, or go on with"
+                    " the version that began it"
+                ) from None
         begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
         if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
             some = ", ".join(foreign[:3])

@@ -8,7 +8,7 @@ either: each would begin every recipe anew; the leaderboard says where runs of a
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cramming.config import plain_numbers, settings_hash
+from cramming.config import settings_hash
 from cramming.record_schema import Record
 
 # Sections that decide what a run learns: by their hash a configuration is known.
@@ -28,8 +28,8 @@ class Recipe(NamedTuple):
 
 
 def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells one configuration from another, however its numbers are spelt."""
-    return {section: plain_numbers(settings[section]) for section in SECTIONS}
+    """What tells one configuration from another."""
+    return {section: settings[section] for section in SECTIONS}
 
 
 def recipe(settings: Mapping[str, Any], corpus: str) -> Recipe:

@@ -211,7 +211,7 @@ class Corpus:
             raise UserError(f"{folder}: {what}")
         corpus = cls(folder, found := Manifest.load(folder / MANIFEST))
         for problem in chain(wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)):
-            raise UserError(f"{problem}; {DAMAGED}")
+            raise UserError(f"{problem}; the corpus is damaged: {DAMAGED}")
         return corpus
 
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:
@@ -304,13 +304,13 @@ def wrong_sizes(folder: Path, splits: dict[Split, list[Shard]], dtype: np.dtype[
         for path, size in ((folder / name, size) for name, size in sizes.items()):
             found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
             if found != f"{size} bytes":
-                yield f"{path}: {found}, should have {size} bytes; the corpus is damaged"
+                yield f"{path}: {found}, should have {size} bytes"
 
 
 def damage(path: Path, expected: str) -> str | None:
     """What is wrong with a file whose SHA-256 should be `expected`, in words; None: nothing."""
     if not path.is_file():
-        return f"{path}: missing; the corpus is damaged"
+        return f"{path}: missing"
     if file_sha256(path) != expected:
         return f"{path}: its SHA-256 is not the manifest's; the file was altered"
     return None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from cramming.config import UserError, expand_home, file_sha256
-from cramming.process_pool import divided, process_pool, usable_cores
+from cramming.process_pool import parallel_map, process_pool, usable_cores
 from data_prep.sources import plain_text, records, wikipedia
 from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile
 from data_prep.sources.source import (
@@ -28,7 +28,7 @@ from data_prep.sources.source import (
     Source,
     in_chunks,
 )
-from data_prep.workers import grouped
+from data_prep.workers import MOST_WORKERS, grouped
 
 LARGE = 1 << 25  # bytes of files
 UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is started
@@ -103,9 +103,9 @@ class TextSource(Source):
 
     def _hashes(self) -> list[str]:
         """SHA-256 of each file; of much text by the cores that will work on it."""
-        processes = min(len(self.paths), self.config.processes or usable_cores())
-        with divided(processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED) as each:
-            return each(file_sha256, self.paths)
+        processes = min(len(self.paths), self.config.processes or min(usable_cores(), MOST_WORKERS))
+        with parallel_map(processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED) as hash_map:
+            return hash_map(file_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """Files of the same size and time are taken for the same, others are read."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cramming.children import run_or_exit
 from cramming.cli import check
-from cramming.config import NotNegative, UserError, Within, build, plain_numbers, require, settings_hash
+from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
@@ -103,7 +103,7 @@ def main(settings: dict[str, Any]) -> None:
     judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
     hashes = [settings_hash(compared(side)) for side in opponents.settings]
     corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in opponents.settings]
-    scored = [plain_numbers(side["eval"]) for side in opponents.settings] if config.glue else None
+    scored = [side["eval"] for side in opponents.settings] if config.glue else None
     terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
     with lock(config.folder, "fighting a duel"):
         if terms.id not in ledger.duels():

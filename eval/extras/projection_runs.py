@@ -49,8 +49,8 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
     `names` says which; without it, those of the one recipe that has enough budgets.
     """
     if names is None:
-        with readers(folder) as each:
-            runs = load_runs(folder, each)
+        with readers(folder) as run_map:
+            runs = load_runs(folder, run_map)
     else:
         runs = [load_run(folder / name) for name in names]
     usable, left_out = dict[str, list[Point]](), []

@@ -99,7 +99,8 @@ def open_model(path: str | Path) -> ModelSource:
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
     """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
     words."""
-    written = record.training.final_files or {}
+    if not (written := record.training.final_files):
+        return "which files pretraining wrote is not on record, as of an earlier version"
     for name in sorted({*written, *files}):
         if name not in files:
             return f"{name}: is missing"

@@ -64,11 +64,11 @@ def main(config: dict[str, Any]) -> None:
     folder, out = expand_home(config["runs"], "runs"), check(config)
     for place in (out, out / "plots"):
         sweep(place, ".*", locked=False)
-    with readers(folder) as each:
-        runs = load_runs(folder, each)
+    with readers(folder) as run_map:
+        runs = load_runs(folder, run_map)
         rows = rows_of(runs)
         with_rows = [(run, [row for row in rows if row.run is run]) for run in runs if not run.problem]
-        sections = each(partial(_section, settings=settings, out=out), with_rows)
+        sections = run_map(partial(_section, settings=settings, out=out), with_rows)
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]

@@ -37,7 +37,7 @@ def folder_agrees(record: Record) -> Outcome:
     """What the folder says twice agrees (record, configuration, journal, metrics, environment, model, scores, pieces,
     predictions and history), every number is in its range, and the work is what the device can do in its time."""
     if record.known:
-        return True, "known by its SHA-256, from before version 6"
+        return True, "known by its SHA-256, from before version 5"
     if record.contradictions is None:
         return False, "the folder was not looked at"
     return all_or(record.contradictions, "record, configuration, journal, metrics, model and scores agree")

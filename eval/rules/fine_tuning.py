@@ -14,6 +14,7 @@ from eval.tasks.suites import AVERAGES
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
 MAX_SEEN_IN_TRAINING = 0.05  # of GLUE's own sets 1.5 % at most are
+NOT_RECORDED = "SHA-256 of the data not recorded"
 OTHER = "as many examples as the official data, but not those (by SHA-256)"
 
 
@@ -85,14 +86,18 @@ def _other_outcomes(lines: Sequence[FineTuning]) -> str:
 
 def _other_epochs(section: Scores) -> list[str]:
     """What keeps the scored weights from being, by the record, those after the last epoch."""
-    others = []
+    unknown, others = list[str](), list[str]()
     for name, task in section.tasks.items():
-        epochs, values = task.scored_epochs or [], task.main.per_seed
+        epochs, values = task.scored_epochs, task.main.per_seed
+        if not epochs:
+            unknown.append(name)
+            continue
         # A run whose loss is not finite ends before its last epoch, and has no score.
         scored = [epoch for epoch, value in zip(epochs, values) if value is not None]
         if len(epochs) != len(values) or any(epoch != section.epochs for epoch in scored):
             others.append(name)
-    return [f"not the last epoch of every seed of {', '.join(others)}"] if others else []
+    found = [f"which epochs were scored is not on record: {', '.join(unknown)}"] if unknown else []
+    return [*found, f"not the last epoch of every seed of {', '.join(others)}"] if others else found
 
 
 def enough_seeds(record: Record) -> Outcome:
@@ -124,10 +129,12 @@ def full_tasks(record: Record) -> Outcome:
         problems.append("the embedded tasks are not known to be those of the corpus that the model was trained on")
     for name, task in tasks:
         seen, scored = task.seen_in_training, task.eval_examples
-        if name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
+        if name in ENTRIES and seen is None:
+            problems.append(f"{name}: how many scored examples are training examples too is not on record")
+        elif name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
             problems.append(f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too")
     contents = _contents(trained)
-    problems += [f"{OTHER}: {', '.join(contents[OTHER])}"] if OTHER in contents else []
+    problems += [f"{kind}: {', '.join(contents[kind])}" for kind in (OTHER, NOT_RECORDED) if kind in contents]
     shown = "".join(f"; {kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data{shown}")
 
@@ -140,7 +147,7 @@ def _contents(trained: Scores) -> dict[str, list[str]]:
             continue
         sha256, official = task.data_sha256, OFFICIAL_SHA256.get(name)
         if not sha256:
-            found.setdefault("SHA-256 of the data not recorded", []).append(name)
+            found.setdefault(NOT_RECORDED, []).append(name)
         elif official is None:
             found.setdefault("official SHA-256 not known", []).append(f"{name} ({sha256[:12]})")
         else:

@@ -85,7 +85,10 @@ def _other_seconds(events: Sequence[Event], seconds: float | None, rows: Sequenc
 def _other_budget(path: Path, events: Sequence[Event], record: Record) -> Iterator[str]:
     """Of the whole run what was spent, and of each process its corpus and its limit."""
     budget, last = record.training.budget, events[-1]
-    spent = {"steps": last["steps"], "tokens": last.get("tokens"), "exaflops": last.get("charged_flops", 0.0) / 1e18}
+    flops = last.get("charged_flops")
+    spent = {
+        "steps": last["steps"], "tokens": last.get("tokens"), "exaflops": None if flops is None else flops / 1e18
+    }  # fmt: skip
     if budget.unit != "hours" and spent.get(str(budget.unit)) != budget.spent:
         yield f"{spent.get(str(budget.unit))} {budget.unit} spent in {path.name}, {budget.spent} in the record"
     limits = {"the record": (budget.limit, unit_on(budget.clock, budget.unit))}

@@ -13,7 +13,7 @@ from typing import Any
 
 from cramming.config import UserError, file_sha256
 from cramming.journal import JOURNAL
-from cramming.process_pool import Each, divided, here, usable_cores
+from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
 from eval.archive import SUFFIX, altered_since, opened
@@ -30,7 +30,7 @@ READER_DIED = (
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 # Sections of `Record` that no record.json has.
 FROM_FILES = ("journal", "history_file", "beside", "elsewhere", "contradictions", "known")
-# The records of this project from before version 6 of the rules, by their SHA-256: no other is judged by older rules,
+# The records of this project from before version 5 of the rules, by their SHA-256: no other may lack what they lack,
 # whatever version it names.
 KNOWN = frozenset({"545b8dc7ed7e6188fc76693ebe9a79fef52e0ba06827dbfdc61d8056f1f69f48"})
 
@@ -52,11 +52,11 @@ class Run:
 
 
 @contextmanager
-def readers(runs: Path) -> Iterator[Each]:
-    """`each(function, items)`, in as many processes as the runs in a folder are worth."""
-    worth = sum(_bytes_read(path) for path in _places(runs)) // BYTES_PER_PROCESS
-    with divided(min(worth, usable_cores()), READER_DIED) as each:
-        yield each
+def readers(runs: Path) -> Iterator[Map]:
+    """A map by as many processes as the runs in a folder are worth."""
+    worth = sum(_bytes_to_read(path) for path in _places(runs)) // BYTES_PER_PROCESS
+    with parallel_map(min(worth, usable_cores()), READER_DIED) as run_map:
+        yield run_map
 
 
 def _places(runs: Path) -> list[Path]:
@@ -64,14 +64,14 @@ def _places(runs: Path) -> list[Path]:
     return [path for path in inside if has_traces(path)] + [path for path in inside if path.name.endswith(SUFFIX)]
 
 
-def _bytes_read(place: Path) -> int:
+def _bytes_to_read(place: Path) -> int:
     files = (place / name for name in RUN_FILES) if place.is_dir() else [place]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def load_runs(runs: Path, each: Each = here) -> list[Run]:
+def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
     """Every run folder, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
-    loaded: list[Run] = each(_load, _places(runs))
+    loaded: list[Run] = run_map(_load, _places(runs))
     if not loaded:
         raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
@@ -123,7 +123,7 @@ def load_run(folder: Path) -> Run:
     found = None if record.known else list(contradictions(folder, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
-    # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
+    # Map step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
     slim = [{key: value for key, value in row.items() if not key.startswith("each_")} for row in metrics]
     return Run(folder, label, record, slim)
 

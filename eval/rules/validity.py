@@ -32,7 +32,7 @@ COMPARABLE = ("5", "6")
 
 def format_and_versions(record: Record) -> Outcome:
     """The record has this version's format, and names the suite's version and a comparable version of the rules (5 or
-    6), or is known.
+    6; an earlier one only in this project's own record, known by its hash).
     """
     said = f"format {record.format}, suite {record.suite_version}, rules {record.rules_version}"
     comparable = record.known or record.rules_version in COMPARABLE
@@ -112,7 +112,7 @@ def scores_are_medians(record: Record) -> Outcome:
         problems += [f"{init}/{entry}{said}" for said in wrong]
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
-    told = f"{count} fine-tunings in the history" if count else "no history, which a known record need not have"
+    told = f"{count} fine-tunings in the history" if count else "no history, of before there was one"
     return all_or(problems, f"every score is the median over its seeds; {told}")
 
 

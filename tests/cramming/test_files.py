@@ -182,6 +182,8 @@ def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> No
         overwrite_atomically(tmp_path / "a", lambda temporary: (temporary / "no/such").write_text(""))
     with pytest.raises(FileNotFoundError):
         overwrite_atomically(tmp_path / "a", lambda temporary: (tmp_path / "b").read_text())
+    with pytest.raises(FileNotFoundError):
+        overwrite_atomically(tmp_path / "a", lambda temporary: None)
 
 
 def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:

@@ -49,7 +49,7 @@ def test_spent_is_the_sum_of_each_processes_last_entry(journal: Path) -> None:
 def test_lines_that_nothing_links_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "budget.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in TWO))
-    with pytest.raises(UserError, match=r"budget\.jsonl:1: before this line one was changed"):
+    with pytest.raises(UserError, match=r"budget\.jsonl:1: its lines are not linked"):
         read_journal(path)
 
 

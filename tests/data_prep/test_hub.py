@@ -80,7 +80,7 @@ def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
     job = prepare.parse(config)
     source = job.source
     with prepare.lock(job.folder, "preparing this corpus"):
-        prepare.prepare(job)
+        prepare.prepare(job, None)
     assert 20 < read[0] < 100
     assert Corpus.open(job.folder).manifest.counts["documents_read"] == 300
 

@@ -95,7 +95,7 @@ config, moment = json.loads(sys.argv[1]), sys.argv[2]
 if moment == "first write":
     Path.replace = die
 else:
-    prepare.prepare = lambda job: (prepare._begin(job), (job.folder / "validation-00000.bin").touch())
+    prepare.prepare = lambda job, state: (prepare._begin(job, state), (job.folder / "validation-00000.bin").touch())
     prepare.main(config)
     unlink = Path.unlink
     Path.unlink = lambda path, **k: die() if path.suffix == ".bin" else unlink(path, **k)
@@ -124,7 +124,7 @@ def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_setti
             main(config)
     assert corpus_folder(unnamed) != name_before
     run(config)
-    assert "has changed: settings, or the rules for text; starting over" in capsys.readouterr().out
+    assert "has changed: settings, or the rules for text); starting over" in capsys.readouterr().out
     monkeypatch.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION + 1)
     main(config)
     assert "by an earlier version's rules for text" in capsys.readouterr().out and Corpus.open(tmp_path / "c")
@@ -199,7 +199,23 @@ def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
     damage(tmp_path / "c" / "train-00002.bin")
     run(config)
     said = capsys.readouterr().out
-    assert "train-00002.bin: " in said and "the corpus is damaged; starting over" in said
+    assert "train-00002.bin: " in said and "cannot go on" in said and "starting over" in said
+
+
+def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(config)
+    state = json.loads((tmp_path / "c" / "unfinished.json").read_text())
+    del state["token_use"]  # as an earlier version wrote it
+    (tmp_path / "c" / "unfinished.json").write_text(json.dumps(state))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"damaged or of another version .*; delete .*/c and prepare anew"):
+        main(config)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:

@@ -71,7 +71,7 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
             "score": 100 * summary["median"], "problem": None, "notes": [],
             "train_examples": task.train.examples, "official_train_examples": task.train.examples if official else None,
             "eval_examples": source.examples, "official_eval_examples": source.examples if official else None,
-            "subset": False, "texts_sha256": "34" * 32,
+            "subset": False, "texts_sha256": "34" * 32, "seen_in_training": 0,
             "data_sha256": OFFICIAL_SHA256.get(name, "cd" * 32) if official else "cd" * 32,
             "hyperparameters": dict(HYPERPARAMETERS), "seconds": 12.5,
         }  # fmt: skip

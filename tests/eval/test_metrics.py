@@ -29,7 +29,7 @@ REFERENCE = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(REFERENCE))
 def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> None:
-    """All pairs of up to three labels and predictions: every kind of degenerate input there is."""
+    """All pairs of up to three labels and predictions of two classes."""
     for size in (1, 2, 3):
         cells = list(itertools.product((0, 1), repeat=size))
         for predictions, labels in itertools.product(map(np.array, cells), repeat=2):
@@ -41,6 +41,19 @@ def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> No
             assert math.isnan(value) == undefined == bool(found.problems)
             if not undefined:
                 assert value == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-12)
+
+
+def test_values_counted_by_hand() -> None:
+    """Three classes, ties, and numbers whose squares are none."""
+    predictions, labels = np.array([0, 1, 1, 1, 2, 0]), np.array([0, 0, 1, 1, 2, 2])
+    found = score(["accuracy", "f1_macro", "accuracy_f1", "matthews_correlation"], predictions, labels).values
+    macro = (1 / 2 + 4 / 5 + 2 / 3) / 3
+    expected = [4 / 6, macro, (4 / 6 + macro) / 2, 12 / math.sqrt(22 * 24)]
+    assert list(found.values()) == pytest.approx(expected, abs=1e-12)
+    tied, labels = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0])
+    for scale in (1.0, 1e150, 1e-150):
+        values = score(["pearson", "spearmanr"], scale * tied, labels).values
+        assert list(values.values()) == pytest.approx([3 / math.sqrt(10), 4.5 / math.sqrt(4.5 * 5)], abs=1e-12)
 
 
 def test_undefined_values_come_with_a_reason_and_no_number() -> None:
