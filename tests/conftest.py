@@ -27,7 +27,6 @@ import yaml
 
 from cramming import CACHE_VARIABLES, progress
 from cramming.config import config_folder
-from cramming.engine import Engine
 from cramming.overrides import compose as hydra_compose
 from cramming.overrides import with_implied
 
@@ -136,6 +135,8 @@ def tiny_overrides(tiny_corpus: Path) -> list[str]:
 
 def before_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
     """Do `action` before the step of this number, counted from 1 from now on."""
+    from cramming.engine import Engine  # torch sets variables of the environment, which pytest's workers would inherit
+
     original, calls = Engine.forward_backward, [0]
 
     def counted(self: Engine, *arguments: Any, **named: Any) -> Any:
