@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
@@ -98,6 +99,7 @@ def parallel_map(workers: int, died: str) -> Iterator[Map]:
 def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_work, args=(theirs, begin), daemon=True)
+    resource_tracker.ensure_running()  # `start` would do so, and let Ctrl-C through again (Python 3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a worker never sees Ctrl-C
     try:
         process.start()

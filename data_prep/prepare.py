@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.data.corpus import SPLITS, TASKS, Corpus
 from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split, token_dtype
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
@@ -112,6 +112,8 @@ def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
     stats, decisions = StageStats(data.seed), Decisions(folder / DECISIONS, state.reasons)
     near = _near_duplicates(preparation, state, decisions) if data.near_duplicates.enabled else None
     tokenizer = _tokenizer(preparation)
+    state = dataclasses.replace(state, tokenizer_sha256=file_sha256(folder / TOKENIZER))
+    _save(folder, state, decisions)
     info = describe(tokenizer, folder / TOKENIZER)
     dtype, ids = token_dtype(info.vocab_size), SpecialIds(**info.special_ids)
     encoder = Encoder(text_encoder(tokenizer, dtype), ids, info.vocab_size, dtype, data.filters)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cramming.config import UserError, build
+from cramming.config import UserError, build, file_sha256
 from cramming.data.corpus import TASKS, wrong_sizes
 from cramming.data.manifest import TOKENIZER, Shard, Split, token_dtype
 from cramming.files import LOCK, remove, sync, write_atomically
@@ -106,6 +106,7 @@ class Unfinished:
     token_use: list[int]  # how often each entry of the vocabulary stands in them
     reasons: list[list[str]] = field(default_factory=list)  # of `Decisions`
     compared: list[dict[str, Any]] = field(default_factory=list)  # the tasks' files, for decontamination
+    tokenizer_sha256: str | None = None  # None: there is none yet that counts
 
     def save(self, folder: Path) -> None:
         """Write it into the corpus folder, atomically."""
@@ -134,11 +135,17 @@ class Unfinished:
 
     def damaged(self, folder: Path) -> str | None:
         """A file of a finished shard that is not there or has another size, in words. Nothing of them is read: whoever
-        trains on them compares their SHA-256."""
+        trains on them compares their SHA-256. Of the tokenizer, with which the rest is to be made, it is compared here.
+        """
+        path, expected = folder / TOKENIZER, self.tokenizer_sha256
+        if expected and not (path.is_file() and file_sha256(path) == expected):
+            return f"{path}: not the tokenizer that it began with"
         return next(wrong_sizes(folder, self.shards, token_dtype(len(self.token_use))), None)
 
     def keep_only_finished(self, folder: Path) -> None:
-        """Remove half-written shards and temporary files; the tokenizer, if there, is whole."""
+        """Remove half-written shards and temporary files, and a tokenizer that is not on record."""
+        if self.tokenizer_sha256 is None:
+            remove(folder / TOKENIZER)
         shards = [shard for finished in self.shards.values() for shard in finished]
         files = [name for shard in shards for name in (shard.file, shard.index_file)]
         for file in _own_files(folder):

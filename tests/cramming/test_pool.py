@@ -135,3 +135,16 @@ def test_nobody_outlives_a_killed_parent(started: Started) -> None:
     program.kill()
     program.communicate(timeout=60)
     assert all_gone(workers)
+
+
+def test_no_worker_sees_ctrl_c() -> None:
+    """Neither that of the first pool of a process, with which Python starts a helper of its own."""
+    script = (
+        "import signal\n"
+        "from cramming.process_pool import process_pool\n"
+        "if __name__ == '__main__':\n"
+        "    with process_pool(1, 'died') as submit:\n"
+        "        print(signal.SIGINT in submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

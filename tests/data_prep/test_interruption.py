@@ -218,6 +218,22 @@ def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("change", [lambda path: path.write_text("{"), lambda path: path.unlink()])
+def test_another_tokenizer_in_an_interrupted_run_is_named_and_all_made_anew(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run,
+    capsys: pytest.CaptureFixture[str], change: Callable[[Path], object],
+) -> None:  # fmt: skip
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(config)
+    whole = (tmp_path / "c" / "tokenizer.json").read_bytes()
+    change(tmp_path / "c" / "tokenizer.json")
+    run(config)
+    assert "not the tokenizer that it began with); starting over" in capsys.readouterr().out
+    assert (tmp_path / "c" / "tokenizer.json").read_bytes() == whole
+
+
 def test_two_at_once_are_refused(tmp_path: Path, text_file: Path, text_config: Config, run: Run) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"))
     with lock(tmp_path / "c", "at work"), pytest.raises(UserError, match="another process is preparing this corpus"):
