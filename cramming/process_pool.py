@@ -1,6 +1,6 @@
 """A pool of worker processes that leaves nothing behind and never hangs.
 
-Map worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
+Each worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
 queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers
 are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
 """
@@ -44,7 +44,7 @@ def process_pool(
 ) -> Iterator[Submit]:
     """A pool for the length of the block: `submit(function, *arguments)` gives the future of a result.
 
-    Map worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
+    Each worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
     counter. All are killed when the block ends by an error. A call given to a worker that died ends in
     `WorkerDiedError(died)`.
     """

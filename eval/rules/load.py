@@ -123,7 +123,7 @@ def load_run(folder: Path) -> Run:
     found = None if record.known else list(contradictions(folder, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
-    # Map step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
+    # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
     slim = [{key: value for key, value in row.items() if not key.startswith("each_")} for row in metrics]
     return Run(folder, label, record, slim)
 

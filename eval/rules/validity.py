@@ -112,7 +112,7 @@ def scores_are_medians(record: Record) -> Outcome:
         problems += [f"{init}/{entry}{said}" for said in wrong]
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
-    told = f"{count} fine-tunings in the history" if count else "no history, of before there was one"
+    told = f"{count} fine-tunings in the history" if count else "no history: the record is older than that"
     return all_or(problems, f"every score is the median over its seeds; {told}")
 
 
