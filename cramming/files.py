@@ -50,7 +50,11 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: nothing can be made here; give another place, then run again") from None
+        raise _takes_nothing(error.filename) from None
+
+
+def _takes_nothing(place: Path | str) -> UserError:
+    return UserError(f"{place}: nothing can be made here; give another place, then run again")
 
 
 def sync(descriptor: int) -> bool:
@@ -100,6 +104,8 @@ def _locked(path: Path, busy: str) -> int:
                 descriptor, existed = os.open(path, os.O_RDWR), True
             except FileNotFoundError:
                 continue
+        except FileNotFoundError:
+            raise _takes_nothing(path.parent) from None
         try:
             if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
@@ -187,9 +193,9 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
         if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
-            is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
-            if is_missing and not written and path.parent.is_dir():  # as in /proc
-                raise UserError(f"{path}: nothing can be made here; give another place, then run again") from None
+            is_missing = error.errno == errno.ENOENT and error.filename == str(temporary) and path.parent.is_dir()
+            if is_missing and not written:  # as in /proc
+                raise _takes_nothing(path) from None
             error.filename = str(path)  # errors of writing and syncing know no name
         raise
 

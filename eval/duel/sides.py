@@ -20,7 +20,7 @@ from cramming.files import LOCK, lock, remove
 from cramming.progress import Progress
 from cramming.record import is_run, load_metrics, load_record
 from cramming.record_schema import read_record
-from eval.rules.evidence import mean_of
+from eval.tasks.metrics import mean_of
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OVER = ("finished", "diverged", "exhausted")  # states of a run that trains no more

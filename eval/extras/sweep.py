@@ -18,7 +18,7 @@ from typing import Any
 from cramming.config import settings_hash
 from cramming.progress import say
 from eval.finetune.config import Hyperparameters
-from eval.rules.evidence import mean_of
+from eval.tasks.metrics import mean_of
 
 # Points are compared only where all of this is the same; `conditions` are the model, data, code and device by task.
 SAME = ("suite", "seeds", "conditions")

@@ -29,9 +29,8 @@ from cramming.record import finite
 from eval.finetune import history
 from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
-from eval.rules.evidence import mean_of
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
-from eval.tasks.metrics import score, spread
+from eval.tasks.metrics import mean_of, score, spread
 from eval.tasks.suites import SUITES, Average, SuiteName
 
 

@@ -25,8 +25,9 @@ from eval.recipe import Recipe, recipe, recipe_of
 from eval.report.noise import NOISE, adjusted, interval, p_values, seeds_needed
 from eval.report.ranking import Row, main_average
 from eval.report.tracks import Track, track_for, track_of
-from eval.rules.evidence import few, made_with, mean_of
+from eval.rules.evidence import few, made_with
 from eval.rules.load import Run
+from eval.tasks.metrics import mean_of
 
 SEED_IN_NAME = re.compile(r"[\W_]*(?:seed|s)?[\W_]*\d*$")
 # A duel's verdict for the candidate and for the base.

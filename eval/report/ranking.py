@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from cramming.record_schema import WITHOUT_ENCODER, Scores
 from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES
-from eval.rules.evidence import mean_of
 from eval.rules.load import Run
 from eval.rules.table import Verdict
+from eval.tasks.metrics import mean_of
 from eval.tasks.suites import AVERAGES
 
 BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()

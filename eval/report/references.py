@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from eval.rules.evidence import mean_of
+from eval.tasks.metrics import mean_of
 from eval.tasks.suites import AVERAGES
 
 # The entries of avg-9 in the order in which the cramming paper prints them.

@@ -1,6 +1,5 @@
 """What several rules look at: the history of fine-tunings, sizes of tasks, the wording of evidence."""
 
-import statistics
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -91,9 +90,3 @@ def count_of(task: TaskScore, key: str) -> str:
 def swept(section: Scores) -> str:
     """Such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
     return "" if section.sweep is None else f"best of {len(section.sweep.points)} sets of hyperparameters"
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of the values; None where there is none, or one is missing."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None

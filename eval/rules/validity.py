@@ -17,11 +17,10 @@ from eval.rules.evidence import (
     count_of,
     fine_tuned,
     made_with,
-    mean_of,
     official_sizes,
     other_sizes,
 )
-from eval.tasks.metrics import agree, is_value
+from eval.tasks.metrics import agree, is_value, mean_of
 from eval.tasks.suites import AVERAGES
 
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.

@@ -106,6 +106,12 @@ def agree(one: float | None, other: float | None) -> bool:
     return one is other if one is None or other is None else abs(one - other) <= TOLERANCE
 
 
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Mean of the values; None where there is none, or one is missing."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
 def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
     """The named metrics of `predictions` [N] against `labels` [N]: class numbers, or real numbers for regression."""
     assert predictions.shape == labels.shape and predictions.ndim == 1, (predictions.shape, labels.shape)

@@ -3,7 +3,7 @@
 import pytest
 
 from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES
-from eval.rules.evidence import mean_of
+from eval.tasks.metrics import mean_of
 from eval.tasks.suites import AVERAGES
 
 
