@@ -176,9 +176,8 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, written = path.with_name(f".{path.name}.{os.getpid()}.tmp"), False
     remove(temporary)
-    written = False
     try:
         write(temporary)
         written = True
@@ -193,8 +192,8 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
         if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
-            is_missing = error.errno == errno.ENOENT and error.filename == str(temporary) and path.parent.is_dir()
-            if is_missing and not written:  # as in /proc
+            is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
+            if is_missing and not written and path.parent.is_dir():  # as in /proc
                 raise _takes_nothing(path) from None
             error.filename = str(path)  # errors of writing and syncing know no name
         raise
