@@ -21,7 +21,7 @@ JOURNAL = "budget.jsonl"
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an entry
 EndReason = Literal["finished", "stopped", "failed"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
-_RESTORE = "restore the file, without which the run can neither go on nor be ranked"
+_RESTORE = "restore the file, without which nothing in it can go on or be ranked"
 
 
 class Event(TypedDict):

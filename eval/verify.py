@@ -26,7 +26,7 @@ from eval.archive import LIST, SUFFIX, altered_since, opened
 from eval.finetune.config import EvalConfig
 from eval.rescore import in_words, rescore, suite_of
 from eval.rules.load import has_traces, load_run
-from eval.rules.table import Verdict
+from eval.rules.table import Finding, Verdict
 
 UNPROVEN = (
     "This shows that the run agrees with itself, not that the training took place: who writes all files anew, hashes"
@@ -61,16 +61,29 @@ class Means:
 
 @dataclass(frozen=True)
 class Verification:
-    """Of a run: what is wrong with its files, what the rules find, and what was looked at besides, and what not."""
+    """Of a run: what is wrong with its files, what the rules find, and what was looked at besides, and what not.
+
+    `verdict` is None where the record cannot be read.
+    """
 
     problems: list[str]
-    verdict: Verdict
+    verdict: Verdict | None
     looked_at: list[str]
 
     @property
     def in_order(self) -> bool:
         """Whether its numbers can be trusted as far as the folder shows, in whichever division."""
-        return not self.problems and self.verdict.division != "invalid"
+        return not self.problems and self.division not in (None, "invalid")
+
+    @property
+    def division(self) -> str | None:
+        """By the rules."""
+        return self.verdict and self.verdict.division
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all rules."""
+        return self.verdict.findings if self.verdict else ()
 
 
 def verify_run(folder: Path, means: Means) -> Verification:
@@ -78,7 +91,7 @@ def verify_run(folder: Path, means: Means) -> Verification:
     run = load_run(folder)
     problems = [*altered_since(folder), *([run.problem] if run.problem else [])]
     if run.problem:
-        return Verification(problems, run.verdict, [])
+        return Verification(problems, None, [])
     looked_at = []
     for name, check in {"scores": _scores, "corpus": _corpus}.items():
         found, told = check(folder, run.record, means)
@@ -167,16 +180,16 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         found = verify_run(folder, means)
     for problem in found.problems:
         say(f"{place}: {problem}")
-    for finding in found.verdict.findings:
+    for finding in found.findings:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
     for told in found.looked_at:
         say(told)
     if settings.json:
-        findings = [finding._asdict() for finding in found.verdict.findings]
+        findings = [finding._asdict() for finding in found.findings]
         summary = {"run": str(place), "in_order": found.in_order, "problems": found.problems}
-        more = {"division": found.verdict.division, "findings": findings, "looked_at": found.looked_at}
+        more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
         print(json.dumps({**summary, **more, "unproven": UNPROVEN}))
     say(UNPROVEN)
-    say(f"{place}: {f'in order, {found.verdict.division} division' if found.in_order else 'NOT in order'}")
+    say(f"{place}: {f'in order, {found.division} division' if found.in_order else 'NOT in order'}")
     if not found.in_order:
         raise SystemExit(1)

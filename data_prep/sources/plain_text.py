@@ -78,6 +78,17 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
 }
 
 
+@contextmanager
+def names_file(path: Path) -> Iterator[None]:
+    """An error of the disk says which file was read; the system's own says that only of opening one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
+
+
 class UnreadableError(UserError):
     """A file that is not text at all: found before anything of it was handed on."""
 
@@ -109,7 +120,8 @@ class TextFile:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
         suffix = "" if self._unpacked else self.path.suffix.lower()
         try:
-            yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
+            with names_file(self.path):
+                yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise

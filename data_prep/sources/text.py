@@ -13,7 +13,7 @@ import numpy as np
 from cramming.config import UserError, expand_home, file_sha256
 from cramming.process_pool import parallel_map, process_pool, usable_cores
 from data_prep.sources import plain_text, records, wikipedia
-from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile
+from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile, names_file
 from data_prep.sources.source import (
     CHUNK_CHARACTERS,
     CHUNK_DOCUMENTS,
@@ -35,6 +35,11 @@ UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is st
 HASHED_HERE = 1 << 28  # bytes of files, which take about as long as the start of a process
 UNPACKER_DIED = "the process that unpacks files died (out of memory?); run the same command again"
 HASHER_DIED = "a process that hashes files died (out of memory?); run the same command again"
+
+
+def _sha256(path: Path) -> str:
+    with names_file(path):
+        return file_sha256(path)
 
 
 class Format(NamedTuple):
@@ -105,7 +110,7 @@ class TextSource(Source):
         """SHA-256 of each file; of much text by the cores that will work on it."""
         processes = min(len(self.paths), self.config.processes or min(usable_cores(), MOST_WORKERS))
         with parallel_map(processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED) as hash_map:
-            return hash_map(file_sha256, self.paths)
+            return hash_map(_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """Files of the same size and time are taken for the same, others are read."""
@@ -117,7 +122,7 @@ class TextSource(Source):
                 return str(path)
             old, now = then[str(path)], path.stat()
             same_time = now.st_size == old["bytes"] and now.st_mtime_ns == old["mtime_ns"]
-            if not same_time and (now.st_size != old["bytes"] or file_sha256(path) != old["sha256"]):
+            if not same_time and (now.st_size != old["bytes"] or _sha256(path) != old["sha256"]):
                 return str(path)
         return None
 

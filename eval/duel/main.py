@@ -61,6 +61,8 @@ class DuelConfig:
     def __post_init__(self) -> None:
         if self.first_look > self.pairs:
             raise ValueError(f"first_look={self.first_look} is above pairs={self.pairs}")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"folder={self.folder}: is a file; give a folder")
 
 
 class Opponents(NamedTuple):

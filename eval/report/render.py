@@ -25,6 +25,7 @@ from eval.report.wording import (
     NOT_OFFICIAL,
     SUBSET,
     anchor,
+    breaks,
     budget_words,
     compact,
     not_comparable,
@@ -110,7 +111,7 @@ def _environment(form: Form) -> Environment:
         "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
         "score": score_words, "spread": spread_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
         "licences": _licences, "superglue": _superglue, "budget_words": budget_words, "not_comparable": not_comparable,
-        "words_of": _words_of,
+        "words_of": _words_of, "breaks": breaks,
     }  # fmt: skip
     found.globals |= {
         "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,

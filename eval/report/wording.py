@@ -6,11 +6,13 @@ from typing import Any
 from cramming.data.task_files import ENTRIES, GLUE
 from cramming.record_schema import Record
 from eval.rules.load import Run
+from eval.rules.table import RULES
 
 DASH = "–"
 SUBSET = "†"
 NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
+OF_SCORES = ("R6", "R7", "R8", "R9")
 SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
 
 
@@ -85,6 +87,16 @@ def not_comparable(record: Record) -> str:
     """What keeps a validation loss from comparing with the others of its column."""
     other = record.corpus.validation.manifest_sha256
     return f"on {other[:8]}" if other else ""
+
+
+def breaks(run: Run) -> str:
+    """Such as `breaks R5, R27`: rules of both divisions that a finished run breaks; those of scores once it has any."""
+    if run.record.training.status != "finished":
+        return ""
+    binding = [rule.number for rule in RULES if rule.division == "both"]
+    asked = binding if run.record.trained else [number for number in binding if number not in OF_SCORES]
+    numbers = [finding.rule for finding in run.verdict.broken if finding.rule in asked]
+    return f"breaks {', '.join(numbers)}" if numbers else ""
 
 
 def anchor(run: Run) -> str:

@@ -231,8 +231,9 @@ def test_what_the_system_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(gzip.GzipFile, "read", away)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(OSError, match="Input/output") as error:
         texts_of(path)
+    assert error.value.filename == str(path)  # not the corpus, which is what the caller works on
 
 
 def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> None:

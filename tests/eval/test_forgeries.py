@@ -544,11 +544,11 @@ def copied(honest_run: Path, tmp_path: Path) -> Path:
 
 def test_the_honest_run_is_of_the_closed_division(honest_run: Path, means: Means) -> None:
     found = verify_run(honest_run, means)
-    assert found.in_order and found.verdict.division == "closed", (found.problems, found.verdict.broken)
+    assert found.in_order and found.division == "closed", (found.problems, found.findings)
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_run_is_not_of_the_closed_division(name: str, copied: Path, means: Means) -> None:
     FORGERIES[name](copied)
     found = verify_run(copied, means)
-    assert (bool(found.problems) or found.verdict.division != "closed") == (name not in MISSED)
+    assert (bool(found.problems) or found.division != "closed") == (name not in MISSED)

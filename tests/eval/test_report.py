@@ -235,6 +235,19 @@ def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make
     assert "Not scored yet: `cramming glue name=killed`" in own and "is interrupted, not finished" in own
 
 
+def test_an_unscored_run_that_contradicts_itself_is_not_simply_finished(
+    runs: Path, make_record: Any, write_run: Any
+) -> None:
+    for name in ("whole", "cut"):
+        record = make_record() | {"name": name}
+        del record["glue"]
+        write_run(runs / name, record)
+    (runs / "cut" / "budget.jsonl").unlink()
+    text = _text(runs)
+    table = text[text.index("## Pretraining") :]
+    assert "| whole | finished |" in table and "| cut | finished<br>breaks R5 |" in table
+
+
 def test_the_forms_of_the_validation_are_printed_and_what_does_not_compare_is_marked(runs: Path) -> None:
     """One on another text compares with nobody's."""
     with _record_of(runs / "low") as record:

@@ -41,6 +41,19 @@ def test_a_run_its_archive_and_another_of_its_name(
     assert [finding["rule"] for finding in told["findings"] if not finding["ok"]] == ["R27"]
 
 
+def test_of_a_record_that_cannot_be_read_that_alone_is_said(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], means: Means
+) -> None:
+    """All rules would be broken, and none of that would be true."""
+    (tmp_path / "record.json").write_text('{"format": 99}')
+    with pytest.raises(SystemExit):
+        verify.main(compose(f"data.corpus={tmp_path}", "verify.json=true"), means.make_tasks, means.search)
+    out, told = capsys.readouterr()
+    found = json.loads(out)
+    assert "format 99" in found["problems"][0] and (found["division"], found["findings"]) == (None, [])
+    assert "BROKEN" not in told and "NOT in order" in told
+
+
 @pytest.mark.parametrize("archive", sorted(RECORDS.glob(f"*{SUFFIX}")), ids=lambda one: one.name)
 def test_a_shipped_archive_is_in_order(archive: Path, means: Means) -> None:
     with opened(archive) as folder:

@@ -132,6 +132,12 @@ def test_a_side_that_is_left_over_trains_beside_the_other_again(
     assert [path.name for path in tmp_path.iterdir()] == ["candidate-0"]
 
 
+def test_a_file_is_no_folder_of_duels(compose: Compose, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"folder=.*/file: is a file; give a folder"):
+        build(DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "file")}, "duel")
+
+
 def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     Fought(monkeypatch, lambda name: 5.0)
     ledger, terms, opponents = begin()
