@@ -258,7 +258,11 @@ class Replay:
         allowed = dict.fromkeys(strayed, 0.0)
         if self.rounding is not None:
             each = [_distances(once_state, twin.state) for twin in twins]
-            allowed = {name: _allowed([distance[name] for distance in each]) for name in strayed}
+            counts = {name for name, value in saved.items() if value.ndim == 0 and not value.is_floating_point()}
+            allowed = {
+                name: _allowed([distance[name] for distance in each], 0.0 if name in counts else LEAST)
+                for name in strayed
+            }
         far = [name for name, distance in strayed.items() if not distance <= allowed[name]]
         found.state = "equal" if not any(strayed.values()) else f"{max(strayed.values()):.1e} apart"
         if far:
@@ -319,9 +323,9 @@ def _validation_loss(row: Mapping[str, Any]) -> float:
     return _number(next((row[name] for name in names if row.get(name) is not None), None))
 
 
-def _allowed(strayed: Sequence[float]) -> float:
+def _allowed(strayed: Sequence[float], least: float = LEAST) -> float:
     """By how much a number may differ, as the repetitions differ from the first (bench/gate.py)."""
-    return max(LEAST, MULTIPLE * max(strayed))
+    return max(least, MULTIPLE * max(strayed))
 
 
 def _padded(losses: Sequence[float], skipped: set[int]) -> list[float]:
@@ -347,7 +351,7 @@ def _tensors_in(node: Any, path: str = "") -> Tensors:
     if isinstance(node, Tensor):
         return {path: node.detach().cpu()}
     if isinstance(node, int | float):
-        return {path: torch.tensor(float(node), dtype=torch.float64)}
+        return {path: torch.tensor(node, dtype=torch.int64 if isinstance(node, int) else torch.float64)}
     return {f"{path}={node}": torch.zeros(())}
 
 

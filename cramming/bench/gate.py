@@ -54,7 +54,8 @@ class NoiseFloor:
 @dataclass(frozen=True)
 class Verdict:
     """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most relative to
-    what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the trick's."""
+    what was allowed (distance null: one of the two is not finite); `fall`: what the reference learned; `settings`: the
+    trick's."""
 
     trick: str
     passed: bool
@@ -78,7 +79,7 @@ def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], flo
     """Compare two loss curves of equal length."""
     assert trick.rounding == floor.rounding
     found, allowed = distances(reference, losses), floor.tolerance()
-    broken = next((i for i, distance in enumerate(found) if not math.isfinite(distance)), None)
+    broken = next((i for i, pair in enumerate(zip(found, allowed)) if not all(map(math.isfinite, pair))), None)
     worst = max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
     distance = found[worst] if broken is None else None
     return Verdict(

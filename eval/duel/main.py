@@ -28,7 +28,7 @@ from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
 from eval.duel.ledger import Duel, Ledger
-from eval.duel.sequential_test import FEWEST, RULE, Look
+from eval.duel.sequential_test import FEWEST, RULE
 from eval.duel.sides import Side
 from eval.recipe import compared
 
@@ -109,6 +109,7 @@ def main(settings: dict[str, Any]) -> None:
     terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
     with lock(config.folder, "fighting a duel"):
         if terms.id not in ledger.duels():
+            check_seeds(ledger, hashes, corpora, device, range(seed, seed + config.pairs))
             begin(ledger, terms.id, opponents, hashes, {**judged, "corpora": corpora}, device)
         fight(ledger, terms, opponents, config, seed)
 
@@ -230,6 +231,23 @@ def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
     return files, manifest.settings.get("data"), [shard.documents for shard in manifest.splits["validation"]]
 
 
+def check_seeds(
+    ledger: Ledger, hashes: Sequence[str], corpora: Sequence[str], device: str, seeds: Sequence[int]
+) -> None:
+    """UserError where the same sides have met with one of these seeds: another number of pairs or first look for
+    numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
+    sides = dict(zip(hashes, corpora))
+    for duel in ledger.duels().values():
+        terms = duel.terms
+        met = range(terms["seed"], terms["seed"] + len(duel.pairs))
+        same = sides == dict(zip((terms[side]["hash"] for side in ("base", "candidate")), terms["corpora"] or ()))
+        require(
+            not (same and terms["device"] == device and set(met) & set(seeds)),
+            f"duel: the same sides met in duel {duel.id} with seeds {met.start} to {met.stop - 1}, under another rule;"
+            f" take others, seed={met.stop}, or that duel's own settings to see it",
+        )
+
+
 def begin(
     ledger: Ledger, name: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
 ) -> None:
@@ -256,7 +274,7 @@ def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig
     duel = ledger.duels()[terms.id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
-    while duel.verdict is None:
+    while not decide(ledger, duel):  # first what is there: a kill may have come between a pair and its verdict
         require(
             duel.terms["code"] == code(),
             f"duel {terms.id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
@@ -265,17 +283,24 @@ def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig
         ledger.write("start", id=terms.id, seed=seed + len(duel.pairs))
         fight_pair(ledger, terms, opponents, config, seed + len(duel.pairs))
         duel = ledger.duels()[terms.id]
-        state = say_pair(duel, len(duel.pairs))
-        why = failure(duel)
-        if why:
-            lost = "loss" if why.startswith("the candidate") else "void"
-            ledger.write("verdict", id=terms.id, verdict=lost, why=why, **dict.fromkeys(("mean", "low", "high", "p")))
-        elif state.over:
-            ledger.write("verdict", id=terms.id, **finite(asdict(state)), why=None)
-        duel = ledger.duels()[terms.id]
+        say_pair(duel, len(duel.pairs))
+    duel = ledger.duels()[terms.id]
     say(ladder.sentence(duel))
     if config.json:
         print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
+
+
+def decide(ledger: Ledger, duel: Duel) -> bool:
+    """Whether the duel has its verdict, which is written once its pairs give one."""
+    if duel.verdict is None and (why := failure(duel)):
+        lost = "loss" if why.startswith("the candidate") else "void"
+        ledger.write("verdict", id=duel.id, verdict=lost, why=why, **dict.fromkeys(("mean", "low", "high", "p")))
+    elif duel.verdict is None:
+        state = duel.test.look(duel.differences(duel.terms["measure"]))
+        if not state.over:
+            return False
+        ledger.write("verdict", id=duel.id, **finite(asdict(state)), why=None)
+    return True
 
 
 def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
@@ -311,8 +336,8 @@ def failure(duel: Duel) -> str | None:
     return None
 
 
-def say_pair(duel: Duel, count: int) -> Look:
-    """The test's state after `count` pairs, also as a line."""
+def say_pair(duel: Duel, count: int) -> None:
+    """The test's state after `count` pairs, as a line."""
     terms, measure = duel.terms, duel.terms["measure"]
     state = duel.test.look(replace(duel, pairs=duel.pairs[:count]).differences(measure))
     pair = duel.pairs[count - 1]
@@ -321,4 +346,3 @@ def say_pair(duel: Duel, count: int) -> Look:
     )
     said = ladder.numbers(state, duel.test.first_look)
     say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}")
-    return state

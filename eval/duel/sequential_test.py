@@ -23,6 +23,7 @@ RULE = ("pairs", "error", "delta", "first_look")  # what of a test is settled by
 FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
 SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
 PATHS = 200_000  # simulated duels
+ROUNDING = 1e-9  # of a difference's size
 SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
 POWER = 0.9  # of predictions
 
@@ -53,8 +54,8 @@ class Look:
 class SequentialTest:
     """The rule of one duel, set before its first pair.
 
-    `pairs`: at most so many; `error`: probability of any wrong verdict; `delta`: the equivalence margin, in the
-    differences' unit; `first_look`: no verdict before so many pairs.
+    `pairs`: at most so many; `error`: probability of any wrong verdict by the differences; `delta`: the equivalence
+    margin, in the differences' unit; `first_look`: no verdict before so many pairs.
     """
 
     pairs: int
@@ -82,7 +83,7 @@ class SequentialTest:
         Infinite, too, without any spread: scores are coarse, and three that agree say nothing about the next.
         """
         count, sd = len(differences), _sd(differences)
-        if count < self.first_look or sd == 0:
+        if count < self.first_look or not sd:
             return -math.inf, math.inf
         half = boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count)
         mean = statistics.fmean(differences)
@@ -118,7 +119,7 @@ class SequentialTest:
     def pairs_needed(self, effect: float) -> int | None:
         """After how many pairs a true mean of `effect` standard deviations is found with a probability of `POWER`.
 
-        Exact (by simulation) up to the planned number of pairs; above it what a single t-test would take.
+        By simulation up to the planned number of pairs; above it roughly, what a single test would take.
         """
         if not effect:
             return None
@@ -127,12 +128,17 @@ class SequentialTest:
         t = (means + effect) * np.sqrt(np.arange(1, self.pairs + 1)) / sds
         found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
         enough = np.flatnonzero(found_by >= POWER)
-        single = math.ceil(((limits[-1] + 1.2816) / effect) ** 2)
+        normal = statistics.NormalDist()
+        single = math.ceil(((normal.inv_cdf(1 - self.error / 2) + normal.inv_cdf(POWER)) / effect) ** 2) + 2
         return int(enough[0]) + 1 if len(enough) else max(self.pairs + 1, single)
 
 
 def _sd(differences: Sequence[float]) -> float:
-    return statistics.stdev(differences) if len(differences) > 1 else math.inf
+    """Infinite for one; 0 where they differ by what rounding leaves of scores that agree."""
+    if len(differences) < 2:
+        return math.inf
+    found = statistics.stdev(differences)
+    return found if found > ROUNDING * max(map(abs, differences)) else 0.0
 
 
 @functools.lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from eval.extras.power_law import Estimate, PowerLaw
+from eval.extras.power_law import PARAMETERS, Estimate, PowerLaw
 from eval.extras.projection_runs import FEWEST, Point, budgets_of
 
 
@@ -54,8 +54,15 @@ def held_out(points: Sequence[Point], measure: Callable[[Point], float]) -> Iter
 
 
 def fit(points: Sequence[Point], measure: Callable[[Point], float]) -> PowerLaw | None:
-    """The law through these points, if there is one."""
-    if len(budgets_of(points)) < FEWEST:
+    """The law through these points, if there is one.
+
+    As many budgets as the law has numbers never stray from it: several seeds of each then tell their own noise, but
+    nothing of how well it fits, and their means take their place, so that there is no interval.
+    """
+    budgets = budgets_of(points)
+    if len(budgets) < FEWEST:
         return None
-    law = PowerLaw([point.exaflops for point in points], [measure(point) for point in points])
+    groups = budgets if len(budgets) == PARAMETERS else [[point] for point in points]
+    amounts = [statistics.fmean(point.exaflops for point in group) for group in groups]
+    law = PowerLaw(amounts, [statistics.fmean(map(measure, group)) for group in groups])
     return law if law.falls else None

@@ -38,7 +38,7 @@ def sentences(points: list[Point], projection: Projection, scores: Projection | 
         best, worst = (None if lost is None else 100 - lost for lost in scores.predicted[1:])
         yield f"score there {_interval(Estimate(100 - scores.predicted.value, worst, best), 1)}"
     if projection.law.noise is None:
-        yield f"no interval: {PARAMETERS} runs fix the law's {PARAMETERS} numbers and leave nothing to judge it by"
+        yield f"no interval: {PARAMETERS} budgets fix the law's {PARAMETERS} numbers and leave nothing to judge it by"
     if projection.held_out and times > (beyond := max(held.beyond for held in projection.held_out)):
         yield f"held-out budgets were at most x{beyond:.3g} beyond their runs; further out intervals rest on the law"
     if corpus and (epochs := times * longest.tokens / corpus) > 1 >= longest.tokens / corpus:

@@ -10,6 +10,7 @@ Ranks, Review of Economic Studies 2024). All pairs of a track are compared, so p
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -196,9 +197,12 @@ def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity
 
 
 def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
-    """By the averages of single fine-tuning seeds of the best runs; without any spread by the scores themselves."""
-    p, main = p_values([entry.fine_tunings for entry in entries]), np.array([entry.main for entry in entries])
-    return np.where(np.isnan(p), np.not_equal.outer(main, main), p < NOISE)
+    """By the averages of single fine-tuning seeds of the best runs, where these have the order of the scores, which are
+    medians; without any spread by the scores themselves."""
+    found, main = [entry.fine_tunings for entry in entries], np.array([entry.main for entry in entries])
+    p, mean = p_values(found), np.array([statistics.fmean(group) if group else math.nan for group in found])
+    same_order = np.subtract.outer(main, main) * np.subtract.outer(mean, mean) > 0
+    return np.where(np.isnan(p), np.not_equal.outer(main, main), (p < NOISE) & same_order)
 
 
 def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
@@ -209,10 +213,11 @@ def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
 
 
 def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
-    """What the ledger's verdicts say of one recipe against another, such as `won by pinned validation loss`: the latest
-    of each pair, from both sides. Duels of before the ledger had the corpora are left out.
+    """What the ledger's verdicts say of one recipe against another, from both sides: `won by pinned validation loss`;
+    of several duels `1 of 4 won by ..., 3 of 4 undecided by ...`. Duels of before the ledger had corpora are left out.
     """
-    found, settings = {}, ledger.configurations()
+    settings = ledger.configurations()
+    found: dict[tuple[Identity, Identity], list[str]] = {}
     for duel in ledger.duels().values():
         terms, verdict = duel.terms, (duel.verdict or {}).get("verdict")
         if terms["corpora"] is None or verdict not in FROM_BOTH_SIDES:
@@ -222,7 +227,11 @@ def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
             Identity(track_for(unit, limit, terms["clock"], terms["device"]), recipe(settings[sha256], corpus))
             for sha256, ((unit, limit),), corpus in zip(hashes, map(dict.items, terms["budgets"]), terms["corpora"])
         )
-        measure = MEASURES[terms["measure"]][0]
+        by = ", since a run failed" if (duel.verdict or {}).get("why") else f" by {MEASURES[terms['measure']][0]}"
         for pair, words in zip(((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict]):
-            found[pair] = f"{words} by {measure}"
-    return found
+            found.setdefault(pair, []).append(words + by)
+    return {pair: _of_several(said) for pair, said in found.items()}
+
+
+def _of_several(said: Sequence[str]) -> str:
+    return said[0] if len(said) == 1 else ", ".join(f"{n} of {len(said)} {words}" for words, n in Counter(said).items())

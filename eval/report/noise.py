@@ -18,6 +18,7 @@ import numpy as np
 
 NOISE = 0.05  # a difference whose p-value is not below this is noise
 POWER = 0.9  # of predictions, as for duels
+ROUNDING = 1e-9  # of a score's size
 MOST_SEEDS = 200  # beyond which nobody would go on
 STRATA = (np.arange(64) + 0.5) / 64  # of the distribution that `power` averages over
 
@@ -33,7 +34,7 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
     size = np.array([len(group) for group in groups], dtype=float)
     mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
     square = np.array([sum((value - middle) ** 2 for value in group) for group, middle in zip(groups, mean)])
-    agrees = np.array([len(set(group)) < 2 for group in groups], dtype=bool)
+    agrees = np.array([_agree(group) for group in groups], dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         # Squared error of the difference and degrees of freedom: Student's, then Welch's, which a single run has not.
         freedom = _each_pair(size) - 2
@@ -46,6 +47,11 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
     return np.asarray(found)
 
 
+def _agree(values: Sequence[float]) -> bool:
+    """Whether there is no spread but that of rounding."""
+    return len(values) < 2 or max(values) - min(values) <= ROUNDING * max(map(abs, values))
+
+
 def _each_pair(values: np.ndarray) -> np.ndarray:
     return np.add.outer(values, values)
 
@@ -54,7 +60,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Bounds of the mean of all runs that a recipe could have, by Student's t, at `NOISE`; None without a spread."""
     from scipy.special import stdtrit
 
-    if len(set(values)) < 2:
+    if _agree(values):
         return None
     half = float(stdtrit(len(values) - 1, 1 - NOISE / 2)) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from scipy import stats
 from cramming.record_schema import read_record
 from eval.duel.ledger import TERMS, Ledger
 from eval.recipe import BESIDE, SECTIONS, recipe_of
-from eval.report.entries import RankedEntry, fought
+from eval.report.entries import RankedEntry, _apart_by_fine_tuning, fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import PLACE_COLUMNS
 from eval.report.noise import adjusted, p_values
@@ -132,6 +133,14 @@ def test_runs_compete_within_their_track(write: Write, tmp_path: Path) -> None:
     assert [one.places for one in board.ranked_entries] == ["1–2", "1–2", "1"]
 
 
+def test_seeds_whose_means_have_another_order_than_the_medians_tell_nothing_apart() -> None:
+    """Each seed of the first fails on another task, which medians of the tasks do not see."""
+    better = [80.1, 79.9, 80.0, 80.0, 80.0]
+    for worse, told in (([79.0, 78.9, 79.3, 78.6, 79.1], False), ([81.0, 81.1, 80.9, 81.2, 81.0], True)):
+        found: Any = [SimpleNamespace(main=main, fine_tunings=seeds) for main, seeds in ((80.5, worse), (80.0, better))]
+        assert _apart_by_fine_tuning(found)[0, 1] == told
+
+
 def test_tracks_of_equal_work_know_no_device() -> None:
     day, work = track_for("hours", 24, None, "NVIDIA A100-SXM4-80GB"), track_for("exaflops", 13, "wall", "Test CPU")
     assert day == track_for("hours", 24, "wall", "A100 80GB") and day.title == "24 h on A100 80GB"
@@ -178,5 +187,12 @@ def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Writ
     board = _board(tmp_path)
     assert board.ranked_entries[1].duel == "lost by pinned validation loss"
     assert board.groups[0].rows[1][7].text == "lost by pinned validation loss"
+    for name, verdict, why in (("e", "undecided", None), ("f", "loss", "the candidate is diverged with seed 1")):
+        ledger.write("duel", id=name, **terms)
+        ledger.write("verdict", id=name, verdict=verdict, why=why)
+    assert _ranked_entries(tmp_path)[1].duel == (
+        "1 of 3 lost by pinned validation loss, 1 of 3 undecided by pinned validation loss,"
+        " 1 of 3 won, since a run failed"
+    )
     write("old", 0.699, recipe=0, change=partial(_on, device="Other CPU"))
     assert not any(one.duel for one in _ranked_entries(tmp_path))

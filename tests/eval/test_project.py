@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_the_full_budget_from_runs(write_budget: Write, verb: Any, capsys: Any, 
     assert all((tmp_path / "runs" / "projection" / f"projection.{kind}").stat().st_size for kind in ("svg", "png"))
     assert f"pinned validation loss {law['predicted']['value']:.3f} [" in said
     assert "left out: 64-0-0.001: is running" in said
+
+
+def test_seeds_of_three_budgets_give_no_interval(write_budget: Write, verb: Any, capsys: Any) -> None:
+    """They tell their own noise, not how well a law of three numbers fits beyond them."""
+    for exaflops, seed in product(BUDGETS[:3], range(4)):
+        write_budget(exaflops, seed=seed)
+    verb(exaflops=320.0, json=True)
+    law = json.loads(capsys.readouterr().out)["loss"]
+    assert law["noise"] is None and (law["predicted"]["low"], law["predicted"]["high"]) == (None, None)
 
 
 def test_a_held_out_budget_has_no_part_in_its_prediction(write_budget: Write, verb: Any, capsys: Any) -> None:

@@ -44,6 +44,8 @@ def test_a_curve_that_is_not_finite_fails() -> None:
     curve = [3.0] * 20 + [2.0] * 20
     verdict = gate.judge(PLAIN, curve, [*curve[:-1], math.nan], NoiseFloor(SAME, [[0.0] * 4]))
     assert not verdict.passed and verdict.distance is None and verdict.at_step == 40
+    verdict = gate.judge(PLAIN, curve, curve, NoiseFloor(SAME, [[0.0, 0.0, 0.0, math.inf]]))  # allows whatever there is
+    assert not verdict.passed and verdict.at_step == 20
 
 
 def test_a_reference_that_learns_nothing_proves_nothing(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:

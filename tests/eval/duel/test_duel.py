@@ -84,6 +84,50 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
     assert len(fought.trained) == pairs, "fought once, shown ever after"
 
 
+@pytest.mark.parametrize(
+    ("loss", "pairs"),
+    [
+        (lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])), 3),
+        (lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]), 5),  # undecided, and no pair is left
+        (lambda name: None if name == "candidate-1" else 5.0, 2),
+    ],
+)
+def test_a_kill_between_a_pair_and_its_verdict_costs_neither(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int
+) -> None:
+    fought, write = Fought(monkeypatch, loss), Ledger.write
+    ledger, terms, opponents = begin()
+
+    def killed(self: Ledger, event: str, **values: Any) -> None:
+        if event == "verdict":
+            raise KeyboardInterrupt
+        write(self, event, **values)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, "write", killed)
+        fight(ledger, terms, opponents, config, seed=0)
+    monkeypatch.setattr(main, "code", lambda: {"commit": "another"})  # no more of it is needed
+    fight(ledger, terms, opponents, config, seed=0)
+    assert len(fought.trained) == pairs and ledger.duels()["d0"].verdict is not None
+
+
+def test_another_rule_for_the_same_seeds_is_refused(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
+    ledger, terms, opponents = begin()
+    corpora = {"corpora": ["c0", "c1"]}
+    rule = asdict(SequentialTest(config.pairs, config.error, config.delta)) | {"measure": "loss", "seed": 2} | corpora
+    main.begin(ledger, "d1", opponents, ["h0", "h1"], rule, "Test CPU")
+    fight(ledger, terms._replace(id="d1"), opponents, config, seed=2)
+    for hashes, corpora_of in ((["h0", "h1"], ["c0", "c1"]), (["h1", "h0"], ["c1", "c0"])):
+        with pytest.raises(UserError, match=r"in duel d1 with seeds 2 to 4, under another rule; take others, seed=5"):
+            main.check_seeds(ledger, hashes, corpora_of, "Test CPU", range(4, 9))
+    main.check_seeds(ledger, ["h0", "h1"], ["c0", "c1"], "Test CPU", range(5, 10))
+    main.check_seeds(ledger, ["h0", "h1"], ["c0", "c1"], "another", range(9))
+    main.check_seeds(ledger, ["h0", "h2"], ["c0", "c1"], "Test CPU", range(9))
+
+
 def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_shows_it(
     begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from eval.duel.sequential_test import SequentialTest, boundaries
 
@@ -36,6 +37,13 @@ def test_a_planted_effect_is_found_with_the_pairs_that_are_predicted(effect: flo
     assert np.mean([won and count <= predicted for count, won in ends]) > 0.88
 
 
+def test_beyond_the_plan_the_pairs_are_those_of_a_single_test() -> None:
+    needed = {SequentialTest(pairs, ERROR, 0.0, pairs).pairs_needed(0.8) for pairs in (3, 8)}
+    draws = np.random.default_rng(6).normal(0.8, 1.0, (2000, needed.copy().pop()))
+    found = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < ERROR)
+    assert len(needed) == 1 and 0.87 < found < 0.94
+
+
 def test_all_intervals_of_a_duel_hold_the_true_mean_at_once() -> None:
     true, missed = 0.3, 0
     for row in np.random.default_rng(9).normal(true, 1.0, (1000, PAIRS)):
@@ -60,6 +68,7 @@ def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None
         ([-0.5, -0.51, -0.5], 0.01, "win"),
         ([0.0, 0.0, 0.0], 0.01, "undecided"),  # no spread: coarse scores that agree by chance
         ([-0.5, -0.5, -0.5], 0.01, "undecided"),
+        ([0.7 - 0.6, 0.8 - 0.7, 0.9 - 0.8], 0.01, "undecided"),  # nor is rounding a spread
         ([0.5, -0.5, 0.1], 0.01, "undecided"),
         ([-0.5, -0.5], 0.01, "undecided"),
     ],
