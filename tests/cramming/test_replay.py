@@ -365,9 +365,9 @@ def test_elsewhere_a_tolerance_is_measured(honest: Start, tmp_path: Path, again:
     shutil.copytree(honest(), run)
     edit_record(run, lambda record: record["environment"].update(threads=7))
     assert again(run) == []
-    for more in (1, -1):
-        alter(run, 4, lambda state: state["work"].update(tokens=state["work"]["tokens"] + more))
-        assert any("work.tokens" in problem for problem in again(run)) == (more > 0), "a count has no rounding"
+    for more, found in ((1, True), (-1, False)):
+        alter(run, 4, lambda state, more=more: state["work"].update(tokens=state["work"]["tokens"] + more))
+        assert any("work.tokens" in problem for problem in again(run)) == found, "a count has no rounding"
     smuggle(run, 4, honest(*SEED), 4)
     assert any("kept-00000004.pt" in problem for problem in again(run))
     rewrite_log(run, lambda step, loss: 0.99 * loss)
