@@ -79,7 +79,6 @@ def lock(folder: Path, work: str) -> Iterator[None]:
 
     UserError where another process has it; `work` says what that one does ("working on this run").
     """
-    make_folder(folder)
     descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}")
     try:
         yield
@@ -87,7 +86,7 @@ def lock(folder: Path, work: str) -> Iterator[None]:
         if _is_at(descriptor, folder / LOCK):
             (folder / LOCK).unlink()
         os.close(descriptor)
-        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        with suppress(OSError):  # another file is in it, or another process has removed it
             folder.rmdir()
 
 
@@ -95,17 +94,17 @@ def _locked(path: Path, busy: str) -> int:
     """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
     import fcntl  # not on Windows, which the command line refuses in one line
 
-    while True:
+    for _ in range(100):
         existed, problem = False, None
         try:  # without flock, only the one that makes the file may hold the lock: looking first would be a race
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
             try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
                 descriptor, existed = os.open(path, os.O_RDWR), True
-            except FileNotFoundError:
-                continue
-        except FileNotFoundError:
-            raise _takes_nothing(path.parent) from None
+        except FileNotFoundError:  # there is no folder yet, or its last holder removed it; or, always, as in /proc
+            with suppress(FileExistsError):
+                make_folder(path.parent)
+            continue
         try:
             if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
@@ -116,6 +115,7 @@ def _locked(path: Path, busy: str) -> int:
         os.close(descriptor)
         if problem:
             raise UserError(busy + problem)
+    raise _takes_nothing(path.parent)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -21,7 +21,7 @@ JOURNAL = "budget.jsonl"
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an entry
 EndReason = Literal["finished", "stopped", "failed"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
-_RESTORE = "restore the file, without which nothing in it can go on or be ranked"
+_RESTORE = "restore the file: what it records can neither go on nor be ranked without it"
 
 
 class Event(TypedDict):
@@ -152,7 +152,7 @@ def line_hashes(path: Path) -> list[str]:
 
 def first_line_sha256(path: Path) -> str | None:
     """What tells this journal from another run's; None where it has no line."""
-    return next(iter(line_hashes(path)), None)
+    return next(map(_sha256, _whole_lines(path)), None)
 
 
 def processes_of(events: Sequence[Event]) -> list[dict[str, Any]]:

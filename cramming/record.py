@@ -83,7 +83,7 @@ def load_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not readable as JSON ({reason}); restore it or remove the run folder") from None
     found = record.get("format") if isinstance(record, dict) else type(record).__name__
     if found != FORMAT_VERSION:
-        raise UserError(f"{path}: record format {found}, not {FORMAT_VERSION}; use the version that wrote it")
+        raise UserError(f"{path}: record format {found}, not {FORMAT_VERSION}; restore it, or use its version")
     return dict(record)
 
 

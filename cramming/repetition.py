@@ -114,9 +114,9 @@ class Replay:
             return found
         once, *twins = (self.repeat(segment, twin) for twin in range(self.repetitions))
         if found.steps:
-            floor = self._compare_losses(found, segment, once, twins)
+            allowed = self._compare_losses(found, segment, once, twins)
             found.problems += self._other_rows(segment, once)
-            found.problems += self._other_validations(segment, once, floor)
+            found.problems += self._other_validations(segment, once, allowed)
         if segment.end:
             self._compare_state(found, segment.end, once, twins)
         return found
@@ -195,7 +195,8 @@ class Replay:
 
     def _compare_losses(
         self, found: Outcome, segment: Segment, once: Repetition, twins: Sequence[Repetition]
-    ) -> NoiseFloor | None:
+    ) -> list[float]:
+        """What is allowed in each window of steps, in nats."""
         recorded = [_number(self.run.loss_of(step)) for step in range(segment.first, segment.last + 1)]
         replayed = once.losses
         found.recorded, found.replayed = sum(recorded) / len(recorded), sum(replayed) / len(replayed)
@@ -203,19 +204,23 @@ class Replay:
         if self.rounding is None:
             found.difference = max(each)
             at, passed = each.index(found.difference) + segment.first, not any(each)
-            floor = None
+            allowed = [0.0] * len(each)
         else:
             skipped = {n for n, (a, b) in enumerate(zip(recorded, replayed)) if a == b == math.inf}
             reference, *others, claimed = (
                 _padded(losses, skipped) for losses in (replayed, *(t.losses for t in twins), recorded)
             )
+            if not all(map(math.isfinite, reference)):
+                found.problems.append("replayed, the loss of a step is not finite where the log's is")
+                return [math.inf] * len(reference)
             floor = NoiseFloor(self.rounding, [distances(reference, other) for other in others])
+            allowed = floor.tolerance()
             verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
             found.difference, found.allowed, passed = verdict.distance, verdict.tolerance, verdict.passed
             at = min(segment.first - 1 + verdict.at_step, segment.last)
         if not passed:
             found.problems.append(f"the losses differ most at step {at}, by {found.difference} nats")
-        return floor
+        return allowed
 
     def _other_rows(self, segment: Segment, once: Repetition) -> Iterator[str]:
         """What else the log says of the steps."""
@@ -232,11 +237,11 @@ class Replay:
             if recorded and recorded.progress != progress:
                 yield f"metrics.jsonl lets step {step} begin at {recorded.progress}, replayed {progress}"
 
-    def _other_validations(self, segment: Segment, once: Repetition, floor: NoiseFloor | None) -> Iterator[str]:
+    def _other_validations(self, segment: Segment, once: Repetition, allowed: Sequence[float]) -> Iterator[str]:
         for step, again in once.validations.items():
             recorded = self.run.validations[step]
-            allowed = floor.tolerance()[(step - segment.first) // WINDOW] if floor else 0.0
-            if not abs(_validation_loss(recorded) - _validation_loss(again)) <= allowed:
+            strayed = abs(_validation_loss(recorded) - _validation_loss(again))
+            if not strayed <= allowed[(step - segment.first) // WINDOW]:
                 yield (
                     f"metrics.jsonl has a validation loss of {_validation_loss(recorded)} at step {step}, replayed"
                     f" {_validation_loss(again)}"

@@ -189,7 +189,8 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         summary = {"run": str(place), "in_order": found.in_order, "problems": found.problems}
         more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
         print(json.dumps({**summary, **more, "unproven": UNPROVEN}))
-    say(UNPROVEN)
+    if found.in_order:
+        say(UNPROVEN)
     say(f"{place}: {f'in order, {found.division} division' if found.in_order else 'NOT in order'}")
     if not found.in_order:
         raise SystemExit(1)

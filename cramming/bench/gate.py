@@ -45,7 +45,12 @@ class NoiseFloor:
     distances: list[list[float]]
 
     def tolerance(self) -> list[float]:
-        """What is allowed in each window, in nats."""
+        """What is allowed in each window, in nats. UserError where a repetition diverged: that would allow anything."""
+        require(
+            all(math.isfinite(distance) for repetition in self.distances for distance in repetition),
+            f"the loss of a repetition whose starting weights were perturbed by {self.rounding:.1e} is not finite, so"
+            " nothing can be judged by it; with bench, lower bench.gate.optim.lr",
+        )
         farthest = list(accumulate(map(max, zip(*self.distances, strict=True)), max))
         ahead = farthest[AHEAD:] + farthest[-1:] * min(AHEAD, len(farthest))
         return [max(LEAST, MULTIPLE * distance) for distance in ahead]
@@ -54,8 +59,7 @@ class NoiseFloor:
 @dataclass(frozen=True)
 class Verdict:
     """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most relative to
-    what was allowed (distance null: one of the two is not finite); `fall`: what the reference learned; `settings`: the
-    trick's."""
+    what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the trick's."""
 
     trick: str
     passed: bool
@@ -79,7 +83,7 @@ def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], flo
     """Compare two loss curves of equal length."""
     assert trick.rounding == floor.rounding
     found, allowed = distances(reference, losses), floor.tolerance()
-    broken = next((i for i, pair in enumerate(zip(found, allowed)) if not all(map(math.isfinite, pair))), None)
+    broken = next((i for i, distance in enumerate(found) if not math.isfinite(distance)), None)
     worst = max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
     distance = found[worst] if broken is None else None
     return Verdict(

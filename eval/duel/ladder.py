@@ -173,8 +173,9 @@ def show(ledger: Ledger, as_json: bool) -> None:
     show_table(f"{ledger.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
     wins = sum((duel.verdict or {}).get("verdict") == "win" for duel in duels)
     say(
-        f"error budget spent: {spent:.2f} false verdicts expected at most over {counted(len(duels), 'duel')}, of which"
-        f" {wins} won; a single win is believed at its own error only if it was the only candidate"
+        f"error budget spent: {spent:.2f} false verdicts by differences expected at most over"
+        f" {counted(len(duels), 'duel')}, of which {wins} won; a single win is believed at its own error only if it was"
+        " the only candidate"
     )
     if pictures:
         say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")

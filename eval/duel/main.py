@@ -30,7 +30,7 @@ from eval.duel import ladder, sides
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.sequential_test import FEWEST, RULE
 from eval.duel.sides import Side
-from eval.recipe import compared
+from eval.recipe import Recipe, compared, recipe
 
 OWN = ("duel.", "name=", "seed=", "runs=", "resume=", "base=", "candidate=")  # of the duel, not of its sides
 # What takes time of the budget, and is to take it from both sides alike.
@@ -109,7 +109,7 @@ def main(settings: dict[str, Any]) -> None:
     terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
     with lock(config.folder, "fighting a duel"):
         if terms.id not in ledger.duels():
-            check_seeds(ledger, hashes, corpora, device, range(seed, seed + config.pairs))
+            check_seeds(ledger, opponents.settings, corpora, device, range(seed, seed + config.pairs))
             begin(ledger, terms.id, opponents, hashes, {**judged, "corpora": corpora}, device)
         fight(ledger, terms, opponents, config, seed)
 
@@ -232,20 +232,25 @@ def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
 
 
 def check_seeds(
-    ledger: Ledger, hashes: Sequence[str], corpora: Sequence[str], device: str, seeds: Sequence[int]
+    ledger: Ledger, settings: Sequence[Mapping[str, Any]], corpora: Sequence[str], device: str, seeds: Sequence[int]
 ) -> None:
-    """UserError where the same sides have met with one of these seeds: another number of pairs or first look for
+    """UserError where the same two recipes have met with one of these seeds: another number of pairs or first look for
     numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
-    sides = dict(zip(hashes, corpora))
+    known, sides = ledger.configurations(), set(map(_opponent, settings, corpora))
     for duel in ledger.duels().values():
         terms = duel.terms
         met = range(terms["seed"], terms["seed"] + len(duel.pairs))
-        same = sides == dict(zip((terms[side]["hash"] for side in ("base", "candidate")), terms["corpora"] or ()))
+        theirs = [known[terms[side]["hash"]] for side in ("base", "candidate")]
+        same = terms["corpora"] is not None and sides == set(map(_opponent, theirs, terms["corpora"]))
         require(
             not (same and terms["device"] == device and set(met) & set(seeds)),
-            f"duel: the same sides met in duel {duel.id} with seeds {met.start} to {met.stop - 1}, under another rule;"
-            f" take others, seed={met.stop}, or that duel's own settings to see it",
+            f"duel: the same sides met in duel {duel.id} with seeds {met.start} to {met.stop - 1}, under another rule"
+            f" or fine-tuning; take others, seed={met.stop}, or that duel's own settings to see it",
         )
+
+
+def _opponent(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
+    return recipe(settings, corpus), str(limits_of(settings["budget"]))
 
 
 def begin(
@@ -318,10 +323,10 @@ def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelC
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
         sides.score(order, terms.cores, f"duel {terms.id}, seed {seed}: fine-tuning")
     results = {"base": base.result(), "candidate": candidate.result()}
-    ledger.write("pair", id=terms.id, seed=seed, turned=turned, code=code(), **results)
-    if not config.keep:
+    if not config.keep:  # before the line of the ledger, behind which no call looks at this pair's runs again
         base.drop_weights()
         candidate.drop_weights()
+    ledger.write("pair", id=terms.id, seed=seed, turned=turned, code=code(), **results)
 
 
 def failure(duel: Duel) -> str | None:

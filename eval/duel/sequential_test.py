@@ -23,7 +23,7 @@ RULE = ("pairs", "error", "delta", "first_look")  # what of a test is settled by
 FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
 SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
 PATHS = 200_000  # simulated duels
-ROUNDING = 1e-9  # of a difference's size
+ROUNDING = 1e-9  # nats, bits or points: numbers that are closer than that agree
 SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
 POWER = 0.9  # of predictions
 
@@ -138,7 +138,7 @@ def _sd(differences: Sequence[float]) -> float:
     if len(differences) < 2:
         return math.inf
     found = statistics.stdev(differences)
-    return found if found > ROUNDING * max(map(abs, differences)) else 0.0
+    return found if found > ROUNDING else 0.0
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,14 +1,14 @@
 """The saturating power law L(C) = E + A (C / C_max)^-alpha through the ends of runs, and how far they leave it open.
 
 The form is that of Henighan et al. 2020 ("Scaling laws for autoregressive generative modeling", equation 1.1): E is
-what no compute removes, A what is left above it at the longest run, C_max. For one alpha the law is linear in E and A,
-so that least squares are exact; alpha is searched on a grid. Losses are not negative and do not rise: E >= 0, A > 0.
+what no compute removes, A what is left above it at the largest amount, C_max. For one alpha the law is linear in E and
+A, so that least squares are exact; alpha is searched on a grid. Losses are not negative and do not rise: E >= 0, A > 0.
 
 Intervals are profiles of the sum of squares S (Bates and Watts 1988, "Nonlinear regression analysis", chapter 6): the
 loss y of a new run is inside where the best law through the runs and y has S <= S_min (1 + t^2 / (n - 3)), with
 Student's t for n - 3 degrees of freedom. Unlike a standard error, this knows that few runs leave alpha and E wide open,
-and more so to one side. All runs count alike and have normal noise of one size, which only they themselves can tell:
-three runs fix the three numbers and tell nothing of it.
+and more so to one side. All points count alike and have normal noise of one size, which only they themselves can tell:
+three points fix the three numbers and tell nothing of it.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 The saturating power law of power_law.py is fitted to the ends of runs (projection_runs.py) over compute: to losses and,
 where runs have scores, to the points that they lack to 100. Tokens are compute in other units, as the runs are of one
-recipe; a law over seconds predicted worse (benchmarks/results/projection_cpu_2026-11-23). Runs of one budget with
-several seeds are points of their own. The law's record comes with it: each budget from the fourth on is predicted from
+recipe; a law over seconds predicted worse (benchmarks/results/projection_cpu_2026-11-23). Runs of one budget are one
+point, their mean. The law's record comes with it: each budget from the fourth on is predicted from
 the shorter ones alone. The picture is the cramming paper's figure 1 (Geiping and Goldstein 2022) with the law in it. A
 projection knows nothing of what only begins beyond the runs, such as reading the corpus for a second time.
 """

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from eval.extras.power_law import PARAMETERS, Estimate, PowerLaw
+from eval.extras.power_law import Estimate, PowerLaw
 from eval.extras.projection_runs import FEWEST, Point, budgets_of
 
 
@@ -54,15 +54,14 @@ def held_out(points: Sequence[Point], measure: Callable[[Point], float]) -> Iter
 
 
 def fit(points: Sequence[Point], measure: Callable[[Point], float]) -> PowerLaw | None:
-    """The law through these points, if there is one.
+    """The law through the means of the budgets, if there is one.
 
-    As many budgets as the law has numbers never stray from it: several seeds of each then tell their own noise, but
-    nothing of how well it fits, and their means take their place, so that there is no interval.
+    A law strays from a budget by an amount that all its seeds share. As points of their own they would shrink the
+    interval by their number, as if a fourth seed of a budget told as much of the law as a fourth budget.
     """
     budgets = budgets_of(points)
     if len(budgets) < FEWEST:
         return None
-    groups = budgets if len(budgets) == PARAMETERS else [[point] for point in points]
-    amounts = [statistics.fmean(point.exaflops for point in group) for group in groups]
-    law = PowerLaw(amounts, [statistics.fmean(map(measure, group)) for group in groups])
+    amounts = [statistics.fmean(point.exaflops for point in budget) for budget in budgets]
+    law = PowerLaw(amounts, [statistics.fmean(map(measure, budget)) for budget in budgets])
     return law if law.falls else None

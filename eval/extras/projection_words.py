@@ -22,7 +22,7 @@ def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
         say(f"left out: {line}")
     if rows := [_held_out(held) for held in projection.held_out]:
         show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, rows)
-    title = f"loss = E + A (exaflops / longest run's)^-alpha; intervals of {LEVEL:.0%}"
+    title = f"loss = E + A (exaflops / longest budget's)^-alpha; intervals of {LEVEL:.0%}"
     show_table(title, LAW, [_law(projection)])
     for line in sentences(runs.points, projection, scores):
         say(line)
@@ -32,7 +32,8 @@ def sentences(points: list[Point], projection: Projection, scores: Projection | 
     """The result, and what it rests on."""
     times = projection.amount / projection.law.largest
     longest, corpus = points[-1], points[-1].run.record.corpus.tokens
-    where = f"{projection.amount:.3g} exaflops ({duration(times * longest.seconds)}, x{times:.3g} of the longest run)"
+    beside = f"{duration(times * longest.seconds)}, x{times:.3g} of the longest budget"
+    where = f"{projection.amount:.3g} exaflops ({beside})"
     yield f"full budget of {where}: pinned validation loss {_interval(projection.predicted)}"
     if scores:
         best, worst = (None if lost is None else 100 - lost for lost in scores.predicted[1:])

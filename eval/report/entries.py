@@ -22,6 +22,7 @@ import numpy as np
 from cramming.config import settings_hash
 from eval.duel.ladder import MEASURES
 from eval.duel.ledger import Ledger
+from eval.duel.sequential_test import ROUNDING
 from eval.recipe import Recipe, recipe, recipe_of
 from eval.report.noise import NOISE, adjusted, interval, p_values, seeds_needed
 from eval.report.ranking import Row, main_average
@@ -202,7 +203,7 @@ def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
     found, main = [entry.fine_tunings for entry in entries], np.array([entry.main for entry in entries])
     p, mean = p_values(found), np.array([statistics.fmean(group) if group else math.nan for group in found])
     same_order = np.subtract.outer(main, main) * np.subtract.outer(mean, mean) > 0
-    return np.where(np.isnan(p), np.not_equal.outer(main, main), (p < NOISE) & same_order)
+    return np.where(np.isnan(p), np.abs(np.subtract.outer(main, main)) > ROUNDING, (p < NOISE) & same_order)
 
 
 def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
@@ -214,7 +215,7 @@ def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
 
 def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
     """What the ledger's verdicts say of one recipe against another, from both sides: `won by pinned validation loss`;
-    of several duels `1 of 4 won by ..., 3 of 4 undecided by ...`. Duels of before the ledger had corpora are left out.
+    of several duels `1 of 4 won by ...; 3 of 4 undecided by ...`. Duels of before the ledger had corpora are left out.
     """
     settings = ledger.configurations()
     found: dict[tuple[Identity, Identity], list[str]] = {}
@@ -227,11 +228,13 @@ def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
             Identity(track_for(unit, limit, terms["clock"], terms["device"]), recipe(settings[sha256], corpus))
             for sha256, ((unit, limit),), corpus in zip(hashes, map(dict.items, terms["budgets"]), terms["corpora"])
         )
-        by = ", since a run failed" if (duel.verdict or {}).get("why") else f" by {MEASURES[terms['measure']][0]}"
-        for pair, words in zip(((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict]):
-            found.setdefault(pair, []).append(words + by)
+        by = [f" by {MEASURES[terms['measure']][0]}"] * 2
+        if (duel.verdict or {}).get("why"):  # of a loss: else the duel is void
+            by = [" as a run of its own failed", " as a run of the other failed"]
+        for pair, words, how in zip(((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict], by):
+            found.setdefault(pair, []).append(words + how)
     return {pair: _of_several(said) for pair, said in found.items()}
 
 
 def _of_several(said: Sequence[str]) -> str:
-    return said[0] if len(said) == 1 else ", ".join(f"{n} of {len(said)} {words}" for words, n in Counter(said).items())
+    return said[0] if len(said) == 1 else "; ".join(f"{n} of {len(said)} {words}" for words, n in Counter(said).items())

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eval.duel.sequential_test import ROUNDING
+
 NOISE = 0.05  # a difference whose p-value is not below this is noise
 POWER = 0.9  # of predictions, as for duels
-ROUNDING = 1e-9  # of a score's size
 MOST_SEEDS = 200  # beyond which nobody would go on
 STRATA = (np.arange(64) + 0.5) / 64  # of the distribution that `power` averages over
 
@@ -49,7 +50,7 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
 
 def _agree(values: Sequence[float]) -> bool:
     """Whether there is no spread but that of rounding."""
-    return len(values) < 2 or max(values) - min(values) <= ROUNDING * max(map(abs, values))
+    return len(values) < 2 or max(values) - min(values) <= ROUNDING
 
 
 def _each_pair(values: np.ndarray) -> np.ndarray:

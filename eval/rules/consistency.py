@@ -19,13 +19,13 @@ import yaml
 
 from cramming.config import build, choose
 from cramming.data.masking import OBJECTIVES
-from cramming.journal import JOURNAL, read_journal
+from cramming.journal import JOURNAL
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
 from eval.rules.evidence import UNREADABLE, Outcome, all_or
-from eval.rules.journal import parsed
+from eval.rules.journal import Read, parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
 
@@ -43,12 +43,12 @@ def folder_agrees(record: Record) -> Outcome:
     return all_or(record.contradictions, "record, configuration, journal, metrics, model and scores agree")
 
 
-def contradictions(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def contradictions(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Everything in which the folder contradicts itself, one line each, beginning with the file."""
     yield from (f"record.json: {problem}" for problem in record.problems)
     yield from (f"record.json: {path} is no SHA-256" for path in _no_hashes(record.raw, ""))
     if record.training.status == "finished" and (folder / JOURNAL).exists():
-        yield from _each(TRAINING, lambda: _evidence(folder, record, rows))
+        yield from _each(TRAINING, lambda: _evidence(folder, read, record, rows))
     yield from _each({"glue": lambda found: scores_disagree(*found)}, lambda: (folder, record))
 
 
@@ -63,9 +63,9 @@ def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[
             yield f"{file}: not as this suite writes it ({type(error).__name__}: {str(error)[:80]})"
 
 
-def _evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> Evidence:
+def _evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Evidence:
     config = parsed((folder / "config.yaml").read_text(encoding="utf-8"))
-    return Evidence(folder, record, read_journal(folder / JOURNAL), rows, _of_this_version(config))
+    return Evidence(folder, record, read(), rows, _of_this_version(config))
 
 
 def _of_this_version(config: Mapping[str, Any]) -> dict[str, Any]:

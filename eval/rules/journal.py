@@ -1,6 +1,6 @@
 """R5's evidence: a run's journal, and what lies beside it, against what the record claims."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from cramming.journal import (
     lacks_newline,
     limits_of,
     processes_of,
-    read_journal,
     spent_seconds,
     unit_on,
 )
@@ -25,6 +24,7 @@ from cramming.record_schema import Journal, Record
 from eval.rules.evidence import failed
 
 ROUNDING_SECONDS = 0.01
+Read = Callable[[], list[Event]]  # reads a journal, or fails as `read_journal` does
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 
 
@@ -34,11 +34,11 @@ def parsed(text: str) -> Any:
     return yaml.load(text, _LOADER)
 
 
-def journal_evidence(folder: Path, record: Record, rows: Sequence[Mapping[str, Any]]) -> Journal:
+def journal_evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Journal:
     """The record's section `journal`: what of R5 does not hold, or what else is to be told. `rows` of metrics.jsonl."""
     path = folder / JOURNAL
     try:
-        events = read_journal(path)
+        events = read()
     except UserError as error:
         return Journal([str(error)], None)
     except OSError as error:

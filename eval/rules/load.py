@@ -7,12 +7,12 @@ wrong. Journal, history and hashes are read from their files; what a record has 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, file_sha256
-from cramming.journal import JOURNAL
+from cramming.journal import JOURNAL, read_journal
 from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import OtherRun, Record, read_record
@@ -117,10 +117,11 @@ def load_run(folder: Path) -> Run:
     except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
         metrics = []
     record = read_record(raw)
+    events = cache(partial(read_journal, folder / JOURNAL))  # a day's takes seconds, and R5 and R27 ask for them
     if (folder / JOURNAL).exists():
-        record = replace(record, journal=journal_evidence(folder, record, metrics))
+        record = replace(record, journal=journal_evidence(folder, events, record, metrics))
         raw["journal"] = vars(record.journal)
-    found = None if record.known else list(contradictions(folder, record, metrics))
+    found = None if record.known else list(contradictions(folder, events, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
     # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.

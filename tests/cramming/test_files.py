@@ -167,15 +167,35 @@ def test_a_place_where_nothing_can_be_made_is_named() -> None:
     """Its answer is that there is no such file, as if a file of ours were missing."""
     makes: list[Callable[[Path], object]] = [
         lambda place: lock(place, "at work").__enter__(),
-        lambda place: lock(place.parent, "at work").__enter__(),
         lambda place: write_atomically(place, ""),
         lambda place: write_atomically(place / "file", ""),
         lambda place: overwrite_atomically(place, Path.mkdir),
         lambda place: overwrite_atomically(place / "a/b", Path.mkdir),
     ]
     for make in makes:
-        with pytest.raises(UserError, match=r"^/proc(/x)?: nothing can be made here; give another place"):
+        with pytest.raises(UserError, match=r"^/proc/x: nothing can be made here; give another place"):
             make(Path("/proc/x"))
+    with pytest.raises(UserError, match=r"^/proc: nothing can be made here"), lock(Path("/proc"), "at work"):
+        pass
+
+
+def test_a_lock_is_had_while_others_remove_its_folder(tmp_path: Path) -> None:
+    """The last holder removes an empty folder, whenever the next one looks for it."""
+    code = f"""
+from pathlib import Path
+from cramming.config import UserError
+from cramming.files import lock
+got = 0
+while got < 300:
+    try:
+        with lock(Path({str(tmp_path / "folder")!r}), "at work"):
+            got += 1
+    except UserError as error:
+        assert "another process is at work" in str(error), error
+"""
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert not (tmp_path / "folder").exists()
 
 
 def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Writ
         ledger.write("duel", id=name, **terms)
         ledger.write("verdict", id=name, verdict=verdict, why=why)
     assert _ranked_entries(tmp_path)[1].duel == (
-        "1 of 3 lost by pinned validation loss, 1 of 3 undecided by pinned validation loss,"
-        " 1 of 3 won, since a run failed"
+        "1 of 3 lost by pinned validation loss; 1 of 3 undecided by pinned validation loss;"
+        " 1 of 3 won as a run of the other failed"
     )
     write("old", 0.699, recipe=0, change=partial(_on, device="Other CPU"))
     assert not any(one.duel for one in _ranked_entries(tmp_path))

@@ -31,6 +31,14 @@ def test_equal_recipes_are_called_different_no_more_often_than_is_said(spread: f
         assert share < (0.057 if spread == 1 else 0.09 if few == 2 else 0.07), (few, many)
 
 
+@pytest.mark.parametrize(("most", "share"), [(5, 0.08), (10, 0.14)])
+def test_seeds_added_until_p_is_small_find_too_much(most: int, share: float) -> None:
+    """As docs/rules.md says, of equal recipes with three runs each to begin with."""
+    one, other = np.random.default_rng(3).standard_normal((2, DRAWS, most))
+    found = [_p_values(one[:, :count], other[:, :count]) < NOISE for count in range(3, most + 1)]
+    assert np.any(found, axis=0).mean() == pytest.approx(share, abs=0.01)
+
+
 def test_a_single_run_is_held_against_the_spread_of_the_others() -> None:
     random = np.random.default_rng(1)
     found = [p_values([group[:1], group[1:]])[0, 1] for group in random.standard_normal((1000, 5)).tolist()]

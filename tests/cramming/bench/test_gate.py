@@ -44,8 +44,17 @@ def test_a_curve_that_is_not_finite_fails() -> None:
     curve = [3.0] * 20 + [2.0] * 20
     verdict = gate.judge(PLAIN, curve, [*curve[:-1], math.nan], NoiseFloor(SAME, [[0.0] * 4]))
     assert not verdict.passed and verdict.distance is None and verdict.at_step == 40
-    verdict = gate.judge(PLAIN, curve, curve, NoiseFloor(SAME, [[0.0, 0.0, 0.0, math.inf]]))  # allows whatever there is
-    assert not verdict.passed and verdict.at_step == 20
+
+
+@pytest.mark.parametrize("diverged", [math.inf, math.nan])
+def test_a_repetition_that_diverged_judges_nothing(diverged: float, tmp_path: Path) -> None:
+    """It would allow whatever there is, and a number that JSON has not would cost the whole file."""
+    curve, floor = [3.0] * 20 + [2.0] * 20, NoiseFloor(SAME, [[0.1] * 4, [diverged] * 4])
+    with pytest.raises(UserError, match="not finite"):
+        gate.judge(PLAIN, curve, curve, floor)
+    with pytest.raises(UserError, match="not finite"):
+        gate.save(tmp_path / "gates.json", "here", [], [floor])
+    assert not (tmp_path / "gates.json").exists()
 
 
 def test_a_reference_that_learns_nothing_proves_nothing(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_kill_between_a_pair_and_its_verdict_costs_neither(
 
 
 def test_another_rule_for_the_same_seeds_is_refused(
-    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
+    begin: Any, compose: Compose, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
     ledger, terms, opponents = begin()
@@ -120,12 +120,16 @@ def test_another_rule_for_the_same_seeds_is_refused(
     rule = asdict(SequentialTest(config.pairs, config.error, config.delta)) | {"measure": "loss", "seed": 2} | corpora
     main.begin(ledger, "d1", opponents, ["h0", "h1"], rule, "Test CPU")
     fight(ledger, terms._replace(id="d1"), opponents, config, seed=2)
-    for hashes, corpora_of in ((["h0", "h1"], ["c0", "c1"]), (["h1", "h0"], ["c1", "c0"])):
-        with pytest.raises(UserError, match=r"in duel d1 with seeds 2 to 4, under another rule; take others, seed=5"):
-            main.check_seeds(ledger, hashes, corpora_of, "Test CPU", range(4, 9))
-    main.check_seeds(ledger, ["h0", "h1"], ["c0", "c1"], "Test CPU", range(5, 10))
-    main.check_seeds(ledger, ["h0", "h1"], ["c0", "c1"], "another", range(9))
-    main.check_seeds(ledger, ["h0", "h2"], ["c0", "c1"], "Test CPU", range(9))
+    first, second = opponents.settings
+    spelt = compose("optim=adamw", "device=cpu", "train.log_every=7")  # the same to whoever trains by it
+    for sides_of, corpora_of in (([first, second], ["c0", "c1"]), ([second, spelt], ["c1", "c0"])):
+        with pytest.raises(UserError, match=r"in duel d1 with seeds 2 to 4, .*; take others, seed=5"):
+            main.check_seeds(ledger, sides_of, corpora_of, "Test CPU", range(4, 9))
+    main.check_seeds(ledger, [first, second], ["c0", "c1"], "Test CPU", range(5, 10))
+    main.check_seeds(ledger, [first, second], ["c0", "c1"], "another", range(9))
+    main.check_seeds(ledger, [first, second], ["c0", "c2"], "Test CPU", range(9))
+    for other in (compose("optim=sgd", "optim.lr=0.5"), compose("optim=sgd", "budget.minutes=9")):
+        main.check_seeds(ledger, [first, other], ["c0", "c1"], "Test CPU", range(9))
 
 
 def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_shows_it(
@@ -299,6 +303,8 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
     again, _ = duel(*words, "--json").communicate(timeout=60)
     assert json.loads(again) == found
+    longer = duel(*words, "duel.pairs=4")
+    assert "with seeds 0 to 2, under another rule" in longer.communicate(timeout=60)[1] and longer.returncode
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None
         ([0.0, 0.0, 0.0], 0.01, "undecided"),  # no spread: coarse scores that agree by chance
         ([-0.5, -0.5, -0.5], 0.01, "undecided"),
         ([0.7 - 0.6, 0.8 - 0.7, 0.9 - 0.8], 0.01, "undecided"),  # nor is rounding a spread
+        ([1.4e-14, 0.0, -1.4e-14], 0.01, "undecided"),  # also around nothing
         ([0.5, -0.5, 0.1], 0.01, "undecided"),
         ([-0.5, -0.5], 0.01, "undecided"),
     ],
