@@ -92,6 +92,7 @@ def tokenized(tokenizer: Any, split: Any) -> Any:
 
 
 def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, train: Any, dev: Any, seed: int) -> Any:
+    import torch
     from transformers import (
         AutoModelForSequenceClassification,
         DataCollatorWithPadding,
@@ -101,6 +102,7 @@ def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, 
     )
 
     hyper = hyperparameters(arguments)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as eval/finetune/workers.py does, for both sides alike
     set_seed(seed)
     rates = {"hidden_dropout_prob": hyper.dropout, "attention_probs_dropout_prob": hyper.attention_dropout}
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=task.outputs, **rates)

@@ -217,7 +217,8 @@ class Engine:
         scaler = self.precision.scaler
         assert self._norm is not None, "update follows forward_backward"
         scaler.unscale_(self.optimizer)
-        by_update = self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
+        one_device = len({p.device for p in self.parameters}) == 1  # else some would read the factor before it arrives
+        by_update = one_device and self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
         if self.clip is not None and by_update:  # which divides by it on the way: a pass over all gradients less
             self.optimizer.grad_scale = ((self._norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:

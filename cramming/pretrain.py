@@ -307,8 +307,7 @@ def validate(state: TrainState, progress: float, pace: Pace) -> None:
 
 
 def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:
-    """This rank's micro-batches from the position reached on, in one phase of the objective: data rank r of w takes
-    every w-th run of samples."""
+    """This rank's micro-batches of one objective from the position on; data rank r of w takes every w-th of them."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
     token_losses = state.engine.token_losses
     source = state.data.source.of(objective, token_losses.weights_V if token_losses else None)
@@ -316,4 +315,5 @@ def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generat
     def make(k: int) -> Batch:
         return source.batch(first + (k * mesh.data_size + mesh.data_rank) * rows, rows)
 
-    return made_ahead(make, state.engine.device, state.config.runtime.prefetch)
+    per_step = state.config.train.batch_size // (rows * mesh.data_size)  # which it takes before the device has work
+    return made_ahead(make, state.engine.device, max(state.config.runtime.prefetch, per_step))

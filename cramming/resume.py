@@ -149,18 +149,26 @@ _COMPRESSION = "parallel.compression."  # what `parallel` has that changes numbe
 
 
 def changed_settings(folder: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting in which a resumed run differs from its first start."""
+    """Each setting in which a resumed run differs from its first start, in words."""
+    recorded = _leaves(record.get("config", {}))
+    for key, before, now in other_settings(record, settings):
+        began, again = f"with {key}={shown(before)}", "resume with the same settings"
+        if key not in recorded and key != f"{_COMPRESSION}name":
+            began, again = "without this setting", "resume with the same settings, and the version that had them"
+        yield f"{key}={shown(now)}: the run in {folder} was started {began}; {again}, or {_OTHER}"
+
+
+def other_settings(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Each setting that no resume may change and that a run's record has otherwise: its name, the value then, and now;
+    None where there is no such setting."""
     before, now = ({f"{_COMPRESSION}name": "none", **_leaves(each)} for each in (record.get("config", {}), settings))
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if (not free or key.startswith(_COMPRESSION)) and before.get(key) != now.get(key):
-            began, again = f"with {key}={_shown(before.get(key))}", "resume with the same settings"
-            if key not in before:
-                began, again = "without this setting", "resume with the same settings, and the version that had them"
-            yield f"{key}={_shown(now.get(key))}: the run in {folder} was started {began}; {again}, or {_OTHER}"
+            yield key, before.get(key), now.get(key)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """As a user types it: null, true and false."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 

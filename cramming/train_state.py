@@ -329,8 +329,7 @@ def environment_here(device: torch.device) -> dict[str, Any]:
 def start_engine(
     config: Config, data: RunData, folder: Path, mesh: Mesh, device: torch.device, saved: Path | None
 ) -> tuple[Engine, Work]:
-    """The engine with the state that is `saved`, if any is, else that before the first step, and the work that is
-    done."""
+    """The engine with the state that is `saved`, else that before the first step, and the work that is done."""
     devices.prepare(config.runtime, device, folder)
     devices.seed_everything(config.seed)
     try:

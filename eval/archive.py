@@ -78,7 +78,11 @@ def altered_since(folder: Path) -> list[str]:
 
 
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
-    """Write the archive of a run folder; its list of files."""
+    """Write the archive of a run folder; its list of files. UserError where the folder's name cannot stand in it."""
+    require(
+        NAME.fullmatch(folder.name),
+        f"{folder}: a folder of this name cannot stand in an archive; rename it to letters, digits, - . _",
+    )
     files = list_of(folder)
 
     def write(temporary: Path) -> None:
@@ -91,6 +95,11 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
     overwrite_atomically(archive, write)
     return files
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is an archive's: by its name, or by its content, whatever it was renamed to."""
+    return path.name.endswith(SUFFIX) or zipfile.is_zipfile(path)
 
 
 @contextmanager

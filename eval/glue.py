@@ -26,7 +26,7 @@ from cramming.record import (
 )
 from cramming.record_schema import WITHOUT_ENCODER, read_record
 from eval.extras import sweep
-from eval.extras.minimal_pairs import read_pairs, score_pairs
+from eval.extras.minimal_pairs import open_masked_lm, read_pairs, score_pairs
 from eval.finetune import history
 from eval.finetune.baselines import score_baseline
 from eval.finetune.config import EvalConfig
@@ -60,16 +60,16 @@ def main(config: dict[str, Any]) -> None:
         if (folder / "record.json").exists():
             history.refuse_altered(folder)
             warn_of_other_corpus(folder, suite)
+        if pairs:  # first, as not every model has a head for them
+            accuracies = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
+            write_record_section(folder, minimal_pairs=accuracies)
+            say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
         # Written with the first model's scores: until then those of another suite stay in the record.
         baselines = {}
         for name in WITHOUT_ENCODER if settings.baselines else ():
             store = RunStore(folder / suite.section / name)
             baselines[name] = score_baseline(name, store, suite.name, data, suite.absent)
             show_averages(baselines[name])
-        if pairs:
-            accuracies = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
-            write_record_section(folder, minimal_pairs=accuracies)
-            say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
         encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
         for init in settings.init:
             place = folder / suite.section / init
@@ -115,6 +115,8 @@ def check(config: dict[str, Any]) -> None:
     if config["model_path"] or (run_folder(config) / "final").is_dir():
         source = find_model(config, run_folder(config))
         refuse_length(settings, source.label, source.max_length)
+        if settings.minimal_pairs:
+            open_masked_lm(source, torch.device("cpu"))
     else:
         limit = position_limit(build(ModelConfig, config["model"], "model"))
         refuse_length(settings, f"{config['name']}'s model", limit)

@@ -37,7 +37,8 @@ def main(config: dict[str, Any]) -> None:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
     require(
         run.verdict.division != "invalid",
-        f"{folder}: invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit",
+        f"{folder}: invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
+        + ("" if run.record.glue else f"; it has no scores yet: cramming glue name={run.record.name}"),
     )
     files = pack(folder, out)
     inside, outside = files["files"], files["outside"]

@@ -22,7 +22,7 @@ from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
 from cramming.journal import JOURNAL, read_journal
 from cramming.progress import say, use_stderr
 from cramming.record_schema import Record
-from eval.archive import LIST, SUFFIX, altered_since, opened
+from eval.archive import LIST, altered_since, is_archive, opened
 from eval.finetune.config import EvalConfig
 from eval.rescore import in_words, rescore, suite_of
 from eval.rules.load import has_traces, load_run
@@ -168,7 +168,7 @@ def _other_checkpoints(folder: Path) -> Iterator[str]:
 def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> None:
     """The verb: a run's findings, exit code 1 where it is not in order; or a corpus's altered files (UserError)."""
     settings, place = build(VerifyConfig, config["verify"], "verify"), corpus_folder(config)
-    if not place.name.endswith(SUFFIX) and not has_traces(place):
+    if not is_archive(place) and not has_traces(place):
         inspect.verify(config)
         return
     tasks = build(EvalConfig, config["eval"], "eval").data_dir

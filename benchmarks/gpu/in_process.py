@@ -78,6 +78,8 @@ def clean(device: torch.device) -> Iterator[None]:
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     compiler = [importlib.import_module(name) for name in COMPILER]
     settings = [module.get_config_copy() for module in compiler]
+    # A second candidate with other sizes would be compiled for any size; a run is compiled for its own.
+    compiler[0].automatic_dynamic_shapes = False
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ def rows(lab: Lab) -> list[Row]:
     """The most wanted first."""
     short, long = lab.scale.lengths
     speeds = [Row(f"ours {m} {n}", 60, partial(speed, lab, m, n)) for n in (short, long) for m in MODELS]
-    return [Row("ceilings", 15, partial(ceilings, lab)), *speeds[:1], Row("tests", 150, partial(gpu_tests.run, lab)),
+    return [Row("ceilings", 15, partial(ceilings, lab)), *speeds[:1], Row("tests", 300, partial(gpu_tests.run, lab)),
             *speeds[1:]]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ or does not; it finds nothing by itself. The sides have one corpus, one seed, an
 compilation included.
 """
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 from lab import Lab, Row
 from run import end_with_parent
 
+from cramming import CACHE_VARIABLES
 from cramming.files import remove
 from cramming.record import load_metrics, load_record
 from cramming.record_schema import read_record
@@ -41,8 +43,10 @@ def overrides(lab: Lab, side: str) -> list[str]:
 
 def call(lab: Lab, verb: str, *more: str) -> None:
     command = [sys.executable, "-m", "cramming", verb, *more]
+    # A run's own folder for compiled code: in a common one the second side would find what the first has paid for.
+    env = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
     done = subprocess.run(
-        command, cwd=lab.work, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
+        command, cwd=lab.work, env=env, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
     )
     if done.returncode:
         raise RuntimeError(f"{verb} ended with code {done.returncode}: {done.stderr[-1500:]}")

@@ -87,9 +87,12 @@ def _norm(x_NRC: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True).clamp(min=1e-30)
 
 
+_Alike = tuple[int, int, torch.device]  # rows, columns, and where they are
+
+
 @dataclass
 class _Batch:
-    """Matrices of one shape: views of parameters, of directions to orthogonalize, and of NorMuon's moments of rows."""
+    """Matrices that are alike: views of parameters, of directions to orthogonalize, of NorMuon's moments of rows."""
 
     weights: list[Tensor] = field(default_factory=list)
     directions: list[Tensor] = field(default_factory=list)
@@ -132,7 +135,7 @@ class Muon(torch.optim.Optimizer):
         batches = self._batches(pairs, scale)
         if not self.cautious:
             torch._foreach_mul_([p for p, _ in pairs], 1 - lr * decay)
-        for (rows, columns), batch in batches.items():
+        for (rows, columns, _), batch in batches.items():
             update = orthogonalize(torch.stack(batch.directions), self.iterations)
             if self.row_beta is None:
                 update.mul_(UPDATE_RMS * math.sqrt(max(rows, columns)))  # an orthogonal matrix has 1 / this root
@@ -144,8 +147,8 @@ class Muon(torch.optim.Optimizer):
                 update.addcmul_(weights, agreement(weights, update), value=decay)
             torch._foreach_add_(batch.weights, update.unbind(), alpha=-lr)
 
-    def _batches(self, pairs: list[tuple[Tensor, int]], scale: Tensor | None) -> dict[tuple[int, int], _Batch]:
-        """All matrices by shape, with Nesterov's momentum: what the buffer would be after the same gradient again."""
+    def _batches(self, pairs: list[tuple[Tensor, int]], scale: Tensor | None) -> dict[_Alike, _Batch]:
+        """All matrices, with Nesterov's momentum: what the buffer would be after the same gradient again."""
         gradients: Any = [p.grad for p, _ in pairs]
         if scale is not None:
             gradients = torch._foreach_div(gradients, scale)
@@ -153,9 +156,9 @@ class Muon(torch.optim.Optimizer):
         buffers = [state["momentum_buffer"] for state in states]
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
         directions: Any = torch._foreach_lerp(gradients, buffers, self.momentum)
-        batches: dict[tuple[int, int], _Batch] = defaultdict(_Batch)
+        batches: dict[_Alike, _Batch] = defaultdict(_Batch)
         for (p, parts), direction, state in zip(pairs, directions, states):
-            batch = batches[p.shape[0] // parts, p.shape[1]]
+            batch = batches[p.shape[0] // parts, p.shape[1], p.device]
             batch.weights += p.chunk(parts)
             batch.directions += direction.chunk(parts)
             if self.row_beta is not None:

@@ -228,7 +228,8 @@ class HostOptimizer(torch.optim.Optimizer):
             self._inner.param_groups = [
                 {**group, "params": [self._masters[p] for p in group["params"]]} for group in self.param_groups
             ]
-            self._inner.grad_scale = getattr(self, "grad_scale", None)  # type: ignore[attr-defined]  # clips, if fused
+            factor = getattr(self, "grad_scale", None)  # of clipping, if fused; `cpu` waits until it is there
+            self._inner.grad_scale = None if factor is None else factor.cpu()  # type: ignore[attr-defined]
             self._inner.step()
         finally:
             self._inner.param_groups = all_groups

@@ -66,7 +66,7 @@ def score_pairs(
     """The record's section: accuracy per paradigm, and their mean."""
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
     mask, frame = mask_and_frame(source.folder, source.own)
-    model = (_own_model if source.own else _stock_model)(source.folder, device)
+    model = open_masked_lm(source, device)
     found = {}
     with Progress("minimal pairs", sum(len(p.good) for p in paradigms), "pairs") as bar:
         for paradigm in paradigms:
@@ -99,6 +99,14 @@ def likelihoods(
     return total_N
 
 
+def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilities:
+    """The model to ask; UserError where it has no masked-LM head."""
+    try:
+        return (_own_model if source.own else _stock_model)(source.folder, device)
+    except UserError as error:
+        raise UserError(f"eval.minimal_pairs: {error}; or set eval.minimal_pairs=null") from None
+
+
 def _own_model(folder: Path, device: torch.device) -> LogProbabilities:
     model = load_masked_lm(folder, dropout=0.0, attention_dropout=0.0).to(device).eval()
 
@@ -122,9 +130,9 @@ def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
         model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder}: no masked language model for eval.minimal_pairs ({reason})") from None
+        raise UserError(f"{folder}: no masked language model ({reason})") from None
     missing = sorted(loaded["missing_keys"])
-    require(not missing, f"{folder}: its weights lack {missing[:3]}; eval.minimal_pairs needs a masked language model")
+    require(not missing, f"{folder}: no masked language model: its weights lack {', '.join(missing[:3])}")
     model.to(device).eval()
 
     @torch.inference_mode()

@@ -50,8 +50,13 @@ def main(settings: dict[str, Any]) -> None:
         use_stderr()
     folder = expand_home(settings["runs"], "runs")
     runs = read_runs(folder, config.names)
-    longest = runs.points[-1]
-    full = config.exaflops or 3600 * config.hours * longest.exaflops / longest.seconds
+    shortest, longest = runs.points[0], runs.points[-1]
+    full = config.exaflops or longest.exaflops + longest.speed * (3600 * config.hours - longest.seconds)
+    if full < shortest.exaflops:
+        raise UserError(
+            f"project: a full budget of {max(full, 0.0):.3g} exaflops is below the shortest run's"
+            f" {shortest.exaflops:.3g}; give more with project.hours or project.exaflops"
+        )
     losses = project(runs.points, full, lambda point: point.loss)
     if losses is None:
         raise UserError(f"project: losses in {folder} do not fall with compute; train with longer budgets")

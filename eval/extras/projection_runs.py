@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cramming.config import UserError, require
 from cramming.journal import unit_on
-from cramming.record_schema import Record
+from cramming.record_schema import Record, number
 from eval.recipe import BESIDE, SECTIONS, recipe_of
 from eval.report.ranking import main_average
 from eval.report.settings import flat
@@ -34,6 +34,19 @@ class Point(NamedTuple):
     seconds: float
     loss: float
     score: float | None
+
+    @property
+    def speed(self) -> float:
+        """ExaFLOPs a second from the first logged row on: what was before, such as the start and the compiler, is paid
+        once, whatever the budget."""
+        rows = [
+            (tokens, seconds)
+            for row in self.run.metrics
+            if (tokens := number(row.get("tokens"))) and (seconds := number(row.get("seconds")))
+        ]
+        if len(rows) < 2 or rows[-1][0] <= rows[0][0] or rows[-1][1] <= rows[0][1]:
+            return self.exaflops / self.seconds
+        return self.exaflops / self.tokens * (rows[-1][0] - rows[0][0]) / (rows[-1][1] - rows[0][1])
 
 
 class Runs(NamedTuple):

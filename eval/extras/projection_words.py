@@ -32,7 +32,8 @@ def sentences(points: list[Point], projection: Projection, scores: Projection | 
     """The result, and what it rests on."""
     times = projection.amount / projection.law.largest
     longest, corpus = points[-1], points[-1].run.record.corpus.tokens
-    beside = f"{duration(times * longest.seconds)}, x{times:.3g} of the longest budget"
+    seconds = longest.seconds + (projection.amount - longest.exaflops) / longest.speed
+    beside = f"{duration(seconds)}, x{times:.3g} of the longest budget"
     where = f"{projection.amount:.3g} exaflops ({beside})"
     yield f"full budget of {where}: pinned validation loss {_interval(projection.predicted)}"
     if scores:

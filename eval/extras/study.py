@@ -3,7 +3,8 @@
 The cramming paper's figures of architectures, schedules, batch sizes, masking and vocabularies, and its table of data
 sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each variant and seed is a run of its own,
 `<name>-<variant>-<seed>`, made by the verbs prepare, pretrain and glue in processes of their own. The same command
-again continues an interrupted study. `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
+again continues an interrupted study; a run of its names that was made with other settings ends it before any training
+(eval/extras/earlier_runs.py). `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
 runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants. `pipelines` is
 no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
 """
@@ -23,6 +24,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK
 from cramming.progress import say
+from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
 from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
@@ -98,6 +100,8 @@ def main(settings: dict[str, Any]) -> None:
         return
     variants = config.overrides_of(settings)
     folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants}
+    for variant, changes in variants.items():
+        refuse_other(dict(zip(config.seeds, folders[variant])), [*shared, *changes], config.fine_tunes)
     for variant, changes in variants.items():
         for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}):
             _verb(verb, [*shared, *changes, CHECK])

@@ -270,8 +270,17 @@ class StockEncoder(nn.Module):
         inputs = {"input_ids": _pad(ids_T, valid_SL, self.pad_id), "attention_mask": valid_SL.long()}
         if self.takes_types and token_types_T is not None:
             inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
-        hidden_TD = self.model(**inputs).last_hidden_state[valid_SL]
-        return hidden_TD if wanted_M is None else hidden_TD.index_select(0, wanted_M)
+        try:
+            hidden_SLD = self.model(**inputs).last_hidden_state
+        except RuntimeError as error:
+            if "without overflow" not in str(error):  # as DeBERTa fills its masks
+                raise
+            what = f"model type {self.model.config.model_type!r}: transformers' code for it needs 32 bits ({error})"
+            raise UserError(f"{what}; set eval.precision=fp32") from None
+        # By place, not by `valid_SL`, whose count the host would wait for.
+        row_T = torch.bucketize(torch.arange(len(ids_T), device=ids_T.device), packing.bounds_S[1:], right=True)
+        place_T = row_T * packing.max_length + positions_T
+        return hidden_SLD.flatten(0, 1).index_select(0, place_T if wanted_M is None else place_T[wanted_M])
 
 
 def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:

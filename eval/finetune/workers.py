@@ -72,6 +72,7 @@ def _run(run: TaskRun, on_examples: OnExamples) -> Predictions:
     if run.device == "cpu":
         keep_freed_memory()
         os.environ.setdefault(*KERNEL_CACHE)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # plans about a second for each new shape, and each batch has its own
     with float32_products(tf32=run.precision != "fp32"):
         return finetune(run, on_examples)
 

@@ -104,6 +104,23 @@ def test_the_full_budget_from_runs(write_budget: Write, verb: Any, capsys: Any, 
     assert "left out: 64-0-0.001: is running" in said
 
 
+def test_hours_are_those_after_the_start(write_budget: Write, verb: Any, capsys: Any, tmp_path: Path) -> None:
+    """Which takes ten seconds of each run, however long it is."""
+    for exaflops in BUDGETS[:4]:
+        write_budget(exaflops)
+        rows = [{"step": k, "tokens": 1e6 * exaflops * k / 2, "seconds": 10 + 100 * exaflops * k / 2} for k in (1, 2)]
+        log = tmp_path / "runs" / f"{exaflops:g}-0-0.001" / "metrics.jsonl"
+        log.write_text("".join(json.dumps(row | {"loss": 3.0}) + "\n" for row in rows))
+    verb(hours=1.0)
+    assert "(60.0 min, x" in capsys.readouterr().out
+    verb(hours=1.0, json=True)
+    found = json.loads(capsys.readouterr().out)
+    longest = found["runs"][-1]
+    assert found["loss"]["full_budget"] == pytest.approx(8 + (3600 - longest["seconds"]) / 100)
+    with pytest.raises(UserError, match=r"full budget of 0\.5 exaflops is below the shortest run's 1"):
+        verb(exaflops=0.5)
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_seeds_do_not_stand_for_budgets(write_budget: Write, verb: Any, capsys: Any, count: int) -> None:
     """They tell their own noise, not how well a law fits: with as many more as one likes its interval stays."""

@@ -95,6 +95,28 @@ def test_the_same_command_again_does_only_what_is_missing(calls: Calls, settings
     assert [verb for verb, _ in ran(calls) if verb != "glue"] == ["prepare", "pretrain"]
 
 
+def test_a_run_of_other_settings_is_not_taken_for_a_variant(
+    calls: Calls, settings: Settings, compose: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """Which has its name: an earlier study's, with another budget, say."""
+    own = ("name=x-vocab512-0", "seed=0", "tokenizer.vocab_size=512")
+    path = tmp_path / "x-vocab512-0" / "record.json"
+    path.parent.mkdir()
+    for hours, allowed in ((2, False), (1, True)):
+        recorded = {
+            "config": compose(*own, f"budget.hours={hours}", "report.out=x"),
+            "pretrain": {"status": "finished"},
+        }
+        path.write_text(json.dumps({"format": 1, **recorded}))
+        if allowed:
+            main(settings(tmp_path, glue=False))
+            assert not [call for call in calls if "name=x-vocab512-0" in call[1]] and len(ran(calls)) == 6
+        else:
+            with pytest.raises(UserError, match=r"budget.hours=1: the run in .*x-vocab512-0 .* with budget.hours=2;"):
+                main(settings(tmp_path, glue=False))
+            assert not calls
+
+
 def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings: Settings, tmp_path: Path) -> None:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()

@@ -40,6 +40,9 @@ LESS_MEMORY = {
     "offload-weights": ["memory.offload_weights=true"],
     "offload-optimizer": ["memory.offload_optimizer=true"],
     "offload-all": ["memory=offload-all"],
+    "offload-weights-muon": ["memory.offload_weights=true", "optim=muon"],
+    "offload-all-normuon": ["memory=offload-all", "optim=normuon"],
+    "offload-optimizer-cautious": ["memory.offload_optimizer=true", "optim=adamw-cwd"],
 }
 
 
@@ -124,7 +127,7 @@ def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.
     """Of a model whose activations and weights are what counts."""
     peaks = []
     for more in ([], memory):
-        engine = make_engine("model.hidden_size=512", "model.num_layers=8", "model.intermediate_size=2048", *more)
+        engine = make_engine("model.hidden_size=256", "model.num_layers=16", "model.intermediate_size=1024", *more)
         torch.cuda.reset_peak_memory_stats()
         train(engine, 2, cut=1)
         peaks.append(torch.cuda.max_memory_allocated())

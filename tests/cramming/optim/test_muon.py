@@ -106,6 +106,17 @@ def test_stored_together_and_batched_equals_each_matrix_alone(row_beta: float | 
         torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_matrices_of_one_shape_on_two_devices_are_updated_apart() -> None:
+    """As with offloaded weights, where a head's matrix stays on the GPU."""
+    matrices = [nn.Parameter(torch.randn(4, 4, device=device)) for device in ("cpu", "meta")]
+    for matrix in matrices:
+        matrix.grad = torch.randn_like(matrix)
+    group = {"params": matrices, "parts": [1, 1], "weight_decay": 0.1}
+    before = matrices[0].detach().clone()
+    muon([group], momentum=0.9).step()
+    assert not torch.equal(matrices[0], before)
+
+
 @pytest.mark.parametrize("changes", [{}, {"mlp": "glu", "tie_embeddings": False, "head_transform": False}])
 def test_every_parameter_is_in_one_group_and_matrices_of_blocks_are_split(
     make_engine: Make, small_model: Any, changes: dict[str, Any]

@@ -1,0 +1,104 @@
+"""Whether a run that a study finds under one of its names is the run that it would make now.
+
+An earlier study of the same name can have had other settings. What no resume may change (cramming/resume.py) must be
+the same, and where scores are compared, what decides them. A corpus may lie elsewhere, if its manifest is the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cramming.config import UserError, expand_home
+from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.overrides import compose, one_line
+from cramming.record import is_run, load_record
+
+# A setting that decides scores -> what a record's scores call it.
+OF_SCORES = {"precision": "precision", "threads": "threads_per_run"}
+
+
+class Difference(NamedTuple):
+    """What an earlier run was made with, and what a study has in its place."""
+
+    setting: str
+    before: Any
+    now: Any
+
+
+class Text(NamedTuple):
+    """One of a run's corpora: the settings that say what is in it, and its manifest's SHA-256, then and now; None where
+    that is not known."""
+
+    name: str
+    settings: tuple[str, ...]
+    before: str | None
+    now: str | None
+
+
+def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tunes: bool) -> None:
+    """UserError for the first of a variant's runs, by seed, that was made with other settings than these overrides."""
+    records = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
+    if not any(record.get("config") for record in records.values()):
+        return
+    from cramming.resume import shown  # which needs torch
+
+    settings = _composed(overrides)
+    for seed, record in records.items():
+        folder = folders[seed]
+        now = {**settings, "name": folder.name, "seed": seed}
+        for name, before, wanted in chain(_of_training(record, now), _of_scores(record, now) if fine_tunes else ()):
+            raise UserError(
+                f"{folder}: this run was made with {name}={shown(before)}, and the study has {name}={shown(wanted)};"
+                " give the study another name=, or remove the run"
+            )
+
+
+def _composed(overrides: Sequence[str]) -> dict[str, Any]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return compose(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"study: {one_line(error)}") from None
+
+
+def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+    """Settings, then the corpora themselves. Where a corpus is the same, its settings may be in other words."""
+    from cramming.resume import other_settings
+
+    texts = list(_texts(record, settings))
+    same = tuple(chain.from_iterable(text.settings for text in texts if text.now and text.before == text.now))
+    for found in other_settings(record, settings):
+        if not found[0].startswith(same):
+            yield Difference(*found)
+    for text in texts:
+        if text.before and text.now and text.before != text.now:
+            yield Difference(f"{text.name} manifest_sha256", text.before, text.now)
+
+
+def _texts(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Text]:
+    read, validation = record.get("corpus", {}), settings["train"]["validation_corpus"]
+    own = _manifest_sha256(corpus_folder(settings))
+    yield Text("corpus", ("data.", "tokenizer."), read.get("manifest_sha256"), own)
+    if validation:
+        other, name = read.get("validation", {}).get("manifest_sha256"), "train.validation_corpus"
+        yield Text("validation corpus", (name,), other, _manifest_sha256(expand_home(validation, name)))
+
+
+def _manifest_sha256(corpus: Path) -> str | None:
+    file = corpus / MANIFEST
+    return Manifest.load(file).sha256() if file.is_file() else None
+
+
+def _of_scores(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+    """What scores were made with. Other seeds and tasks are no difference: `glue` does what is missing of every run."""
+    scored, wanted = record.get("glue", {}).get("pretrained", {}), settings["eval"]
+    before = {f"hyperparameters.{name}": value for name, value in scored.get("hyperparameters", {}).items()}
+    before |= {name: scored[key] for name, key in OF_SCORES.items() if key in scored}
+    now = {f"hyperparameters.{name}": value for name, value in wanted["hyperparameters"].items()}
+    now |= {name: wanted[name] for name in OF_SCORES if wanted[name] != "auto"}
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            yield Difference(f"eval.{name}", before[name], now[name])
