@@ -15,7 +15,9 @@ from cramming.config import build, require
 from cramming.progress import format_count, say
 from cramming.record import run_folder
 from eval.archive import SUFFIX, pack
-from eval.rules.load import load_run
+from eval.rules.load import load_run, unscored
+
+INVALID = "invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,7 @@ def main(config: dict[str, Any]) -> None:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
     require(
         run.verdict.division != "invalid",
-        f"{folder}: invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
-        + ("" if run.record.glue else f"; it has no scores yet: cramming glue name={run.record.name}"),
+        f"{folder}: {unscored(folder, run.record) or INVALID}",
     )
     files = pack(folder, out)
     inside, outside = files["files"], files["outside"]

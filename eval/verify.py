@@ -25,7 +25,7 @@ from cramming.record_schema import Record
 from eval.archive import LIST, altered_since, is_archive, opened
 from eval.finetune.config import EvalConfig
 from eval.rescore import in_words, rescore, suite_of
-from eval.rules.load import has_traces, load_run
+from eval.rules.load import has_traces, load_run, unscored
 from eval.rules.table import Finding, Verdict
 
 UNPROVEN = (
@@ -104,7 +104,7 @@ def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
     """Each score against the predictions that it was made of."""
     suite = suite_of(record)
     if suite is None:
-        return [], "none on record"
+        return [], unscored(folder, record) or "none on record"
     if suite == "embedded":
         with TemporaryDirectory(prefix="cramming-") as place:
             source = next((one for one in record.corpus.sources if one.kind == "embedded"), None)

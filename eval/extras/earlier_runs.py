@@ -38,8 +38,8 @@ class Text(NamedTuple):
 
 def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tunes: bool) -> None:
     """UserError for the first of a variant's runs, by seed, that was made with other settings than these overrides."""
-    records = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
-    if not any(record.get("config") for record in records.values()):
+    found = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
+    if not (records := {seed: record for seed, record in found.items() if record.get("config")}):
         return
     from cramming.resume import shown  # which needs torch
 

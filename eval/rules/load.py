@@ -129,6 +129,13 @@ def load_run(folder: Path) -> Run:
     return Run(folder, label, record, slim)
 
 
+def unscored(folder: Path, record: Record) -> str | None:
+    """What a run that was trained and is not scored yet still needs; None of any other."""
+    if record.training.status != "finished" or record.trained:
+        return None
+    return f"no scores yet; `cramming glue name={folder.absolute().name}`"
+
+
 def load_archive(archive: Path) -> Run:
     """Read the run that an archive holds (eval/archive.py), which stands for its folder."""
     try:

@@ -90,7 +90,7 @@ def journal_agrees(record: Record) -> Outcome:
 
 def scores_stated(record: Record) -> Outcome:
     """Scores are those of the development split, and state the suite, the seeds and the selection."""
-    problems = [] if record.trained else [f"no scores of the trained model yet; cramming glue name={record.name}"]
+    problems = [] if record.trained else ["no scores of the trained model"]
     for init, section in record.glue.items():
         if section.suite not in AVERAGES:
             problems.append(f"glue.{init}.suite is {section.suite!r}, not one of {', '.join(AVERAGES)}")
@@ -112,7 +112,7 @@ def scores_are_medians(record: Record) -> Outcome:
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
     told = f"{count} fine-tunings in the history" if count else "no history: the record is older than that"
-    return all_or(problems, f"every score is the median over its seeds; {told}" if record.glue else "no scores")
+    return all_or(problems, f"every score is the median over its seeds; {told}" if record.glue else "no scores yet")
 
 
 def _score_problems(entry: str, task: TaskScore, seeds: int) -> Iterator[str]:

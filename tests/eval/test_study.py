@@ -12,6 +12,7 @@ import pytest
 
 from cramming.checks import Config, Place, check
 from cramming.config import UserError, build
+from cramming.data.manifest import Manifest
 from cramming.model.config import ModelConfig, count_parameters
 from cramming.record_schema import read_record
 from eval.extras import study
@@ -95,26 +96,101 @@ def test_the_same_command_again_does_only_what_is_missing(calls: Calls, settings
     assert [verb for verb, _ in ran(calls) if verb != "glue"] == ["prepare", "pretrain"]
 
 
-def test_a_run_of_other_settings_is_not_taken_for_a_variant(
-    calls: Calls, settings: Settings, compose: Callable[..., dict[str, Any]], tmp_path: Path
+@pytest.fixture
+def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., None]:
+    """`earlier("budget.hours=2", corpus={...})`: the run of variant `vocab1024`, seed 1, with other settings than the
+    study's, or with more in its record."""
+
+    def make(*overrides: str, **sections: Any) -> None:
+        own = ("name=x-vocab1024-1", "seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
+        typed = {override.partition("=")[0] for override in overrides}
+        config = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
+        path = tmp_path / "x-vocab1024-1" / "record.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"format": 1, "config": config, "pretrain": {"status": "finished"}, **sections}))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("override", "was", "wanted"),
+    [
+        ("budget.hours=2", "budget.hours=2", "budget.hours=1"),
+        ("optim.lr=0.5", "optim.lr=0.5", "optim.lr="),
+        ("seed=3", "seed=3", "seed=1"),
+        ("tokenizer.vocab_size=512", "tokenizer.vocab_size=512", "tokenizer.vocab_size=1024"),
+    ],
+)
+@pytest.mark.parametrize("status", ["finished", "interrupted", "diverged"])
+def test_a_run_made_with_other_settings_ends_the_study_before_anything_runs(
+    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path,
+    override: str, was: str, wanted: str, status: str,
+) -> None:  # fmt: skip
+    """Though it is of the last variant and seed."""
+    earlier(override, pretrain={"status": status})
+    with pytest.raises(UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}.*name=, or remove"):
+        main(settings(tmp_path))
+    assert not calls
+
+
+def test_a_study_goes_on_with_other_places_and_more_seeds_or_variants(
+    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Which has its name: an earlier study's, with another budget, say."""
-    own = ("name=x-vocab512-0", "seed=0", "tokenizer.vocab_size=512")
-    path = tmp_path / "x-vocab512-0" / "record.json"
-    path.parent.mkdir()
-    for hours, allowed in ((2, False), (1, True)):
-        recorded = {
-            "config": compose(*own, f"budget.hours={hours}", "report.out=x"),
-            "pretrain": {"status": "finished"},
-        }
-        path.write_text(json.dumps({"format": 1, **recorded}))
-        if allowed:
-            main(settings(tmp_path, glue=False))
-            assert not [call for call in calls if "name=x-vocab512-0" in call[1]] and len(ran(calls)) == 6
-        else:
-            with pytest.raises(UserError, match=r"budget.hours=1: the run in .*x-vocab512-0 .* with budget.hours=2;"):
-                main(settings(tmp_path, glue=False))
-            assert not calls
+    earlier("corpora=elsewhere", "checkpoint.every_steps=3", "report.out=x", "eval.workers=2")
+    main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+    assert not ran(calls)
+    main(settings(tmp_path, vocab_sizes=[512, 1024], seeds=[1, 2], glue=False))
+    made = {override for verb, overrides in ran(calls) if verb == "pretrain" for override in overrides}
+    names = {override for override in made if override.startswith("name=")}
+    assert names == {"name=x-vocab512-1", "name=x-vocab512-2", "name=x-vocab1024-2"}
+
+
+def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
+    calls: Calls, settings: Settings, earlier: Callable[..., None], make_corpus: Callable[..., Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folders = [make_corpus(tmp_path / name, documents=20, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    hashes = [Manifest.load(folder / "manifest.json").sha256() for folder in folders]
+    assert hashes[0] == hashes[1] != hashes[2]
+    for key, sections in (
+        ("data.corpus", lambda sha256: {"manifest_sha256": sha256}),
+        ("train.validation_corpus", lambda sha256: {"validation": {"manifest_sha256": sha256}}),
+    ):
+        given = ["budget.hours=1", f"{key}={folders[0]}"]
+        monkeypatch.setattr(study, "_given_overrides", lambda given=given: given)
+        for folder, sha256, problem in (
+            (folders[1], hashes[1], None),
+            (folders[2], hashes[2], f"{key}={folders[2]}"),
+            (folders[0], hashes[2], f"corpus manifest_sha256={hashes[2]}"),
+        ):
+            earlier(f"{key}={folder}", corpus=sections(sha256))
+            if problem:
+                with pytest.raises(UserError, match=problem):
+                    main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+            else:
+                main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+    assert not ran(calls)
+
+
+@pytest.mark.parametrize(
+    ("scored", "problem"),
+    [
+        ({"hyperparameters": {"epochs": 77}}, "eval.hyperparameters.epochs=77"),
+        ({"precision": "fp32", "threads_per_run": 64}, "eval.threads=64"),
+        ({"hyperparameters": {"retired": 1}, "seeds": [7], "precision": "fp32"}, None),
+    ],
+)
+def test_scores_made_with_other_settings_end_a_study_of_scores_only(
+    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path,
+    scored: dict[str, Any], problem: str | None,
+) -> None:  # fmt: skip
+    earlier(glue={"pretrained": {"suite": "embedded", "tasks": {}, "averages": {}, **scored}})
+    if problem:
+        with pytest.raises(UserError, match=problem):
+            main(settings(tmp_path))
+        assert not calls
+    main(settings(tmp_path, glue=problem is None))
+    assert ran(calls)
 
 
 def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings: Settings, tmp_path: Path) -> None:
@@ -176,16 +252,21 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
 
 
 def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: Path) -> None:
-    """Every verb the real one, in a process of its own."""
+    """Every verb the real one, in a process of its own. The same command again trains nothing, another is refused."""
     places = [f"runs={tmp_path / 'runs'}", f"corpora={tmp_path / 'corpora'}", "name=x", "study.glue=false"]
     given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + ["data=embedded", "data.size=20000"]
     wanted = [*places, *given, "budget.steps=3", "study.vocab_sizes=[300]", "study.seeds=[0]"]
-    subprocess.run([sys.executable, "-m", "cramming", "study", "vocab", *wanted], check=True)
+    command = [sys.executable, "-m", "cramming", "study", "vocab", *wanted]
+    subprocess.run(command, check=True)
     record = json.loads((tmp_path / "runs/x-vocab300-0/record.json").read_text())
     assert record["pretrain"]["status"] == "finished" and record["corpus"]["vocab_size"] == 300
     loss, tokens = record["pretrain"]["validation"]["loss"], record["pretrain"]["tokens"]
     table = (tmp_path / "runs/x-vocab-study/study.md").read_text()
     assert f"| vocab300 | 1 | 300 | – | – | {loss:.3f} | {tokens:,} |" in table
+    again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "cramming pretrain" not in again and (tmp_path / "runs/x-vocab-study/study.md").read_text() == table
+    other = subprocess.run([*command, "optim.lr=0.5"], check=False, capture_output=True, text=True)
+    assert other.returncode == 2 and "x-vocab300-0: this run was made with optim.lr=" in other.stderr
 
 
 def test_a_figure_of_the_losses_stands_beside_the_table(tmp_path: Path) -> None:

@@ -40,6 +40,32 @@ def test_an_invalid_run_is_refused(tmp_path: Path, make_record: Callable[..., An
     assert not (run / "first.record.zip").exists()
 
 
+def test_what_a_run_without_scores_needs_is_said_once(
+    tmp_path: Path, make_record: Callable[..., Any], write_run: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = make_record()
+    del record["glue"]
+    run = write_run(tmp_path / "first", record)
+    with pytest.raises(UserError, match=r"first: no scores yet; `cramming glue name=first`$"):
+        main(settings(run))
+    said = capsys.readouterr().out
+    assert "cramming glue" not in said and not (run / "first.record.zip").exists()
+    record["pretrain"]["status"] = "interrupted"
+    with pytest.raises(UserError, match="first: invalid by"):
+        main(settings(write_run(tmp_path / "first", record)))
+
+
+@pytest.mark.parametrize("name", ["my run é", ".hidden", "a(1)"])
+def test_a_folder_whose_name_no_archive_has_is_refused_before_anything_is_written(
+    tmp_path: Path, make_record: Callable[..., Any], write_run: Write, name: str
+) -> None:
+    run = write_run(tmp_path / name, make_record())
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match=r"cannot stand in an archive; rename it to letters, digits, - \. _"):
+        main(settings(run))
+    assert sorted(run.rglob("*")) == before
+
+
 def test_an_archive_is_never_written_over_a_file_of_the_run(
     tmp_path: Path, make_record: Callable[..., Any], write_run: Write
 ) -> None:

@@ -41,6 +41,40 @@ def test_a_run_its_archive_and_another_of_its_name(
     assert [finding["rule"] for finding in told["findings"] if not finding["ok"]] == ["R27"]
 
 
+@pytest.mark.parametrize("name", ["honest.zip", "honest.record (1).zip", "honest"])
+def test_an_archive_is_known_by_its_content(
+    name: str,
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    pack(honest_run, tmp_path / name)
+    settings = compose()
+    settings["data"]["corpus"] = str(tmp_path / name)
+    verify.main(settings, means.make_tasks, means.search)
+    assert "in order, closed division" in " ".join(capsys.readouterr().out.split())
+
+
+def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    run = shutil.copytree(honest_run, tmp_path / "unscored", ignore=shutil.ignore_patterns("glue"))
+    record = json.loads((run / "record.json").read_text())
+    del record["glue"], record["history"]
+    (run / "record.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit):
+        verify.main(compose(f"data.corpus={run}"), means.make_tasks, means.search)
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("no scores yet; `cramming glue name=unscored`") == told.count("cramming glue") == 1
+    assert "R7 no scores yet" in told and "every score is" not in told
+
+
 def test_of_a_record_that_cannot_be_read_that_alone_is_said(
     tmp_path: Path, compose: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], means: Means
 ) -> None:
