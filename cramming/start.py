@@ -6,31 +6,36 @@ Goldberg 2014; Levy, Goldberg & Dagan 2015, section 3). Ten million tokens take 
 Shapes: V vocabulary, D width of the vectors, N tokens.
 """
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.utils.extmath import randomized_svd
-from torch import Tensor
+from torch import Tensor, nn
 
 from cramming.checks import Config, CooccurrenceStart
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.parallel.offload import HostOptimizer
+from cramming.precision import float32_products
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
 EIGENVALUE_POWER = 0.25
-ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, section 4.5)
+ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, algorithm 4.4)
+OVERSAMPLES = 10  # columns of its basis beyond those wanted
 
 
 def start_engine_from_text(engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart) -> None:
     """Weights counted from the corpus; all processes get those of the first."""
-    model, given = engine.whole_model(config), (corpus.stream("train"), tuple(corpus.special_ids), start, config.seed)
+    model, special_ids = engine.whole_model(config), tuple(corpus.special_ids)
     if isinstance(model, PretrainedModel):  # rank 0's
-        start_from_text(model, *given)
+        start_from_text(model, corpus.stream("train"), special_ids, start, config.seed, engine.device)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
     if engine.spread:
         engine.spread.load_weights(model.state_dict() if model else {})
     if isinstance(engine.optimizer, HostOptimizer):
@@ -38,9 +43,10 @@ def start_engine_from_text(engine: Engine, corpus: Corpus, config: Config, start
 
 
 def start_from_text(
-    model: PretrainedModel, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int
-) -> None:
-    """Set the token embeddings, and an untied decoder with its bias, from the text.
+    model: PretrainedModel, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Set the token embeddings, and an untied decoder with its bias, from the text; `device` factorises.
 
     Entries that never occur beside another, special tokens among them, keep their random vectors, scaled to the same
     size, as are token types.
@@ -48,7 +54,8 @@ def start_from_text(
     embeddings = model.encoder.embeddings
     vocab_size, width = embeddings.tokens.weight.shape
     pairs = count_pairs(stream, vocab_size, special_ids, config.window, config.max_tokens)
-    vectors_VD, known_V = (torch.from_numpy(a) for a in word_vectors(pairs, width, seed))
+    found = word_vectors(pairs, width, seed, device)
+    vectors_VD, known_V = (tensor.to(embeddings.tokens.weight.device) for tensor in found)
     with torch.no_grad():
         _fill(embeddings.tokens.weight, vectors_VD, known_V, config.embedding_std)
         if embeddings.token_types is not None:
@@ -101,8 +108,9 @@ def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
         yield stream.gather(np.array([i * stream.num_tokens // count]), length)[0]
 
 
-def word_vectors(pairs: sparse.csr_array, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors fp32 [V, D] of mean square 1, and which entries have one (bool [V]); the others are zero.
+def word_vectors(pairs: sparse.csr_array, width: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Vectors fp32 [V, D] of mean square 1, and which entries have one (bool [V]); the others are zero. Both are on
+    `device`, which factorises.
 
     Positive pointwise mutual information, factorised; the mean of all vectors is taken off (Mu & Viswanath 2018), so
     that unrelated words are at right angles, and every vector is given the same length.
@@ -114,17 +122,43 @@ def word_vectors(pairs: sparse.csr_array, width: int, seed: int) -> tuple[np.nda
     information = np.log(pairs.data / (totals_V[rows] * neighbour_V[pairs.indices]))
     keep = information > 0
     positive = sparse.csr_array((information[keep], (rows[keep], pairs.indices[keep])), shape=pairs.shape)
-    vectors_VD = _decompose(positive, width, seed)
-    known_V = np.linalg.norm(vectors_VD, axis=1) > 1e-6
+    known_V = torch.from_numpy(np.diff(positive.indptr) > 0).to(device)
+    with float32_products(tf32=False):
+        vectors_VD = _decompose(positive, width, seed, device)
     if known_V.any():
-        vectors_VD = vectors_VD - vectors_VD[known_V].mean(axis=0)
-        vectors_VD *= width**0.5 / np.maximum(np.linalg.norm(vectors_VD, axis=1, keepdims=True), 1e-12)
-    return (vectors_VD * known_V[:, None]).astype(np.float32), known_V
+        vectors_VD -= vectors_VD[known_V].mean(0)
+        vectors_VD *= width**0.5 / vectors_VD.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return vectors_VD * known_V[:, None], known_V
 
 
-def _decompose(matrix: sparse.csr_array, width: int, seed: int) -> np.ndarray:
-    """U S^p of the leading `width` singular values, [V, D]; where the matrix has fewer, the other columns are zero."""
-    rank = min(width, matrix.shape[0])
-    # Any integer seeds a run (negative, 64 bits), but scikit-learn takes [0, 2^32) only.
-    left_VR, values_R, _ = randomized_svd(matrix, rank, n_iter=ITERATIONS, random_state=seed % 2**32)
-    return np.pad(left_VR * values_R**EIGENVALUE_POWER, ((0, 0), (0, width - rank)))
+def _decompose(matrix: sparse.csr_array, width: int, seed: int, device: torch.device) -> Tensor:
+    """U S^p of the leading `width` singular values, [V, D]; where the matrix has fewer, the other columns are zero.
+
+    The range is found from random vectors (Halko et al. 2011, algorithms 4.4 and 5.1). Bit for bit the same on a CPU
+    with as many threads; on a GPU sparse products may add in another order each time.
+    """
+    size = matrix.shape[0]
+    rank = min(width, size)
+    rows, columns = _on(device, matrix), _on(device, matrix.T)
+    generator = torch.Generator().manual_seed(seed % 2**63)  # any integer seeds a run
+    basis_VR = torch.randn(size, min(rank + OVERSAMPLES, size), generator=generator).to(device)
+    for _ in range(ITERATIONS):
+        basis_VR = _orthonormal(columns @ _orthonormal(rows @ basis_VR))
+    basis_VR = _orthonormal(rows @ basis_VR)
+    _, values_R, right_RR = torch.linalg.svd(torch.linalg.qr(columns @ basis_VR, mode="r").R)
+    vectors_VR = basis_VR @ right_RR.T * values_R**EIGENVALUE_POWER
+    largest_1R = vectors_VR.abs().argmax(0, keepdim=True)
+    vectors_VR *= vectors_VR.gather(0, largest_1R).sign()  # which is arbitrary, and another on each device
+    return nn.functional.pad(vectors_VR[:, :rank], (0, width - rank))
+
+
+def _orthonormal(vectors_VR: Tensor) -> Tensor:
+    return torch.linalg.qr(vectors_VR).Q
+
+
+def _on(device: torch.device, matrix: sparse.sparray) -> Tensor:
+    found = sparse.csr_array(matrix)
+    begins, columns, values = (torch.from_numpy(part) for part in (found.indptr, found.indices, found.data))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(begins, columns, values, found.shape, check_invariants=False).to(device)

@@ -2,15 +2,16 @@
 
     python benchmarks/gpu/bundle.py --out build/bundle --python 3.12 --text 'wiki/*.txt.xz' --glue <GLUE folder>
 
-    wheels/      what the stages import beside torch, transformers, NumPy and Triton, for `--python` on Linux x86_64
+    wheels/      what the stages import beside torch, transformers, NumPy, SciPy, scikit-learn and Triton, for
+                 `--python` on Linux x86_64
     corpus/      about 18M tokens of the text, prepared here by `cramming prepare`, with a vocabulary of 32,768
     glue/        RTE, MRPC and CoLA
     bundle.json  the requirement that each wheel meets: one that the other machine meets itself is not unpacked there
 
 pip needs a network here. The folder tells git to ignore it, and is refused above 60 MiB. Left out, because no stage
 imports it: datasets and evaluate (they need pyarrow, 46 MiB; for hub data sets, parquet files and the Hugging Face form
-of the metrics), SciPy and scikit-learn (44 MiB; for the report and the bag of words that stands beside scores),
-matplotlib (plots) and zstandard (.zst archives).
+of the metrics), matplotlib (plots) and zstandard (.zst archives). SciPy and scikit-learn (44 MiB) are needed and would
+not fit: run.py says so where they are missing.
 """
 
 import argparse

@@ -21,6 +21,7 @@ Wheels of what is installed already, in a version that will do, stay packed.
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("torch", "transformers", "numpy", "scipy", "sklearn")  # not in the bundle
 POLL_SECONDS = 0.2
 ANEW = 75  # how the measuring process ends when a failure has left the device unusable to it
 LAST_SECONDS = 10  # kept free at the end of a stage: to end processes and write what is known
@@ -165,6 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--out {args.out}: is a file; name a folder")
     if args.bundle and not (args.bundle / "bundle.json").is_file():
         parser.error(f"--bundle {args.bundle}: has no bundle.json; bundle.py makes such a folder")
+    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        parser.error(f"{sys.executable} has no {', '.join(lacking)}, which the bundle leaves out; install them there")
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"stage{args.stage}.jsonl"
     measure(args, file, deadline)

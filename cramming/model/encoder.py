@@ -12,7 +12,17 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import MLP, Convolution, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
+from .layers import (
+    MLP,
+    Convolution,
+    Dropout,
+    LearnedPositions,
+    Rope,
+    ScaledSinusoid,
+    apply_rope,
+    make_norm,
+    rope_tables,
+)
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
@@ -37,7 +47,7 @@ class Embeddings(nn.Module):
             self.positions = ScaledSinusoid(config.max_length, width)
         self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, config.embedding_norm)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
@@ -115,7 +125,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None,

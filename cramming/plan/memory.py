@@ -26,6 +26,7 @@ from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
 from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.heads import CHUNK_ELEMENTS, PretrainedModel, cuda_chunks
+from cramming.model.layers import Dropout
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, Operation, StorageTracker
@@ -247,8 +248,8 @@ def _restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | No
 
 @contextmanager
 def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
-    """The kernel `FAKE_FLASH` exists, which saves what flash attention does, the head has so many logits at a time, and
-    `tracker` knows host memory."""
+    """The kernel `FAKE_FLASH` exists, which saves what flash attention does, the head has so many logits at a time,
+    dropout is the GPU's, and `tracker` knows host memory."""
     host_empty = CopyStream.host_empty
     flash = attention.KERNELS["sdpa"]._replace(prepare=_prepare, restrict=_restrict)
 
@@ -262,6 +263,7 @@ def fake_gpu(tracker: StorageTracker, chunk_elements: int) -> Iterator[None]:
     with (
         patch.dict(attention.KERNELS, {FAKE_FLASH: flash}),
         patch.dict(heads.CHUNK_ELEMENTS, cpu=chunk_elements),
+        patch.object(Dropout, "forward", nn.Dropout.forward),
         patch.object(CopyStream, "host_empty", on_host),
     ):
         yield

@@ -1,4 +1,4 @@
-"""The bundle: a folder from which the suite runs where there is nothing but torch, transformers, NumPy and Triton."""
+"""The bundle: a folder from which the suite runs where there is little but torch, transformers and scikit-learn."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-BROUGHT = ("torch", "transformers", "numpy", "triton")
+BROUGHT = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "triton")
 
 
 def needed(names: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -92,7 +92,8 @@ def test_the_suite_runs_from_the_bundle_alone(tmp_path: Path) -> None:
     assert python("import hydra", bare).returncode != 0
     assert {path.name for path in bundle.iterdir()} == {".gitignore", "bundle.json", "corpus", "glue", "wheels"}
     for stage, names in ((1, ["ceilings", "ours bert-base 16"]), (2, ["lever: fp8 by rows"]),
-                         (3, ["killed", "fine-tuning", "trick: accumulation"])):  # fmt: skip
+                         (3, ["killed", "fine-tuning", "trick: accumulation"]),
+                         (4, ["minutes: best", "scores: best"])):  # fmt: skip
         command = [bare, FOLDER / "run.py", "--stage", str(stage), "--out", tmp_path / "out", "--bundle", bundle,
                    "--work", tmp_path / "work", "--scale", "tiny", "--device", "cpu", "--only", *names]  # fmt: skip
         ran = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from cramming.checks import CooccurrenceStart
 from cramming.data.corpus import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-from cramming.start import count_pairs, start_from_text, word_vectors
+from cramming.start import _decompose, count_pairs, start_from_text, word_vectors
 
-VOCAB, SPECIAL = 40, (0, 1, 2)
+VOCAB, SPECIAL, CPU = 40, (0, 1, 2), torch.device("cpu")
 CONFIG = CooccurrenceStart("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
 MODEL = ModelConfig(VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64)
 
@@ -52,20 +53,41 @@ def test_a_bounded_count_reads_the_whole_stream_evenly(monkeypatch: pytest.Monke
 
 def test_words_of_one_topic_are_alike() -> None:
     pairs = count_pairs(two_topics(), VOCAB, SPECIAL, window=2, max_tokens=1_000_000)
-    vectors, known = word_vectors(pairs, 2, seed=0)
+    vectors, known = word_vectors(pairs, 2, 0, CPU)
     assert not known[[*SPECIAL, 38, 39]].any() and known[3:38].all()
-    np.testing.assert_allclose((vectors[known] ** 2).mean(axis=1), 1.0, rtol=1e-5)
+    torch.testing.assert_close(vectors[known].square().mean(1), torch.ones(35))
     alike = vectors @ vectors.T
     assert min(alike[3:20, 3:20].mean(), alike[20:38, 20:38].mean()) > alike[3:20, 20:38].mean() + 2
-    again, _ = word_vectors(pairs, 2, seed=0)
-    np.testing.assert_array_equal(vectors, again)
+    again, _ = word_vectors(pairs, 2, 0, CPU)
+    assert torch.equal(vectors, again)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**64 + 5])
 def test_any_seed_will_do(seed: int) -> None:
     pairs = count_pairs(two_topics(2_000), VOCAB, SPECIAL, window=2, max_tokens=1_000_000)
-    vectors, known = word_vectors(pairs, 2, seed)
-    assert known[3:38].all() and np.isfinite(vectors).all()
+    vectors, known = word_vectors(pairs, 2, seed, CPU)
+    assert known[3:38].all() and vectors.isfinite().all()
+
+
+def test_entries_beside_no_other_are_unknown_at_every_width() -> None:
+    """Rounding gives them vectors that are not zero, the longer the more columns there are."""
+    generator = np.random.default_rng(0)
+    stream = TokenStream.of_array(generator.integers(3, 900, 60_000), np.array([0]))
+    vectors, known = word_vectors(count_pairs(stream, 1000, SPECIAL, 2, 1_000_000), 700, 0, CPU)
+    assert known[3:900].all() and not known[:3].any() and not known[900:].any()
+    assert not vectors[~known].any()
+
+
+@pytest.mark.parametrize("width", [3, 8, 40, 50])
+def test_the_factors_are_those_of_a_full_decomposition(width: int) -> None:
+    """Up to their signs: products of vectors are compared. Beyond the matrix's size the columns are zero."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.standard_normal((VOCAB, VOCAB)))[0] for _ in range(2))
+    matrix = (left * np.geomspace(10, 1e-3, VOCAB) @ right.T).astype(np.float32)
+    found = _decompose(sparse.csr_array(matrix), width, 0, CPU)
+    expected = left[:, :width] * np.geomspace(10, 1e-3, VOCAB)[:width] ** 0.25
+    assert found.shape == (VOCAB, width)
+    torch.testing.assert_close(found @ found.T, torch.from_numpy(expected @ expected.T).float(), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -73,7 +95,7 @@ def test_a_start_from_text_knows_the_words(tied: bool) -> None:
     torch.manual_seed(0)
     model = MaskedLM(replace(MODEL, tie_embeddings=tied))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    start_from_text(model, two_topics(), SPECIAL, CONFIG, seed=0)
+    start_from_text(model, two_topics(), SPECIAL, CONFIG, 0, CPU)
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     decoder = set() if tied else {"decoder_weight", "decoder_bias"}
     assert changed == {"encoder.embeddings.tokens.weight", "encoder.embeddings.token_types.weight"} | decoder
@@ -98,5 +120,5 @@ def test_weights_counted_from_the_text_outlive_a_step_with_offloading(
 
 def test_an_empty_text_leaves_random_vectors() -> None:
     model = MaskedLM(MODEL)
-    start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, seed=0)
+    start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, 0, CPU)
     assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -1,9 +1,9 @@
-"""Rotary positions: what eager execution computes in fewer passes is the definition, forward and backward."""
+"""What eager execution computes in fewer passes is the definition, forward and backward."""
 
 import pytest
 import torch
 
-from cramming.model.layers import apply_rope, rope_tables
+from cramming.model.layers import Convolution, Dropout, apply_rope, rope_tables
 
 
 def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
@@ -40,3 +40,54 @@ def test_16_bit_rotation_is_rounded_once_each_way(dtype: torch.dtype) -> None:
     assert low.grad is not None and full.grad is not None and rotated.dtype == low.grad.dtype == dtype
     for found, true in ((rotated, expected), (low.grad, full.grad)):
         assert (found != true.to(dtype)).float().mean() < 0.002
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[1], [2], [5, 1, 7, 3], [16, 16]])
+def test_eager_convolution_and_its_gradients_are_those_that_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], causal: bool
+) -> None:
+    """No sequence sees another, also where one is shorter than the radius."""
+    torch.manual_seed(0)
+    convolution = Convolution(3, 8).double()
+    torch.nn.init.normal_(convolution.taps)
+    positions_T = torch.cat([torch.arange(n) for n in lengths])
+    x, weight = (torch.randn(len(positions_T), 8, dtype=torch.double) for _ in range(2))
+    x.requires_grad_()
+    found = []
+    for compiled in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiled=compiled: compiled)
+        out = convolution(x, positions_T, causal)
+        found.append((out.detach(), *torch.autograd.grad((out * weight).sum(), (x, convolution.taps))))
+    for own, definition in zip(*found, strict=True):
+        torch.testing.assert_close(own, definition)
+
+
+def test_convolution_keeps_nothing_but_its_input() -> None:
+    """Of the size of the stream; two products for each of its taps would be kept by autograd."""
+    convolution, x = Convolution(2, 8), torch.randn(64, 8, requires_grad=True)
+    torch.nn.init.normal_(convolution.taps)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda nothing: nothing):
+        convolution(x, torch.arange(64), False)
+    assert sorted(kept) == sorted([x.numel(), convolution.taps.numel(), 64])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_of_a_cpu_drops_each_number_by_itself_and_keeps_the_mean(rate: float) -> None:
+    torch.manual_seed(0)
+    dropout, count = Dropout(rate), 400_003  # not a multiple of four
+    x = torch.ones(count, requires_grad=True)
+    out = dropout(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient, out.detach())
+    dropped = (out == 0).double()
+    spread = (rate * (1 - rate)) ** 0.5
+    assert abs(dropped.mean() - rate) < 5 * spread / count**0.5
+    assert abs(out.mean() - 1) < 0.01
+    for lag in (1, 2, 3, 4):  # four share a drawn number
+        both = (dropped[lag:] * dropped[:-lag]).mean() - dropped.mean() ** 2
+        assert abs(both) < 5 * spread**2 / count**0.5
+    torch.manual_seed(0)
+    assert torch.equal(out, dropout(torch.ones(count)))
+    assert torch.equal(dropout.eval()(x), x)

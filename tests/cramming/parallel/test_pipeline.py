@@ -19,7 +19,7 @@ from tests.cramming.parallel.rank_worker import launch
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 MODEL = [
     "model.hidden_size=16", "model.intermediate_size=24", "train.sequence_length=16", "train.micro_batch=2",
-    "train.batch_size=8", "train.validation_tokens=128",
+    "train.batch_size=8", "train.validation_tokens=128", "model.convolution=1",
 ]  # fmt: skip
 TWO = {name: ["parallel=pp", f"parallel.schedule={name}", "parallel.pp=2"] for name in ORDERS}
 FOUR = {
