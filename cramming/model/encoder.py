@@ -12,17 +12,7 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import (
-    MLP,
-    Convolution,
-    Dropout,
-    LearnedPositions,
-    Rope,
-    ScaledSinusoid,
-    apply_rope,
-    make_norm,
-    rope_tables,
-)
+from .layers import MLP, Dropout, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
@@ -171,8 +161,11 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(config, config.final_norm)
         vocab, widths = self.embeddings.tokens.num_embeddings, config.value_embeddings * config.hidden_size
         self.value_tokens = nn.Embedding(vocab, widths) if widths else None  # all tables side by side
-        radius, width = config.convolution, config.hidden_size
-        self.convolutions = nn.ModuleList(Convolution(radius, width) for _ in range(config.num_convolutions))
+        self.convolutions = nn.ModuleList()
+        if radius := config.convolution:
+            from .convolution import Convolution  # only where it is chosen
+
+            self.convolutions.extend(Convolution(radius, config.hidden_size) for _ in range(config.num_convolutions))
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
         initialize(self, config, done=tokens)
 

@@ -37,8 +37,8 @@ SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are 
 OWN_FORMAT = 2
 OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> the adapter's
 CODE = (  # files of this folder that `trust_remote_code` needs; config.json names the first
-    "hf_adapter.py", "attention.py", "attention_kernels.py", "classifier.py", "config.py", "encoder.py", "flex.py",
-    "heads.py", "init.py", "layers.py", "packing.py",
+    "hf_adapter.py", "attention.py", "attention_kernels.py", "classifier.py", "config.py", "convolution.py",
+    "encoder.py", "flex.py", "heads.py", "init.py", "layers.py", "packing.py",
 )  # fmt: skip
 AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
     "AutoConfig": "CrammingConfig",

@@ -25,6 +25,7 @@ from .attention import attend  # noqa: F401
 from .attention_kernels import KERNELS  # noqa: F401
 from .classifier import POOLINGS
 from .config import ModelConfig
+from .convolution import Convolution  # noqa: F401
 from .encoder import Encoder
 from .flex import prepare  # noqa: F401
 from .heads import HeadTransform, capped

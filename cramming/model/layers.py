@@ -1,6 +1,4 @@
-"""Norms, activations, dropout, MLP, convolution and position encodings.
-
-Shapes: T tokens, D hidden size, H heads, K head size.
+"""Norms, activations, dropout, MLP and position encodings. Shapes: T tokens, D hidden size, H heads, K head size.
 
 Position encodings are computed from the token positions in each forward pass (microseconds), not kept in buffers:
 there is nothing to move, resize, or lose on the meta device.
@@ -56,8 +54,8 @@ class MLP(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """torch's, but on a CPU four numbers of 16 bits are taken from each one drawn: a third of its time. There the rate
-    is rounded to a multiple of 2^-16."""
+    """torch's, but on a CPU four numbers of 16 bits are taken from each one drawn: in half of the time. There the
+    rate is rounded to a multiple of 2^-16."""
 
     def forward(self, x: Tensor) -> Tensor:
         dropped = round(self.p * 2**16)
@@ -68,66 +66,6 @@ class Dropout(nn.Dropout):
         drawn = drawn.random_(-(2**63), None).view(torch.int16)
         kept = (drawn[: x.numel()] >= dropped - 2**15).view(x.shape)
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
-
-
-class Convolution(nn.Module):
-    """Adds to each token its neighbours, `radius` to each side in its sequence, times trained weights per channel; in
-    a `causal` pass only those before it.
-
-    A depthwise convolution on the residual stream: what stands beside a token is there before attention has learned to
-    look for it (ConvBERT, Jiang et al. 2020; Primer, So et al. 2021, section 4; canon layers, Allen-Zhu 2025).
-    """
-
-    def __init__(self, radius: int, width: int) -> None:
-        super().__init__()
-        self.radius = radius
-        self.taps = nn.Parameter(torch.empty(2 * radius, width))
-
-    def forward(self, x_TD: Tensor, positions_T: Tensor, causal: bool) -> Tensor:
-        offsets = [*range(-self.radius, 0), *([] if causal else range(1, self.radius + 1))]
-        if not torch.compiler.is_compiling():
-            convolved: Tensor = _Convolved.apply(x_TD, self.taps, positions_T, offsets)
-            return convolved
-        out = x_TD
-        for offset, tap_D in zip(offsets, self.taps[: len(offsets)], strict=True):
-            is_neighbour_T = positions_T.roll(-offset) == positions_T + offset
-            out = out + x_TD.roll(-offset, 0) * (is_neighbour_T[:, None] * tap_D.to(x_TD.dtype))
-        return out
-
-
-class _Convolved(torch.autograd.Function):
-    """Eager execution's convolution: half as many passes over memory. It keeps its input alone, where autograd would
-    keep two more [T, D] for each tap."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, taps_ND: Tensor, positions_T: Tensor, offsets: list[int]) -> Tensor:
-        ctx.save_for_backward(x_TD, taps_ND, positions_T)
-        ctx.offsets = offsets
-        out = x_TD.clone()
-        for offset, tap_D in zip(offsets, taps_ND[: len(offsets)].to(x_TD.dtype), strict=True):
-            here, there, share_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            out[here].addcmul_(x_TD[there] * share_X1, tap_D)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_TD: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x_TD, taps_ND, positions_T = ctx.saved_tensors
-        d_x, d_taps = d_TD.clone(), torch.zeros_like(taps_ND)
-        for tap, offset in enumerate(ctx.offsets):
-            here, there, share_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            d_XD = d_TD[here] * share_X1
-            d_x[there].addcmul_(d_XD, taps_ND[tap].to(d_x.dtype))
-            d_taps[tap] = d_XD.mul_(x_TD[there]).sum(0, dtype=taps_ND.dtype)
-        return d_x, d_taps, None, None
-
-
-def _neighbours(positions_T: Tensor, offset: int, dtype: torch.dtype) -> tuple[slice, slice, Tensor]:
-    """Tokens, those `offset` places further on, and [X, 1]: 1 where both are of one sequence, else 0."""
-    last = len(positions_T) - abs(offset)
-    places = slice(0, max(0, last)), slice(abs(offset), None)
-    here, there = places if offset > 0 else places[::-1]
-    is_neighbour_X = positions_T[there] == positions_T[here] + offset
-    return here, there, is_neighbour_X.to(dtype)[:, None]  # a number: a bool is slow to multiply with on a CPU
 
 
 class LearnedPositions(nn.Embedding):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from cramming.model.layers import Convolution, Dropout, apply_rope, rope_tables
+from cramming.model.convolution import Convolution
+from cramming.model.layers import Dropout, apply_rope, rope_tables
 
 
 def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
