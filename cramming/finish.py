@@ -129,7 +129,10 @@ def no_step_left(state: TrainState) -> str:
             f"{state.folder}: the budget ended and no step is left: there were steps, but no checkpoint to go back or"
             " on from; begin under another name, with checkpoint.every_minutes well below the budget"
         )
-    return f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it; raise the budget"
+    why = f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it"
+    if state.clock and state.clock.config.unit == "hours":
+        why += f" ({state.clock.elapsed_seconds():.1f} s had passed, start={state.config.start.name} included)"
+    return f"{why}; raise the budget"
 
 
 def out_of_memory(state: TrainState) -> UserError:

@@ -22,6 +22,7 @@ from cramming.parallel.offload import HostOptimizer
 from cramming.precision import float32_products
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
+STRETCHES, STRETCH = 64, 1024  # of a text that is not read whole at least so many, each of at least so many tokens
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
 EIGENVALUE_POWER = 0.25
 ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, algorithm 4.4)
@@ -103,6 +104,8 @@ def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
     """Stretches of the stream, evenly spread where not all of it is wanted."""
     wanted = min(max_tokens, stream.num_tokens)
     count = -(-wanted // CHUNK)
+    if wanted < stream.num_tokens:
+        count = max(count, min(STRETCHES, wanted // STRETCH))
     length = wanted // count
     for i in range(count):
         yield stream.gather(np.array([i * stream.num_tokens // count]), length)[0]
@@ -140,7 +143,7 @@ def _decompose(matrix: sparse.csr_array, width: int, seed: int, device: torch.de
     size = matrix.shape[0]
     rank = min(width, size)
     rows, columns = _on(device, matrix), _on(device, matrix.T)
-    generator = torch.Generator().manual_seed(seed % 2**63)  # any integer seeds a run
+    generator = torch.Generator().manual_seed(seed)
     basis_VR = torch.randn(size, min(rank + OVERSAMPLES, size), generator=generator).to(device)
     for _ in range(ITERATIONS):
         basis_VR = _orthonormal(columns @ _orthonormal(rows @ basis_VR))

@@ -168,10 +168,8 @@ def gain_words(row: Row, rows: Sequence[Row]) -> str:
         return ""
     other, gain, count = min(known, key=lambda found: (-found[2], found[1]))
     name, over = BASELINES.get(other.init, other.init), f"{count} {'entry' if count == 1 else 'entries'}"
-    return (
-        f"{gain:+.1f} points above the best row without pretraining ({name}), on average over the {over} that both rows"
-        " have"
-    )
+    points = f"{gain:+.1f} points above" if gain >= 0 else f"{-gain:.1f} points below"
+    return f"{points} the best row without pretraining ({name}), on average over the {over} that both rows have"
 
 
 def bars(rows: Sequence[Row], suite: str) -> list[Bar]:

@@ -67,8 +67,22 @@ def _learning_rate(found: Mapping[str, Any], record: Record) -> str:
 
 def _masking(found: Mapping[str, Any], record: Record) -> str:
     rate = number(found.get("objective.rate"))
-    name = found.get("objective.name") or record.training.objective or ""
+    name = record.training.objective or found.get("objective.name") or ""
     return str(name) if rate is None else f"{name} {rate:.0%}"
+
+
+def _data(found: Mapping[str, Any], record: Record) -> str:
+    """Of a corpus that was named by its folder the configuration does not say what it was made of."""
+    if found.get("data.corpus") is None:
+        return _of("data.name")(found, record)
+    return ", ".join(dict.fromkeys(source.dataset or source.kind or "" for source in record.corpus.sources))
+
+
+def _tokenizer(found: Mapping[str, Any], record: Record) -> str:
+    corpus = record.corpus
+    if corpus.vocab_size is None:
+        return _of("tokenizer.kind", "tokenizer.vocab_size")(found, record)
+    return f"{corpus.tokenizer.kind or ''} {corpus.vocab_size:g}".strip()
 
 
 RECIPE: dict[str, Callable[[Mapping[str, Any], Record], str]] = {
@@ -80,7 +94,8 @@ RECIPE: dict[str, Callable[[Mapping[str, Any], Record], str]] = {
     "Batch": _batch,
     "Masking": _masking,
     "Precision": lambda found, record: record.training.precision or _of("precision.mode")(found, record),
-    "Data": _of("data.name"),
-    "Tokenizer": _of("tokenizer.kind", "tokenizer.vocab_size"),
+    "Start": _of("start.name"),
+    "Data": _data,
+    "Tokenizer": _tokenizer,
     "Seed": _of("seed"),
 }

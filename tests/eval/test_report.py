@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import statistics
 import zipfile
@@ -17,10 +18,12 @@ import pytest
 from cramming.config import UserError
 from cramming.journal import Journal
 from cramming.record import Status
+from cramming.record_schema import read_record
 from eval.finetune.history import history_file, stamp
 from eval.report import leaderboard, plots, submission
 from eval.report.main import main
 from eval.report.ranking import Row, gain_over, rows_of
+from eval.report.settings import recipe
 from eval.report.wording import DASH
 from eval.rules.load import load_runs
 from eval.tasks.suites import AVERAGES
@@ -336,6 +339,26 @@ def test_the_gain_is_over_the_best_row_without_pretraining(
     assert line in _text(runs)
     own = _own(runs, "high")
     assert "+0.5 points above the best row without pretraining (bag of words)" in own and "+20.0 points" not in own
+    record["floor"] = make_section("bag of words", base=0.8)
+    write_run(runs / "high", record)
+    assert re.search(r"high: [1-9][0-9]*\.[0-9] points below the best row without pretraining", _text(runs))
+
+
+def test_a_recipe_names_the_corpus_that_was_read(make_record: Any) -> None:
+    """Where it was given by its folder, the settings of text and tokenizer beside it were not read by anybody."""
+    record = make_record()
+    record["config"] = {"data": {"name": "embedded", "corpus": None}, "objective": {"name": "mlm", "rate": 0.25}}
+    record["corpus"] |= {
+        "vocab_size": 199,
+        "tokenizer": {"kind": "bpe"},
+        "sources": [{"kind": "text"}, {"kind": "text"}],
+    }
+    record["pretrain"]["objective"] = "causal, then mlm"
+    found = recipe(read_record(record))
+    assert (found["Data"], found["Tokenizer"]) == ("embedded", "bpe 199")
+    assert found["Masking"] == "causal, then mlm 25%"
+    record["config"]["data"]["corpus"] = "corpora/a"
+    assert recipe(read_record(record))["Data"] == "text"
 
 
 def test_baselines_are_one_group_once_each_below_the_ranked_rows(

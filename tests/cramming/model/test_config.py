@@ -136,6 +136,8 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"late_layers": 4, "num_layers": 3}, "late_layers=4 must be from 1 to num_layers=3"),
         ({"num_layers": 0}, "num_layers=0 must be at least 1"),
         ({"local_window": 1}, "local_window=1"),
+        ({"convolution": -1}, "convolution=-1 must be at least 0 and below max_length="),
+        ({"convolution": 32, "max_length": 32}, "convolution=32 must be at least 0 and below max_length=32"),
         ({"value_embeddings": 2, "num_layers": 3}, "value_embeddings=2 must be from 0 to half of num_layers=3"),
         ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),
         ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
