@@ -6,7 +6,7 @@ from typing import Any
 from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import ALL_MASK, bits_per_byte
-from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
+from cramming.journal import JOURNAL, EndReason, has_trained, read_journal, spent_seconds
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.model.stock import FAMILIES, stock_family
@@ -124,14 +124,16 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
 
 def no_step_left(state: TrainState) -> str:
     """Why a run ended without a step, and what to do."""
-    if has_trained(read_journal(state.folder / JOURNAL)):
+    events = read_journal(state.folder / JOURNAL)
+    if has_trained(events):
         return (
             f"{state.folder}: the budget ended and no step is left: there were steps, but no checkpoint to go back or"
             " on from; begin under another name, with checkpoint.every_minutes well below the budget"
         )
     why = f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it"
     if state.clock and state.clock.config.unit == "hours":
-        why += f" ({state.clock.elapsed_seconds():.1f} s had passed, start={state.config.start.name} included)"
+        counted = ", counting of start=cooccurrence included," if state.config.start.name == "cooccurrence" else ""
+        why += f": {spent_seconds(events):.1f} s went into the start{counted} and a step that could not end in time"
     return f"{why}; raise the budget"
 
 

@@ -35,7 +35,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("torch", "transformers", "numpy", "scipy", "sklearn")  # not in the bundle
+# Not in the bundle: module to import, what pip calls it, the first stage that needs it.
+NEEDED = (
+    ("torch", "torch", 1),
+    ("transformers", "transformers", 1),
+    ("scipy", "SciPy", 3),
+    ("sklearn", "scikit-learn", 3),
+)
 POLL_SECONDS = 0.2
 ANEW = 75  # how the measuring process ends when a failure has left the device unusable to it
 LAST_SECONDS = 10  # kept free at the end of a stage: to end processes and write what is known
@@ -167,8 +173,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--out {args.out}: is a file; name a folder")
     if args.bundle and not (args.bundle / "bundle.json").is_file():
         parser.error(f"--bundle {args.bundle}: has no bundle.json; bundle.py makes such a folder")
-    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        parser.error(f"{sys.executable} has no {', '.join(lacking)}, which the bundle leaves out; install them there")
+    lacking = [name for module, name, first in NEEDED if args.stage >= first and not importlib.util.find_spec(module)]
+    if lacking:
+        parser.error(f"{sys.executable} has no {', '.join(lacking)}; install that first (the bundle does not bring it)")
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"stage{args.stage}.jsonl"
     measure(args, file, deadline)

@@ -81,10 +81,7 @@ class ModelConfig:
         for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
         _require(self.vocab_size is None or self.vocab_size >= 1, f"vocab_size={self.vocab_size} must be at least 1")
-        _require(
-            0 <= self.convolution < self.max_length,
-            f"convolution={self.convolution} must be at least 0 and below max_length={self.max_length}",
-        )
+        _require(self.convolution >= 0, f"convolution={self.convolution} must be at least 0")
         _require(
             self.hidden_size % self.num_heads == 0,
             f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}",

@@ -163,7 +163,7 @@ class Encoder(nn.Module):
         self.value_tokens = nn.Embedding(vocab, widths) if widths else None  # all tables side by side
         self.convolutions = nn.ModuleList()
         if radius := config.convolution:
-            from .convolution import Convolution  # only where it is chosen
+            from .convolution import Convolution  # only here: most runs have none
 
             self.convolutions.extend(Convolution(radius, config.hidden_size) for _ in range(config.num_convolutions))
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None

@@ -2,8 +2,8 @@
 
 The real model, optimizer and engine, with the memory tricks applied, run under FakeTensorMode, so each trick is
 predicted by the code that executes it; a `StorageTracker` sees every allocation and release. Not simulated:
-`torch.compile` (which needs as much or less), fp8's copies in 8 bits, what an allocator wastes, and what lies outside
-torch's tensors. Within `fake_gpu` CPU tensors are treated as a GPU that this machine lacks would treat them.
+`torch.compile` (which chooses by itself what to keep), fp8's copies in 8 bits, what an allocator wastes, and what lies
+outside torch's tensors. Within `fake_gpu` CPU tensors are treated as a GPU that this machine lacks would treat them.
 """
 
 from collections import Counter

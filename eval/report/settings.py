@@ -38,8 +38,8 @@ def _words(value: Any) -> str:
 
 def recipe(record: Record) -> dict[str, str]:
     """What a reader asks of a recipe first, in words; empty where the record does not say."""
-    found = dict(flat(record.config))
-    return {title: words(found, record) for title, words in RECIPE.items()}
+    found = dict(flat(record.config))  # of a model that was not trained here, what scored it
+    return {title: words(found, record) if record.pretrain else "" for title, words in RECIPE.items()}
 
 
 def _of(*paths: str) -> Callable[[Mapping[str, Any], Record], str]:
@@ -75,7 +75,8 @@ def _data(found: Mapping[str, Any], record: Record) -> str:
     """Of a corpus that was named by its folder the configuration does not say what it was made of."""
     if found.get("data.corpus") is None:
         return _of("data.name")(found, record)
-    return ", ".join(dict.fromkeys(source.dataset or source.kind or "" for source in record.corpus.sources))
+    texts = [source for source in record.corpus.sources if source.kind != "tokenizer"]
+    return ", ".join(dict.fromkeys(source.dataset or source.kind or "" for source in texts))
 
 
 def _tokenizer(found: Mapping[str, Any], record: Record) -> str:
@@ -94,7 +95,7 @@ RECIPE: dict[str, Callable[[Mapping[str, Any], Record], str]] = {
     "Batch": _batch,
     "Masking": _masking,
     "Precision": lambda found, record: record.training.precision or _of("precision.mode")(found, record),
-    "Start": _of("start.name"),
+    "Start": lambda found, record: record.training.start or _of("start.name")(found, record),
     "Data": _data,
     "Tokenizer": _tokenizer,
     "Seed": _of("seed"),

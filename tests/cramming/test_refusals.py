@@ -193,6 +193,10 @@ def test_a_missing_package_is_found_before_anything_is_written(
         (["data.corpus=nowhere"], "nowhere: no corpus here"),
         (["name=a/b"], "name='a/b'"),
         ([*TOKENS, "budget.tokens=10"], "not one step of train.batch_size=8 fits"),
+        (
+            [*TOKENS, "budget.tokens=null", "budget.minutes=0.0001", "start=cooccurrence"],
+            "s went into the start, counting of start=cooccurrence included, and",
+        ),
     ],
 )
 def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], names: str, refused: Refused) -> None:

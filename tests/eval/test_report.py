@@ -351,7 +351,7 @@ def test_a_recipe_names_the_corpus_that_was_read(make_record: Any) -> None:
     record["corpus"] |= {
         "vocab_size": 199,
         "tokenizer": {"kind": "bpe"},
-        "sources": [{"kind": "text"}, {"kind": "text"}],
+        "sources": [{"kind": "text"}, {"kind": "tokenizer"}],
     }
     record["pretrain"]["objective"] = "causal, then mlm"
     found = recipe(read_record(record))
@@ -359,6 +359,8 @@ def test_a_recipe_names_the_corpus_that_was_read(make_record: Any) -> None:
     assert found["Masking"] == "causal, then mlm 25%"
     record["config"]["data"]["corpus"] = "corpora/a"
     assert recipe(read_record(record))["Data"] == "text"
+    del record["pretrain"]  # a model that was trained elsewhere
+    assert set(recipe(read_record(record)).values()) == {""}
 
 
 def test_baselines_are_one_group_once_each_below_the_ranked_rows(
