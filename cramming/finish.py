@@ -132,8 +132,8 @@ def no_step_left(state: TrainState) -> str:
         )
     why = f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it"
     if state.clock and state.clock.config.unit == "hours":
-        counted = ", counting of start=cooccurrence included," if state.config.start.name == "cooccurrence" else ""
-        why += f": {spent_seconds(events):.1f} s went into the start{counted} and a step that could not end in time"
+        counted = ", counting of start=cooccurrence included" if state.config.start.name == "cooccurrence" else ""
+        why += f" ({spent_seconds(events):.1f} s had passed by then{counted})"
     return f"{why}; raise the budget"
 
 

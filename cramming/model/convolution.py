@@ -44,8 +44,8 @@ class _Convolved(torch.autograd.Function):
         ctx.offsets = offsets
         out = x_TD.clone()
         for offset, tap_D in zip(offsets, taps_ND[: len(offsets)].to(x_TD.dtype), strict=True):
-            here, there, share_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            out[here].addcmul_(x_TD[there] * share_X1, tap_D)
+            here, there, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
+            out[here].addcmul_(x_TD[there] * mask_X1, tap_D)
         return out
 
     @staticmethod
@@ -53,8 +53,8 @@ class _Convolved(torch.autograd.Function):
         x_TD, taps_ND, positions_T = ctx.saved_tensors
         d_x, d_taps = d_TD.clone(), torch.zeros_like(taps_ND)
         for tap, offset in enumerate(ctx.offsets):
-            here, there, share_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            d_XD = d_TD[here] * share_X1
+            here, there, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
+            d_XD = d_TD[here] * mask_X1
             d_x[there].addcmul_(d_XD, taps_ND[tap].to(d_x.dtype))
             d_taps[tap] = d_XD.mul_(x_TD[there]).sum(0, dtype=taps_ND.dtype)
         return d_x, d_taps, None, None

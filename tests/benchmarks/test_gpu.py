@@ -70,6 +70,22 @@ def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.parametrize(("stage", "missing"), [("1", "transformers"), ("3", "scikit-learn")])
+def test_a_package_that_the_bundle_does_not_bring_is_named(
+    gpu: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    missing: str,
+) -> None:
+    lacks = ("sklearn", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in lacks else object())
+    with pytest.raises(SystemExit):
+        gpu.run.main(["--stage", stage, "--out", str(tmp_path / "out")])
+    assert f"has no {missing}; install that first" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_a_row_that_dies_or_hangs_is_named_and_the_rest_goes_on_after_a_kill_too(tmp_path: Path) -> None:
     file, first = tmp_path / "stage1.jsonl", start(tmp_path)
     while not (file.exists() and '"slow"' in file.read_text()):

@@ -195,7 +195,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         ([*TOKENS, "budget.tokens=10"], "not one step of train.batch_size=8 fits"),
         (
             [*TOKENS, "budget.tokens=null", "budget.minutes=0.0001", "start=cooccurrence"],
-            "s went into the start, counting of start=cooccurrence included, and",
+            "s had passed by then, counting of start=cooccurrence included); raise the budget",
         ),
     ],
 )
