@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from .packing import Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
+FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_MULTIPLE = 8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
 PRODUCTS_LENGTH = 512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
@@ -244,8 +245,9 @@ def _products_suits(packing: Packing, half_window: int | None, dtype: torch.dtyp
 
 @torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
 def has_flash(device: torch.device) -> bool:
-    """Whether FlashAttention runs on this GPU."""
-    return torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+    """Whether FlashAttention runs on this GPU, and this torch, an exported model's user's, has it for bounds."""
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    return version >= FLASH_TORCH and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
 def _varlen_reason_against(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -63,10 +63,17 @@ class SequenceClassifier(nn.Module):
         return self.classifier(self.dropout(pooled_SD))
 
 
+def _means(hidden_TD: Tensor, ids_T: Tensor, count: int) -> Tensor:
+    """[count, D], of the tokens with each id, 0 for none; in fp32, as on a GPU a sum in 16 bits is rounded at each
+    token, and bf16 counts to 256."""
+    x_TD = hidden_TD.float()
+    sums_XD = x_TD.new_zeros((count, x_TD.shape[1])).index_add(0, ids_T, x_TD)
+    counts_X = x_TD.new_zeros(count).index_add(0, ids_T, torch.ones_like(x_TD[:, 0]))  # bincount would wait for the GPU
+    return (sums_XD / counts_X.clamp(min=1)[:, None]).to(hidden_TD.dtype)
+
+
 def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
-    sums_SD = hidden_TD.new_zeros((len(bounds_S) - 1, hidden_TD.shape[1]))
-    sums_SD = sums_SD.index_add(0, sequence_ids(bounds_S, len(hidden_TD)), hidden_TD)
-    return sums_SD / bounds_S.diff().clamp(min=1)[:, None]
+    return _means(hidden_TD, sequence_ids(bounds_S, len(hidden_TD)), len(bounds_S) - 1)
 
 
 def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
@@ -78,10 +85,7 @@ def _pair_pooling(hidden_TD: Tensor, bounds_S: Tensor, types_T: Tensor) -> Tenso
     """[S, 4 D]"""
     texts = 2 * (len(bounds_S) - 1)
     texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + (types_T == 1)
-    sums_XD = hidden_TD.new_zeros((texts, hidden_TD.shape[1])).index_add(0, texts_T, hidden_TD)
-    ones_T = torch.ones(len(hidden_TD), device=hidden_TD.device)  # in fp32: bf16 counts to 256
-    counts_X = ones_T.new_zeros(texts).index_add(0, texts_T, ones_T)  # bincount would wait for the GPU
-    means_XD = sums_XD / counts_X.clamp(min=1)[:, None]
+    means_XD = _means(hidden_TD, texts_T, texts)
     first_SD, second_SD = means_XD[::2], means_XD[1::2]
     return torch.cat([first_SD, second_SD, (first_SD - second_SD).abs(), first_SD * second_SD], dim=1)
 

@@ -66,6 +66,9 @@ class CrammingConfig(PretrainedConfig):
         super().__init__(**{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs})
 
 
+NOT_TAKEN = ("position_ids", "inputs_embeds", "head_mask", "output_attentions")
+
+
 class CrammingPreTrainedModel(PreTrainedModel):
     """The encoder. A head adds `_build`, its layers, and `_head`: from hidden states and labels to the output."""
 
@@ -108,12 +111,16 @@ class CrammingPreTrainedModel(PreTrainedModel):
         end_positions: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **_: Any,  # what callers pass to any model, such as output_attentions=None
+        **others: Any,  # what callers pass to any model, such as output_attentions=None
     ) -> ModelOutput | tuple[Any, ...]:
         """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side.
 
-        `hidden_states`, where asked for: what goes into each block, and the last hidden state.
+        `hidden_states`, where asked for: what goes into each block, and the last hidden state. ValueError for an
+        argument that would change the result and is not known here.
         """
+        for name in NOT_TAKEN:
+            if others.get(name) is not None and others[name] is not False:
+                raise ValueError(f"{name}: this model does not take it; positions are counted from each row's mask")
         mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions_BL = places_L - mask_BL.int().argmax(dim=1, keepdim=True)  # counted from each row's first token

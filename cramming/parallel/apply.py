@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cramming.config import Count, Natural, Share, require
@@ -58,15 +57,10 @@ def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) ->
         return model.to(device)
     from cramming.parallel.offload import CopyStream
 
-    at_home = [(encoder, encoder.blocks) for encoder in model.encoders]
-    for encoder, _ in at_home:
-        encoder.blocks = nn.ModuleList()
-    model.to(device)
     copy_stream = CopyStream(device)
-    for encoder, blocks in at_home:
-        encoder.blocks = blocks
-        for parameter in blocks.parameters():
-            parameter.data = copy_stream.host_empty(parameter).copy_(parameter.data)
+    at_home = {p for encoder in model.encoders for p in encoder.blocks.parameters()}
+    for p in model.parameters():
+        p.data = copy_stream.host_empty(p).copy_(p.data) if p in at_home else p.data.to(device)
     return model
 
 

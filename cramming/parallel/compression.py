@@ -13,12 +13,11 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
 
 The last two are gathered, not reduced, so they grow with N: top-k sends less than DDP below density 1 / N, QSGD below
 N = 8. What a hook keeps (errors of feedback, the generator of the rounding, PowerSGD's count of steps) is a process's
-own: a resume begins with none of it.
+own: a resume begins with none of it, and the errors go when a step is skipped, as they hold what was not finite.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -30,50 +29,74 @@ from cramming.parallel.mesh import CompressionConfig, PowerSgdConfig, TopKConfig
 BLOCK = 512  # numbers with one scale in `qsgd`
 LEVELS = 127  # of int8 on each side of zero
 START_POWER_SGD = 10  # steps that are reduced whole: early gradients change fast, and torch builds its buckets anew
-Hook = Callable[[dist.GradBucket], Future[Tensor]]
+
+
+class Hook:
+    """What is sent of a bucket, and what comes back: the sum over the group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """The step is skipped: no error of its gradients may enter the next."""
 
 
 def hook_of(config: CompressionConfig, group: dist.ProcessGroup) -> Hook:
     """What the configuration names, on the processes of `group`."""
     if isinstance(config, PowerSgdConfig):
-        return _power_sgd(group, config.rank)
+        return PowerSgd(group, config.rank)
     if isinstance(config, TopKConfig):
         return TopK(group, config.density)
     if config.name in ("bf16", "fp16"):
-        return _in_16_bits(group, config.name)
+        return In16Bits(group, config.name)
     return Qsgd(group) if config.name == "qsgd" else Whole(group)
 
 
-class Whole:
+class Whole(Hook):
     """The exact sum."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         work = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
 
-def _in_16_bits(group: dist.ProcessGroup, name: str) -> Hook:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+class In16Bits(Hook):
+    """Rounded, and summed in as many bits."""
 
-    rounded = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
-    return lambda bucket: _sum_of_mean(rounded(group, bucket), group)
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        super().__init__(group)
+        self.rounded = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        return _sum_of_mean(self.rounded(self.group, bucket), self.group)
 
 
-def _power_sgd(group: dist.ProcessGroup, rank: int) -> Hook:
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+class PowerSgd(Hook):
+    """Two thin matrices for each; their product's error is added to the next step's gradient."""
 
-    state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD)
+    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    def hook(bucket: dist.GradBucket) -> Future[Tensor]:
-        found = _sum_of_mean(powerSGD_hook(state, bucket), group)
+        super().__init__(group)
+        self.hook = powerSGD_hook.powerSGD_hook
+        self.state = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD
+        )
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        found = _sum_of_mean(self.hook(self.state, bucket), self.group)
         if bucket.buffer().device.type == "cpu":  # gloo's threads would start its second and third sums beside the
             found.wait()  # next bucket's first, in another order on each process
         return found
 
-    return hook
+    def forget(self) -> None:
+        for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
+            kept.clear()
 
 
 def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tensor]:
@@ -81,11 +104,8 @@ def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tenso
     return mean.then(lambda done: done.value().mul_(group.size()))
 
 
-class Gathered(ABC):
+class Gathered(Hook, ABC):
     """Each process's message goes to all others, who add up what the messages mean."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
 
     @abstractmethod
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
@@ -125,8 +145,11 @@ class TopK(Gathered):
         places = wanted.abs().topk(math.ceil(self.density * len(wanted)), sorted=False).indices
         values = wanted[places]
         wanted[places] = 0
-        self.errors[bucket.index()] = order, wanted.where(wanted.isfinite(), 0)  # a step that is skipped leaves none
+        self.errors[bucket.index()] = order, wanted
         return torch.cat([places.int(), values.float().view(torch.int32)])
+
+    def forget(self) -> None:
+        self.errors.clear()
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
         places, values = message.chunk(2)

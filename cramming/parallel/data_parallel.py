@@ -17,17 +17,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
-from cramming.parallel.compression import Hook, hook_of
+from cramming.parallel.compression import hook_of
 from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig, ShardConfig
 from cramming.parallel.spread import Found, OnePass, Spread, State
 
@@ -50,10 +48,14 @@ class Replicas(Spread):
         group = mesh.dims.get_group("dp")
         self.forward = self.ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         # A hook in any case: DDP's own reduction takes the mean, a step's gradient is the sum.
-        self.ddp.register_comm_hook(hook_of(config.compression, group), run_hook)
+        self.hook = hook_of(config.compression, group)
+        self.ddp.register_comm_hook(self.hook, lambda hook, bucket: hook(bucket))
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()
+
+    def forget(self) -> None:
+        self.hook.forget()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         return self.model.state_dict(), optimizer.state_dict()
@@ -65,11 +67,6 @@ class Replicas(Spread):
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         self.model.load_state_dict(self.mesh.object_from_main(weights))
-
-
-def run_hook(hook: Hook, bucket: dist.GradBucket) -> Future[Tensor]:
-    """As DDP calls it."""
-    return hook(bucket)
 
 
 class ReplicasOfParts(Spread):

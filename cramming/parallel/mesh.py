@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cramming.config import Count, Share, UserError, require
+from cramming.config import Count, UserError, Within, require
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class PowerSgdConfig(CompressionConfig):
 class TopKConfig(CompressionConfig):
     """The largest entries, `density` of all."""
 
-    density: Share
+    density: Annotated[float, Within(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 
 
 COMPRESSIONS = dict.fromkeys(("none", "bf16", "fp16", "qsgd"), CompressionConfig) | {

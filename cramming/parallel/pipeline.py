@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.utils._pytree import tree_map_only
 
 from cramming.data.batches import Batch
 from cramming.model.heads import MaskedLM, PretrainedModel
@@ -147,7 +148,8 @@ class Pipeline(Spread):
         own = optimizer.state_dict()
         names = {p: name for name, p in self.model.named_parameters()}
         mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
-        part = _on_host((self.model.state_dict(), {mine[number]: found for number, found in own["state"].items()}))
+        held = self.model.state_dict(), {mine[number]: found for number, found in own["state"].items()}
+        part = tree_map_only(Tensor, Tensor.cpu, held)
         parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(part, parts, group=self.group, group_dst=0)
         if parts is None or not self.mesh.is_main:
@@ -256,15 +258,6 @@ class Pipeline(Spread):
         for work in dist.batch_isend_irecv(both):
             work.wait()
         parameter.grad += other
-
-
-def _on_host(value: Any) -> Any:
-    """With its tensors in main memory."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_host(one) for key, one in value.items()}
-    return tuple(map(_on_host, value)) if isinstance(value, tuple) else value
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> Any:

@@ -49,6 +49,9 @@ class Spread:
                 found.append(one_pass(batch))
         return found
 
+    def forget(self) -> None:
+        """The step is skipped: nothing that was kept of its gradients may enter the next."""
+
     def norm(self, gradients: Iterable[Tensor]) -> Tensor:
         """The norm of all gradients together, the same on every process."""
         return norm_of_parts(gradients)

@@ -49,7 +49,7 @@ def bare_environment(folder: Path) -> Path:
 
 def write_text(folder: Path) -> tuple[Path, Path]:
     """Some text, and three tasks of a few examples."""
-    lines = "\n\n".join(f"The {i}th day was like the day before it, said number {i * 7}." * 4 for i in range(400))
+    lines = "\n\n".join(f"The {i}th day was like the day before it, said number {i * 7}." * 4 for i in range(4000))
     (folder / "text.txt").write_text(lines)
     headers = {"RTE": "index\tsentence1\tsentence2\tlabel", "MRPC": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"}
     for task in ("RTE", "MRPC", "CoLA"):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,16 @@ def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) ->
         for row, mine in enumerate(expected):
             torch.testing.assert_close(logits[row][inputs["attention_mask"][row] == 1], mine, atol=1e-4, rtol=0)
     torch.testing.assert_close(theirs(input_ids=texts[0][None]).logits[0], expected[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("given", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}])
+def test_an_argument_that_would_change_the_result_is_refused(given: dict[str, Any], tmp_path: Path, save: Save) -> None:
+    """Positions that restart, as flattened batches have, would otherwise let texts attend to each other."""
+    saved(CRAMMED, tmp_path / "final", save)
+    model = CrammingModel.from_pretrained(tmp_path / "final")
+    model(input_ids=documents()[0][None], position_ids=None, output_attentions=False)
+    with pytest.raises(ValueError, match=f"{next(iter(given))}: this model does not take it"):
+        model(input_ids=torch.randint(5, 128, (1, 5)), **given)
 
 
 @pytest.mark.parametrize("case", CASES)

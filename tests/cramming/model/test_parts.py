@@ -156,17 +156,19 @@ MEMORY: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("stream", [{}, {"mode": "bf16", "residual": "bf16"}], ids=["fp32", "bf16 residual"])
 @pytest.mark.parametrize("memory", MEMORY, ids=lambda memory: next(iter(memory)))
 def test_a_trick_for_memory_changes_no_bit_of_it(
     make_engine: Callable[..., Engine],
     tiny_source: Any,
     small_model: ModelConfig,
     memory: dict[str, Any],
+    stream: dict[str, Any],
     train: Callable[..., list[StepStats]],
     weights: Callable[[Engine], list[Tensor]],
 ) -> None:
     model = variant("everything", small_model)
-    engines = [make_engine(model=model, **changes) for changes in (memory, {})]
+    engines = [make_engine(model=model, **stream, **changes) for changes in (memory, {})]
     found, expected = (train(engine, tiny_source, range(3)) for engine in engines)
     assert [s.loss for s in found] == [s.loss for s in expected]
     assert all(torch.equal(a, b) for a, b in zip(*map(weights, engines), strict=True))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cramming.engine import Engine, StepStats
 from cramming.model import residual
 from cramming.model.config import ModelConfig
 from cramming.model.layers import make_norm
@@ -18,10 +17,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {"norm_order": "pre", "norm": "rmsnorm", "norm_bias": False, "final_norm": True,
                "first_attn_norm": False, "qk_norm": True, "positions": "rope"},
 }  # fmt: skip
-MEMORY: tuple[dict[str, Any], ...] = (
-    {"checkpoint_every": 2}, {"checkpoint_every": 1, "checkpoint": "selective"}, {"offload_activations": True},
-    {"offload_weights": True},
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,17 +56,3 @@ def test_a_norm_computes_in_fp32_what_it_returns_in_16_bits(norm: Any) -> None:
     assert torch.equal(found, plain)
     for expected, gradient in zip(*gradients, strict=True):
         assert torch.equal(gradient, expected) and gradient.dtype == expected.dtype
-
-
-@pytest.mark.parametrize("memory", MEMORY, ids=lambda memory: next(iter(memory)))
-def test_a_trick_for_memory_changes_no_bit_of_it(
-    make_engine: Callable[..., Engine],
-    tiny_source: Any,
-    memory: dict[str, Any],
-    train: Callable[..., list[StepStats]],
-    weights: Callable[[Engine], list[Tensor]],
-) -> None:
-    engines = [make_engine(mode="bf16", residual="bf16", **changes) for changes in (memory, {})]
-    found, expected = (train(engine, tiny_source, range(3)) for engine in engines)
-    assert [s.loss for s in found] == [s.loss for s in expected]
-    assert all(torch.equal(a, b) for a, b in zip(*map(weights, engines), strict=True))
