@@ -23,6 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent / "gpu"))
+from run import end_with_parent
+
 TASKS = ("rte", "mrpc", "cola")
 SIDES = ("trainer", "cramming")
 
@@ -132,27 +135,20 @@ def result(data: Any, seed: int, predictions: Any, seconds: float) -> dict[str, 
 
 
 def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[str, Any]:
-    """One process of one side, timed from outside."""
+    """One process of one side, timed from outside. RuntimeError with the end of what it said if it fails."""
     command = [sys.executable, __file__, "--side", side, "--model", str(arguments.model), "--data", str(arguments.data)]
     command += ["--epochs", str(arguments.epochs), "--rate", str(arguments.rate), "--cores", str(arguments.cores)]
-    command += [
-        "--precision",
-        arguments.precision,
-        "--device",
-        arguments.device,
-        "--tasks",
-        *arguments.tasks,
-        "--seeds",
-        *map(str, seeds),
-    ]
+    command += ["--precision", arguments.precision, "--device", arguments.device]
+    command += ["--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
     command += ["--examples", str(arguments.examples)] if arguments.examples else []
     threads = {"OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1), "HF_HUB_OFFLINE": "1"}
     here = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     begun = time.perf_counter()
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path, **threads}, stdout=subprocess.PIPE, check=True, text=True
-    )
+    env = {**os.environ, "PYTHONPATH": path, **threads}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, preexec_fn=end_with_parent)
+    if done.returncode:
+        raise RuntimeError(f"{side} ended with code {done.returncode}: {done.stderr[-1500:]}")
     runs = json.loads(done.stdout.splitlines()[-1])
     return {"side": side, "seeds": seeds, "seconds": round(time.perf_counter() - begun, 2), "runs": runs}
 

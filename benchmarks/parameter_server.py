@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.futures import Future
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
-from wire import ADDRESS, INTERFACE, ROUTER, hosts
+from wire import ADDRESS, INTERFACE, ROUTER, hosts, in_hosts
 
 from cramming import device as devices
 from cramming.bench.tables import versions
@@ -42,7 +42,6 @@ from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
 from cramming.schedule import learning_rate_factor
 
-ROOT = Path(__file__).resolve().parent.parent
 MODES = ("ring", "synchronous", "asynchronous")
 ROWS, LENGTH = 16, 32  # of a worker's batch
 DEVICE = torch.device("cpu")
@@ -185,21 +184,12 @@ def limit(name: str, mbit: int) -> None:
 def measure(mode: str, workers: int, corpus: Path, samples: int, mbit: int | None) -> dict[str, Any]:
     """What rank 0 found, the processes one on each host."""
     count = workers + (mode != "ring")
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": ADDRESS.format(0, 2), "MASTER_PORT": "29617", "LOCAL_RANK": "0"}
-    interface = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-    common = {**os.environ, **place, **interface, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, "--corpus", str(corpus), "--worker", mode, "--samples", str(samples)]
+    command = [__file__, "--corpus", str(corpus), "--worker", mode, "--samples", str(samples), "--workers"]
     with hosts(count) as names:
         for name in names if mbit else ():
             limit(name, mbit or 0)
-        processes = [
-            subprocess.Popen(["ip", "netns", "exec", name, *command, "--workers", str(workers)],
-                             env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-            for rank, name in enumerate(names)
-        ]  # fmt: skip
-        outputs = [process.communicate(timeout=1200)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), f"{mode}, {workers} workers failed"
-    found: dict[str, Any] = json.loads(next(line for line in outputs[0].splitlines() if line.startswith("{")))
+        output, *_ = in_hosts(names, [*command, str(workers)])
+    found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     print(f"{mode} {workers} {mbit}: {found}", file=sys.stderr, flush=True)
     return found
 

@@ -32,9 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-import yaml
 
-from cramming.config import config_folder
+from cramming.overrides import compose
 from data_prep.sources import plain_text
 
 BARE = """
@@ -62,26 +61,19 @@ with contextlib.redirect_stdout(sys.stderr):
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 workers = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest one's memory, the time of all
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + config["data"]["workers"] * workers.ru_maxrss
-manifest = json.loads((Path(config["data"]["corpus"]) / "manifest.json").read_text())
+folder = Path(config["data"]["corpus"])
+manifest = json.loads((folder / "manifest.json").read_text())
+size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 notes = {stage["name"]: stage["notes"] for stage in manifest["stages"]}
 print(json.dumps({
     "seconds": round(seconds, 2), "cpu_seconds": round(cpu + workers.ru_utime + workers.ru_stime, 2),
     "main_cpu_seconds": round(cpu, 2),
     "peak_bytes": 1024 * peak,
     "index_bytes": notes["near deduplication"].get("index_bytes", 0), "removed": manifest["removed"],
-    "bytes_per_token": manifest["statistics"]["folder_bytes_per_token"], "documents": manifest["counts"]["documents"],
+    "bytes_per_token": round(size / manifest["statistics"]["tokens"], 4), "documents": manifest["counts"]["documents"],
 }))
 """
 SIDES = ("bare", "tokenization", "pipeline", "with near-duplicates")
-
-
-def strict_filters() -> dict[str, Any]:
-    """The values of data/filters=strict."""
-    values: dict[str, Any] = {}
-    for name in ("gopher", "strict"):
-        node = yaml.safe_load((config_folder() / "data" / "filters" / f"{name}.yaml").read_text(encoding="utf-8"))
-        values |= {key: value for key, value in node.items() if key != "defaults"}
-    return values
 
 
 def settings(text: list[Path], folder: Path, side: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -91,7 +83,7 @@ def settings(text: list[Path], folder: Path, side: str, arguments: argparse.Name
     if side == "tokenization":
         data["deduplicate"] = False
     else:
-        data["filters"] = strict_filters()
+        data["filters"] = compose(["data/filters=strict"])["data"]["filters"]
         data["decontaminate"] = {"tasks": arguments.tasks and str(arguments.tasks)}
         data["near_duplicates"] = {"enabled": side == "with near-duplicates"}
     tokenizer = {"vocab_size": arguments.vocab_size, "path": str(arguments.tokenizer)}

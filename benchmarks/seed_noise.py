@@ -22,7 +22,7 @@ import numpy as np
 
 from cramming.overrides import compose
 from cramming.record import load_record
-from eval.report.noise import NOISE, p_value, power, seeds_needed
+from eval.report.noise import NOISE, p_values, power, seeds_needed
 
 SETTINGS = (
     "experiment=best scale=5M device=cpu precision=fp32 train.batch_size=16 train.micro_batch=16 train.batch_ramp=null"
@@ -58,7 +58,7 @@ def splits(values: Sequence[float], size: int) -> Iterator[tuple[list[float], li
 
 def called_different(values: Sequence[float], size: int) -> float:
     """The share of these splits that the test calls different."""
-    return statistics.fmean((p_value(one, other) or 1.0) < NOISE for one, other in splits(values, size))
+    return statistics.fmean(p_values(pair)[0, 1] < NOISE for pair in splits(values, size))
 
 
 def found_gain(values: Sequence[float], seeds: int, gain: float) -> float:
@@ -66,7 +66,7 @@ def found_gain(values: Sequence[float], seeds: int, gain: float) -> float:
     random, centre = np.random.default_rng(1), statistics.fmean(values)
     whole = centre + (np.array(values) - centre) * (len(values) / (len(values) - 1)) ** 0.5  # as spread as runs are
     pairs = (random.choice(whole, (2, seeds)).tolist() for _ in range(DRAWS))
-    return statistics.fmean((p_value(one, [value - gain for value in other]) or 1.0) < NOISE for one, other in pairs)
+    return statistics.fmean(p_values([one, [v - gain for v in other]])[0, 1] < NOISE for one, other in pairs)
 
 
 def report(losses: Sequence[float]) -> tuple[str, dict[str, object]]:

@@ -14,7 +14,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,21 @@ def hosts(count: int) -> Iterator[list[str]]:
     finally:
         for name in (*names, ROUTER):
             ip("netns", "del", name)
+
+
+def in_hosts(names: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Run a script with its arguments as one process on each host; what they printed."""
+    place = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": ADDRESS.format(0, 2), "MASTER_PORT": "29617"}
+    interface = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, **place, **interface, "LOCAL_RANK": "0", "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(["ip", "netns", "exec", name, sys.executable, *command], env={**common, "RANK": str(rank)},
+                         stdout=subprocess.PIPE, text=True)
+        for rank, name in enumerate(names)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=1200)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), f"{' '.join(command)}: a process failed"
+    return outputs
 
 
 def sent_bytes() -> int:
@@ -121,21 +136,7 @@ def theory(case: str, shapes: list[list[int]], count: int) -> float:
 
 def measure(case: str, names: list[str], steps: int) -> list[dict[str, Any]]:
     """What the processes found, one on each host."""
-    place = {
-        "WORLD_SIZE": str(len(names)),
-        "MASTER_ADDR": ADDRESS.format(0, 2),
-        "MASTER_PORT": "29617",
-        "LOCAL_RANK": "0",
-    }
-    plain = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    common = {**os.environ, **place, **plain}
-    command = [sys.executable, __file__, "--worker", case, "--steps", str(steps)]
-    processes = [
-        subprocess.Popen(["ip", "netns", "exec", name, *command], env={**common, "RANK": str(rank)},
-                         stdout=subprocess.PIPE, text=True)
-        for rank, name in enumerate(names)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=900)[0] for process in processes]
+    outputs = in_hosts(names, [__file__, "--worker", case, "--steps", str(steps)])
     return [json.loads(line[6:]) for output in outputs for line in output.splitlines() if line.startswith("FOUND ")]
 
 

@@ -80,7 +80,8 @@ def complete(
         decontamination=_decontamination(pipeline),
         orders=orders,
     )
-    write_atomically(folder / CARD, _card(manifest))
+    card = _card(manifest).encode(errors="backslashreplace").decode()  # names of files may be no UTF-8
+    write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
@@ -251,5 +252,5 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
     if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
         yield (
             f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
-            f"{config.validation_fraction:g}: whole documents are, and there are {count}{hint}"
+            f"{config.validation_fraction:g}: whole documents are, or parts of long ones, and there are {count}{hint}"
         )

@@ -6,6 +6,7 @@ Order files let the same shards be read with their documents in another order, a
     compressibility    tokens per character, what the tokenizer compresses best first
     token_prevalence   mean log2 probability of the tokens by their own counts in the corpus, likely ones first
 
+[CLS] and [SEP], which every document has, count in neither: they would put the short ones on one side.
 Geiping and Goldstein 2022 (section 4.4) filter by tokens per character, and sort rows by token prevalence. Here whole
 documents are sorted, as sequence length is not part of a corpus. The reverse is read from the same file.
 """
@@ -76,7 +77,7 @@ class DocumentStats:
         if order == "sentence_length":
             return np.frombuffer(self._sentence_length, dtype=np.float32)
         if order == "compressibility":
-            return token_lengths(stream) / np.maximum(1, np.frombuffer(self._characters, dtype=np.uint32))
+            return (token_lengths(stream) - 2) / np.maximum(1, np.frombuffer(self._characters, dtype=np.uint32))
         return -_mean_log_probabilities(stream, token_use)
 
 
@@ -86,7 +87,8 @@ def token_lengths(stream: TokenStream) -> np.ndarray:
 
 
 def _mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
-    """Mean over each document of log2 of (count + 1) / (all + vocabulary), the count in `token_use` [V]: [D]."""
+    """Mean over each document of log2 of (count + 1) / (all + vocabulary), the count in `token_use` [V]: [D]. Without
+    [CLS] and [SEP], which are the stream's first token and its last."""
     log_V = np.log2((token_use + 1) / (token_use.sum() + len(token_use)))
     starts_D, sums_D = stream.document_starts, np.zeros(stream.num_documents)
     base = 0
@@ -95,7 +97,8 @@ def _mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.nd
         last = int(np.searchsorted(starts_D, base + len(tokens)))
         sums_D[first:last] += np.add.reduceat(log_V[tokens], np.maximum(starts_D[first:last] - base, 0))
         base += len(tokens)
-    return sums_D / token_lengths(stream)
+    ends = log_V[stream.shards[0][0]] + log_V[stream.shards[-1][-1]]
+    return (sums_D - ends) / np.maximum(1, token_lengths(stream) - 2)
 
 
 def write_orders(

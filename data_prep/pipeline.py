@@ -86,8 +86,8 @@ class Pipeline:
         for documents, found in through_workers(NORMALISE, chunks, self.workers):
             for one in documents.others.values():
                 if one.damage:
-                    source.take(one.damage.bytes)
-                    source.drop(one.damage.reason, one.damage.bytes)
+                    source.take(one.damage.bytes, one.part == 0)
+                    source.drop(one.damage.reason, one.damage.bytes, one.part == 0)
                     source.example(one.damage.reason, one.id, one.text, _broken_bytes)
             size = int(found.bytes_D.sum())
             count = int(np.count_nonzero((documents.part_D == 0) & (found.pieces_D > 0)))  # all that are not damaged
@@ -107,12 +107,11 @@ class Pipeline:
     def _count_parts(self, documents: Documents, found: Normalised, made: Counter[str]) -> None:
         """Which documents were cut, into how many. `made`: pieces of each source's last document, which its next one
         may go on with."""
-        notes, given = self.stats["normalise"].notes, np.flatnonzero(found.pieces_D)
-        part_N, pieces_N, source_N = documents.part_D[given], found.pieces_D[given], documents.source_D[given]
-        if not part_N.any() and (pieces_N == 1).all():  # nearly always
-            made.update({documents.sources[source]: 1 for source in np.unique(source_N).tolist()})
+        notes, part_D, source_D = self.stats["normalise"].notes, documents.part_D, documents.source_D
+        if not part_D.any() and (found.pieces_D == 1).all():  # nearly always
+            made.update({documents.sources[source]: 1 for source in np.unique(source_D).tolist()})
             return
-        for part, pieces, source in zip(part_N.tolist(), pieces_N.tolist(), source_N.tolist()):
+        for part, pieces, source in zip(part_D.tolist(), found.pieces_D.tolist(), source_D.tolist()):
             before = made[documents.sources[source]] if part else 0
             made[documents.sources[source]] = whole = before + pieces
             if whole > 1:

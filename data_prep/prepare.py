@@ -5,8 +5,9 @@
 Until the manifest is written the folder holds `unfinished.json`: what the run was about to make and which shards it
 has finished. An interrupted run (Ctrl-C, kill -9, power cut, lost network) goes on from there: the text is read again,
 but finished shards are not, their documents are not tokenized again, and decisions on documents are remembered
-(data_prep/resume_state.py). The result is byte for byte that of an unbroken run. A mistake in settings or text, in
-contrast, leaves nothing behind.
+(data_prep/resume_state.py). The result is byte for byte that of an unbroken run. No error costs finished work:
+shards, or the search for near-duplicates. A first run that meets a mistake in settings or text before it has finished
+either leaves nothing behind.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from data_prep.filters.normalise import normalize
 from data_prep.normaliser import READ, read, through_workers
 from data_prep.pipeline import Pipeline, judges
 from data_prep.prepare_config import Preparation, parse
-from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfinished, discard, finish
+from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfinished, discard, finish, has_finished
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
@@ -72,8 +73,13 @@ def main(config: Mapping[str, Any]) -> None:
             prepare(preparation, interrupted)
         except (ConnectionLostError, WorkerDiedError):
             raise
-        except UserError:
-            discard(folder)
+        except UserError as error:
+            remarks = [preparation.source.remark()]  # which part ended a mix may be the cause
+            if interrupted or has_finished(folder):
+                remarks.append(f"what is finished stays in {folder}")
+            else:
+                discard(folder)
+            error.args = ("; ".join(filter(None, [str(error), *remarks])),)
             raise
         except OSError as error:
             raise explained(error, folder, "run the same command again") from None
@@ -130,8 +136,7 @@ def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
             if shard_finished:
                 finished_use = writer.finished_use.tolist()
                 _save(folder, dataclasses.replace(state, shards=writer.shards, token_use=finished_use), decisions)
-    with _with_remark(source):
-        _require_documents(preparation, stats, writer)
+    _require_documents(preparation, stats, writer)
     if changed := preparation.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
     if isinstance(data, EmbeddedConfig):  # it comes with its fine-tuning tasks, made from the same world
@@ -205,8 +210,7 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
-        with _with_remark(source):
-            model = training.train(sample, config)
+        model = training.train(sample, config)
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()
@@ -215,28 +219,16 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     return model
 
 
-@contextlib.contextmanager
-def _with_remark(source: Source) -> Iterator[None]:
-    """Add to an error which part ended a mix: that may be its cause."""
-    try:
-        yield
-    except UserError as error:
-        if remark := source.remark():
-            error.args = (f"{error}; {remark}",)
-        raise
-
-
 def _sample_texts(preparation: Preparation) -> Iterator[str]:
-    """The texts to draw the sample from, of files as workers read them."""
+    """The texts to draw the sample from, of files as workers read them; nothing that is left out as damaged."""
     source, data = preparation.source, preparation.data
     if not isinstance(source, TextSource) or data.max_documents is not None:
         documents = limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
-        yield from (document.text for document in documents)
+        yield from (document.text for document in documents if not document.damage)
         return
     with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
-        for documents_D, found in through_workers(READ, source.chunks(), workers):
-            others = documents_D.others
-            yield from (others[n].text if n in others else text for n, text in enumerate(found.contents))
+        for _, found in through_workers(READ, source.chunks(), workers):
+            yield from (text for text in found.contents if text is not None)
 
 
 def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:

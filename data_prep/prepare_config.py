@@ -10,6 +10,7 @@ from typing import Any
 from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.filters.quality import FilterConfig
 from data_prep.sources.hub import HubSource
 from data_prep.sources.mix import open_source
 from data_prep.sources.source import DataConfig, Package, Source
@@ -86,11 +87,16 @@ def parse(config: Mapping[str, Any]) -> Preparation:
         settings=manifest.content_settings(config),
         settings_hash=manifest.corpus_hash(config),
     )
-    has_its_own = isinstance(source, HubSource) and source.config.ids_field
+    data, has_its_own = source.config, isinstance(source, HubSource) and source.config.ids_field
+    if has_its_own and (data.decontaminate.tasks or data.near_duplicates.enabled or data.filters != FilterConfig()):
+        raise UserError(
+            "data.ids_field: token ids are neither searched nor filtered; set data.decontaminate.tasks=null (open"
+            " division), data.near_duplicates.enabled=false, and no data.filters"
+        )
     packages = list(source.packages)
-    if preparation.data.filters.languages is not None:
+    if data.filters.languages is not None:
         packages.append(Package("py3langid", "language", "data.filters.languages"))
-    if preparation.data.ray:
+    if data.ray:
         packages.append(Package("ray", "ray", "data.ray"))
     if path := preparation.tokenizer.path:
         if has_its_own:

@@ -160,6 +160,12 @@ def finish(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def has_finished(folder: Path) -> bool:
+    """Whether an unfinished run has finished a shard, or the search for near-duplicates."""
+    state = Unfinished.load(folder)
+    return (folder / NEAR).is_file() or bool(state and any(state.shards.values()))
+
+
 def discard(folder: Path) -> None:
     """Remove what an unfinished run has written, and nothing else; the state last, as it says whose the rest is."""
     state = folder / UNFINISHED

@@ -173,12 +173,14 @@ class Encoder:
         return violation.explain(text, "max_tokens_per_character")
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
-        """Ids of a tokenized source, without a [CLS] in front and a [SEP] at the end: every document gets its own."""
+        """Ids of a tokenized source without padding, a [CLS] in front and a [SEP] at the end: every document gets its
+        own."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
             raise UserError(
                 f"data.ids_field holds token {ids.max()}, the tokenizer has {self.vocab_size} entries: it is not the"
                 " one that made these ids; set data.tokenizer_file"
             )
+        ids = ids[ids != self.ids.pad]
         first, last = ids[:1].tolist() == [self.ids.cls], ids[-1:].tolist() == [self.ids.sep]
         return ids[int(first) : len(ids) - last].astype(self.dtype)
 

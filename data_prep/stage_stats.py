@@ -82,10 +82,10 @@ class Stage:
         self.documents_out += documents
         self.bytes_out += size
 
-    def drop(self, reason: str, size: int) -> None:
-        """A document of `size` bytes that came in goes no further."""
+    def drop(self, reason: str, size: int, documents: int = 1) -> None:
+        """So many documents of `size` bytes together that came in go no further."""
         found = self.reasons.setdefault(reason, _Reason())
-        found.documents += 1
+        found.documents += documents
         found.bytes += size
 
     def example(self, reason: str, name: str, text: str, show: Callable[[str], str] = excerpt) -> None:

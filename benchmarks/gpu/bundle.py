@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     args.out.mkdir(parents=True)
     (args.out / ".gitignore").write_text("*\n", encoding="utf-8")
     wheels = fetch_wheels(args.out / "wheels", args.python)
-    (args.out / "bundle.json").write_text(json.dumps({"python": args.python, "wheels": wheels}, indent=1) + "\n")
+    (args.out / "bundle.json").write_text(json.dumps({"wheels": wheels}, indent=1) + "\n")
     copy_tasks(args.out / "glue", args.glue)
     prepare_corpus(args.out / "corpus", args.text, args.documents, args.vocabulary)
     sizes = {part: size_of(args.out / part) for part in ("wheels", "corpus", "glue")}

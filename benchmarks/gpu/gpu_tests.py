@@ -1,10 +1,10 @@
 """The tests that need a GPU, as one row: how each ended, whatever the others did to the process.
 
-pytest runs in a process of its own with this module as a plugin, which writes down each test as it begins and ends. A
-test that takes the process with it has failed, and the ones behind it run in a new one.
+pytest runs in a process of its own with this module as a plugin, which writes down each test as it begins and ends, in
+a file of the folder that comes back. A test that takes the process, or the device, with it has failed, and the ones
+behind it run in a new process. A later call goes on behind what has ended.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,44 +12,60 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent
+from run import ANEW, ROOT, add_line, end_with_parent, rows_of
+
+FILE = "tests.jsonl"
+TESTS = ROOT / "tests" / "gpu"
 OUTCOMES = "CRAMMING_TEST_OUTCOMES"  # the file
 DEVICE = "CRAMMING_GPU_TESTS"  # cpu: run there what can
-LEAST_SECONDS = 5.0
+ALL_RAN = (0, 1, 5)  # pytest's codes: all passed, some failed, none was left
+CUT_OFF = "under way when the call ended"
 
 
 def run(lab: Any) -> dict[str, Any]:
     """How many passed, and what the others said."""
-    file = lab.work / "tests.jsonl"
-    file.unlink(missing_ok=True)
-    path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
+    file = lab.out / FILE
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {OUTCOMES: str(file), DEVICE: lab.device.type, "PYTHONPATH": path}
-    root = FOLDER.parents[1]
-    command = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", "tests/gpu"]
+    command = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", str(TESTS)]
+    for name in under_way(file):
+        note(file, name, "skipped", CUT_OFF)
     while True:
-        ended = outcomes(file)
-        skip = [f"--deselect={name}" for name in ended]
-        done = subprocess.run([*command, *skip], cwd=root, env=env, capture_output=True, text=True, check=False)
-        found = outcomes(file)
-        under_way = [name for name, (outcome, _) in found.items() if outcome == "begun"]
-        if not under_way:
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+                              preexec_fn=end_with_parent)  # fmt: skip
+        broken = under_way(file)
+        for name in broken:
+            note(file, name, "failed", f"the process ended with code {done.returncode}: {done.stderr[-500:]}")
+        if not broken and done.returncode != ANEW:
             break
-        note(file, under_way[0], "failed", f"the process ended with code {done.returncode}: {done.stderr[-500:]}")
-    if not found:
-        raise RuntimeError(f"no test ran: {done.stdout[-1000:]} {done.stderr[-1000:]}")
-    kinds = {kind: {n: text for n, (o, text) in found.items() if o == kind} for kind in ("failed", "skipped")}
-    return {**Counter(outcome for outcome, _ in found.values()), "tests": len(found), "texts": kinds}
+    found = summary(file)
+    if done.returncode not in ALL_RAN or not found["tests"]:
+        raise RuntimeError(f"pytest ended with code {done.returncode}: {done.stdout[-1000:]} {done.stderr[-1000:]}")
+    return found
 
 
-def outcomes(file: Path) -> dict[str, tuple[str, str]]:
-    """By test: begun, passed, skipped or failed, and the end of what it said."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {name: (outcome, text) for name, outcome, text in map(json.loads, lines)}
+def summary(file: Path) -> dict[str, Any]:
+    """Of the tests that have begun so far."""
+    found = {name: row if row["outcome"] != "begun" else {"outcome": "skipped", "text": CUT_OFF}
+             for name, row in rows_of(file).items()}  # fmt: skip
+    texts = {kind: {name: row["text"] for name, row in found.items() if row["outcome"] == kind}
+             for kind in ("failed", "skipped")}  # fmt: skip
+    return {**Counter(row["outcome"] for row in found.values()), "tests": len(found), "texts": texts}
+
+
+def under_way(file: Path) -> list[str]:
+    return [name for name, row in rows_of(file).items() if row["outcome"] == "begun"]
 
 
 def note(file: Path, name: str, outcome: str, text: str = "") -> None:
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps([name, outcome, text]) + "\n")
+    """`outcome`: begun, passed, skipped or failed; `text`: the end of what it said."""
+    add_line(file, {"row": name, "outcome": outcome, "text": text})
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Of pytest's. What has ended does not run again; `--deselect` would take names that begin alike, too."""
+    known = rows_of(Path(os.environ[OUTCOMES]))
+    items[:] = [item for item in items if item.nodeid not in known]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -58,6 +74,19 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Of pytest's, three times a test: the call tells, the others only if they fail or skip."""
-    if report.when == "call" or report.outcome != "passed":
-        note(Path(os.environ[OUTCOMES]), report.nodeid, report.outcome, report.longreprtext[-1500:])
+    """Of pytest's, for a test's setup, call and teardown: it has passed when all of them have."""
+    file = Path(os.environ[OUTCOMES])
+    if report.outcome != "passed":
+        note(file, report.nodeid, report.outcome, report.longreprtext[-1500:])
+    elif report.when == "teardown" and report.nodeid in under_way(file):
+        note(file, report.nodeid, "passed")
+    if report.failed and not device_answers():
+        os._exit(ANEW)
+
+
+def device_answers() -> bool:
+    """Imported late: tests/conftest.py sets the number of threads before torch is there."""
+    import torch
+    from lab import answers
+
+    return answers(torch.device(os.environ[DEVICE]))

@@ -25,7 +25,6 @@ class Scale:
     """
 
     shape: tuple[str, ...]
-    large: tuple[str, ...]
     lengths: tuple[int, int]
     micro: int
     batch: int
@@ -52,7 +51,7 @@ TINY_GATE = ("bench.gate_steps=60", "bench.gate_vocab_size=64", "bench.gate.trai
              "bench.gate.model.hidden_size=32")  # fmt: skip
 SCALES = {
     "full": Scale(
-        shape=(), large=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
+        shape=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
         compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
         budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
         examples=None, seconds=1.0, contest=("scale=110M", "budget.minutes=8", "train.batch_size=2048",
@@ -61,7 +60,7 @@ SCALES = {
         scoring=("eval.tasks=[rte,mrpc,cola]", "eval.seeds=[0,1,2]"),
     ),
     "tiny": Scale(
-        shape=SMALL, large=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
+        shape=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
         compiled="off", steps=2, rounds=1, trick_batch=4, gate=TINY_GATE, epochs=1, kill_after=0,
         budget=("budget.steps=60", "checkpoint.every_steps=10"),
         examples=64, seconds=0.1,
@@ -73,6 +72,14 @@ SCALES = {
 }  # fmt: skip
 
 
+def answers(device: torch.device) -> bool:
+    """Whether the device still computes for this process: after an illegal access it does not."""
+    try:
+        return torch.ones(2, device=device).sum().item() == 2
+    except RuntimeError:
+        return False
+
+
 @functools.cache
 def settings(*overrides: str) -> dict[str, Any]:
     """The root configuration with these overrides; not to be changed."""
@@ -81,10 +88,14 @@ def settings(*overrides: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where and at which size it is measured. `deadline` is a time of `time.time`."""
+    """Where and at which size it is measured. `deadline` is a time of `time.time`.
+
+    `out` is the folder that comes back; `work` stays on the machine.
+    """
 
     scale: Scale
     device: torch.device
+    out: Path
     work: Path
     bundle: Path | None
     deadline: float
@@ -94,13 +105,22 @@ class Lab:
         """Seconds until all must have ended."""
         return self.deadline - time.time()
 
+    def left_by(self, row: str, *names: str) -> Path:
+        """What another row has left in `--work`."""
+        found = self.work.joinpath(*names)
+        assert found.exists(), (
+            f"{found} is not there: the row '{row}' makes it. Keep --work between the calls; where it is lost, name"
+            f" another --out, so that the row is measured again"
+        )
+        return found
+
     def overrides(self, model: str, length: int, packing: str = "rows") -> list[str]:
-        """A training step of one of `MODELS`, or of "large", BERT-large's shape."""
+        """A training step of this model."""
         scale = self.scale
-        small = scale.large if model == "bert-large" else scale.shape
         return [
-            f"model={model}", *small, f"model.vocab_size={scale.vocabulary}", "optim=adamw", f"precision={scale.mode}",
-            f"runtime.compile={scale.compiled}", f"train.sequence_length={length}", f"train.packing={packing}",
+            f"model={model}", *scale.shape, f"model.vocab_size={scale.vocabulary}", "optim=adamw",
+            f"precision={scale.mode}", f"runtime.compile={scale.compiled}", f"train.sequence_length={length}",
+            f"train.packing={packing}",
         ]  # fmt: skip
 
     def spec(

@@ -117,10 +117,6 @@ def on_cards(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
     return pairs
 
 
-def _measured(row: dict[str, Any]) -> str:
-    return f"{row['measured_tokens_per_second']:,.0f}" if "measured_tokens_per_second" in row else "–"
-
-
 def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
     """Predicted tokens/s of each compiled step on a card of the data sheets."""
     groups = ["matrix products", "attention", *(name for name, _ in GROUPS), "gradients, update"]
@@ -136,7 +132,7 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
             f"{sum(found.bytes.values()) / row['tokens'] / 1e6:.2f}",
             *(f"{found.seconds[group] / found.total:.0%}" for group in groups),
             f"{found.tokens_per_second:,.0f}",
-            f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}", _measured(row),
+            f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}",
         ])  # fmt: skip
     headers = [
         "model, length",
@@ -145,7 +141,7 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
         "with a stack (spills)",
         "MB a token",
     ]
-    headers += [*groups, "predicted tokens/s", "MFU", "measured"]
+    headers += [*groups, "predicted tokens/s", "MFU"]
     return _table(headers, lines)
 
 

@@ -15,8 +15,9 @@ This process only watches: a second one (stage.py) measures, all rows of a stage
 with it, says so, and the rest goes on in a new process. No row is begun that cannot end before `--minutes`. The same
 command goes on where a stage stopped: rows that are there are not measured again, failed ones only with `--again`.
 
-What `--bundle` (bundle.py) brings is unpacked into `--work`, where compiled code is kept as well, for all stages.
-Wheels of what is installed already, in a version that will do, stay packed.
+What `--bundle` (bundle.py) brings is unpacked into `--work`, where compiled code is kept as well, for all stages. That
+folder must survive between the calls: stage 3's fine-tuning and stage 4's scores are of models that earlier rows left
+in it. Wheels of what is installed already, in a version that will do, stay packed.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "gpu"
 # Not in the bundle: module to import, what pip calls it, the first stage that needs it.
 NEEDED = (
     ("torch", "torch", 1),
@@ -159,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--bundle", type=Path, help="the folder that bundle.py made; else all packages are installed")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", help="packages, compiled code, runs")
+    parser.add_argument("--work", type=Path, default=WORK, help="packages, compiled code, runs: keep it")
     parser.add_argument("--scale", default="full", choices=("full", "tiny"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--minutes", type=float, default=9, help="after these everything has ended")

@@ -9,7 +9,6 @@ itself does not answer any more, as after an illegal access, this process ends s
 import functools
 import importlib
 import json
-import subprocess
 import sys
 import time
 import traceback
@@ -21,12 +20,13 @@ from typing import Any
 
 import torch
 from in_process import clean
-from lab import SCALES, Lab, Row
-from run import ANEW, LAST_SECONDS, ROOT, add_line, rows_of
+from lab import SCALES, Lab, Row, answers
+from run import ANEW, LAST_SECONDS, add_line, rows_of
 
 from cramming import device as devices
 from cramming.bench.tables import versions
 from cramming.config import UserError
+from cramming.environment import git
 
 AT_LEAST = 180.0  # seconds that a row may take, whatever its estimate
 
@@ -56,27 +56,18 @@ def measure_all(lab: Lab, rows: Sequence[Row], file: Path) -> None:
             sys.exit(ANEW)
 
 
-def answers(device: torch.device) -> bool:
-    """Whether the device still computes for this process."""
-    try:
-        return torch.ones(2, device=device).sum().item() == 2
-    except RuntimeError:
-        return False
-
-
 def about(lab: Lab, stage: int) -> dict[str, Any]:
     """Where and with what the following lines were measured."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     where = {**asdict(devices.describe(lab.device)), "threads": torch.get_num_threads(), "versions": versions()}
     when = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    commit = git("rev-parse", "--short", "HEAD")
     return {"about": {"stage": stage, "date": when, "python": sys.version.split()[0], "commit": commit, **where}}
 
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    bundle = told["bundle"] and Path(told["bundle"])
-    lab = Lab(SCALES[told["scale"]], devices.select(told["device"]), Path(told["work"]), bundle, told["deadline"])
+    out, work, bundle = (told[name] and Path(told[name]) for name in ("out", "work", "bundle"))
+    lab = Lab(SCALES[told["scale"]], devices.select(told["device"]), out, work, bundle, told["deadline"])
     file = Path(told["file"])
     if lab.device.type == "cpu":  # a try-out: its kernels would take minutes to compile, and are not the GPU's
         torch.compile = functools.partial(torch.compile, backend="eager")

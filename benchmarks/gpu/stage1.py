@@ -94,6 +94,6 @@ def slowest_kernels(work: Callable[[], object], device: torch.device) -> list[tu
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         work()
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [event for event in profiler.key_averages() if event.device_type == kind]
+    events = [e for e in profiler.key_averages() if e.device_type == kind and not e.is_user_annotation]
     times = [(e.key[:120], e.count, e.self_device_time_total if on_gpu else e.self_cpu_time_total) for e in events]
     return sorted(times, key=lambda row: -row[2])[:KERNELS]

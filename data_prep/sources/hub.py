@@ -65,6 +65,7 @@ class HubSource(Source):
         self.costly = not config.max_documents
         self.total = config.max_documents
         self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
+        self._was_read = False  # something of it, by this process
 
     @contextmanager
     def _hub(self, doing: str) -> Iterator[None]:
@@ -84,7 +85,7 @@ class HubSource(Source):
             if isinstance(error, OSError) and error.errno is not None and self.local:
                 raise
             message = f"{place}: failed after {self.position:.0f} documents: {one_line(error)}"
-            if self.position and _is_network_error(error):
+            if (self._was_read or self.earlier) and _is_network_error(error):
                 raise ConnectionLostError(f"{message}; run the same command again to go on") from None
             raise UserError(message) from None
 
@@ -117,7 +118,7 @@ class HubSource(Source):
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
             if path.is_file() and not any(part.startswith(".") for part in name.parts):
-                digest.update(f"{name}\n{file_sha256(path)}\n".encode())
+                digest.update(f"{name}\n{file_sha256(path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def documents(self) -> Iterator[Document]:
@@ -145,7 +146,7 @@ class HubSource(Source):
                 self.dataset, config.subset, split=config.split, revision=self.commit, streaming=True
             )
             for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
-                self.position += 1
+                self.position, self._was_read = self.position + 1, True
                 place = f"{name}:{self.position:.0f}"
                 if config.ids_field:
                     yield Document("", place, name, np.asarray(row[config.ids_field], dtype=np.int64))

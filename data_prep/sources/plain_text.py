@@ -3,6 +3,7 @@
 About one block is in memory, whatever the file's size. A complaint names the file and the place in it.
 """
 
+import bz2
 import gzip
 import io
 import lzma
@@ -24,45 +25,42 @@ LONGEST_STRETCH = 1 << 23  # bytes; what has no end of a document for so long is
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 AHEAD = 4  # blocks that are unpacked before they are asked for
+MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 
 Block = tuple[bytes, int]  # of a file's content, unpacked, and how many bytes of the file itself are read then
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
-def _by_arrow(codec: str) -> Callable[[BinaryIO], Any]:
-    """Unlike Python's own readers these refuse a file that was cut off, and what follows the last frame."""
+def _zstd(handle: BinaryIO) -> Any:
+    """It refuses a file that was cut off, and what follows the last frame."""
+    import pyarrow
 
-    def open_stream(handle: BinaryIO) -> Any:
-        import pyarrow
-
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(handle, mode="r"), codec)
-
-    return open_stream
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(handle, mode="r"), "zstd")
 
 
-class XzStreams(io.RawIOBase):
-    """The streams of an .xz file one after the other. lzma.open takes a stream whose header is damaged, and whatever
-    else follows the first one, for the end of the file."""
+class Streams(io.RawIOBase):
+    """The streams of an .xz or .bz2 file one after the other, some perhaps empty. Python's own readers take a stream
+    whose header is damaged, and whatever else follows the first one, for the end of the file."""
 
-    def __init__(self, handle: BinaryIO) -> None:
-        self.handle, self.stream = handle, lzma.LZMADecompressor()
+    def __init__(self, handle: BinaryIO, begin: Callable[[], Any], padding: bytes = b"") -> None:
+        self.handle, self.begin, self.padding, self.stream = handle, begin, padding, begin()
 
     def readable(self) -> bool:
         """As io.RawIOBase has it."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As io.RawIOBase has it; EOFError where the file was cut off, LZMAError where it is damaged."""
+        """As io.RawIOBase has it; EOFError where the file was cut off, LZMAError or OSError where it is damaged."""
         data = b""
         while not data:
             packed = b""
             if self.stream.eof:
-                packed = self.stream.unused_data.lstrip(b"\0")  # padding
+                packed = self.stream.unused_data.lstrip(self.padding)
                 while not packed:
                     if not (block := self.handle.read(BLOCK_BYTES)):
                         return 0
-                    packed = block.lstrip(b"\0")
-                self.stream = lzma.LZMADecompressor()
+                    packed = block.lstrip(self.padding)
+                self.stream = self.begin()
             elif self.stream.needs_input and not (packed := self.handle.read(BLOCK_BYTES)):
                 raise EOFError("it ends within a stream")
             data = self.stream.decompress(packed, len(buffer))
@@ -72,9 +70,9 @@ class XzStreams(io.RawIOBase):
 
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lambda handle: io.BufferedReader(XzStreams(handle), BLOCK_BYTES),
-    ".bz2": _by_arrow("bz2"),
-    ".zst": _by_arrow("zstd"),
+    ".xz": lambda handle: io.BufferedReader(Streams(handle, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES),
+    ".bz2": lambda handle: io.BufferedReader(Streams(handle, bz2.BZ2Decompressor), BLOCK_BYTES),
+    ".zst": _zstd,
 }
 
 
@@ -101,8 +99,8 @@ class TextFile:
     """A file being read.
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
-    behind the first block stay; `escaped` and `binary` tell that there were any. `stretch`: read only this part of the
-    file's content, unpacked already.
+    stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `stretch`: read only
+    this part of the file's content, unpacked already.
     """
 
     def __init__(self, path: Path, lenient: bool = False, stretch: "Stretch | None" = None) -> None:
@@ -118,7 +116,8 @@ class TextFile:
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
-        suffix = "" if self._unpacked else self.path.suffix.lower()
+        packed = not self._unpacked and self.path.stat().st_size  # a file of no bytes is empty, whatever its name
+        suffix = self.path.suffix.lower() if packed else ""
         try:
             with names_file(self.path):
                 yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
@@ -189,11 +188,12 @@ class TextFile:
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
-        if place >= 0 and self.lenient and offset:  # documents were handed on: only those with NUL bytes are left out
-            self.binary = True
-        elif place >= 0:
+        if place < 0:
+            return
+        if not self.lenient or (offset == 0 and block.count(0) >= MANY_NULS * len(block)):
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
+        self.binary = True  # only documents with NUL bytes are left out
 
 
 def blocks_of(path: Path) -> Iterator[Block]:
@@ -302,20 +302,21 @@ DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {"line": end_of_line, "block"
 
 
 class Stretch(NamedTuple):
-    """Whole documents of a file, unpacked bytes that any process can read; `begins` and `ends` the file or not."""
+    """Whole documents of a file, unpacked bytes that any process can read; `begins` and `ends` the file or not; `plain`
+    text or records."""
 
     path: Path
     data: bytes
     begins: bool
     ends: bool
+    plain: bool
     read: Callable[[TextFile], Iterator[Part]]
 
     def parts(self) -> list[Part]:
         """The documents. UserError where what came before matters or something is wrong: read the file from its
         beginning, which gives or refuses the same documents with their true places."""
-        if b"<doc id=" in self.data and not (
-            self.begins and self.ends
-        ):  # perhaps WikiExtractor's: its first line tells
+        whole = self.begins and self.ends
+        if self.plain and not whole and b"<doc id=" in self.data:  # perhaps WikiExtractor's: its first line tells
             raise UserError(f"{self.path}: its documents may not end where its stretches do")
         found = list(self.read(TextFile(self.path, stretch=self))) if self.data else []
         if not found and (self.begins or not self.data):

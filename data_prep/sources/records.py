@@ -36,11 +36,11 @@ def _shown(columns: Iterable[Any]) -> str:
     return names if len(names) <= 200 else f"{names[:200]} ..."
 
 
-def _column(place: object, field: str, columns: Iterable[str]) -> int:
+def _column(place: object, field: str, columns: Iterable[str], hint: str = "") -> int:
     """The place of the only column of this name."""
     columns = list(columns)
     if columns.count(field) != 1:
-        raise UserError(f"{place}: not one column {field!r} among {_shown(columns)} (set data.text_field)")
+        raise UserError(f"{place}: not one column {field!r} among {_shown(columns)} (set data.text_field{hint})")
     return columns.index(field)
 
 
@@ -50,7 +50,7 @@ def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
         if line.strip():
             place = f"{file.path}:{number}"
             try:
-                record = json.loads(line)
+                record = json.loads(line, strict=not file.binary)  # a NUL byte costs its record alone
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{place}: not a JSON object on one line ({error}); {BY_LINES}") from None
             yield record_text(place, field, record)
@@ -64,7 +64,7 @@ def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) ->
     try:
         header = next(rows)
         begin = rows.line_num + 1
-        column = _column(file.path, field, header)
+        column = _column(file.path, field, header, "; join the parts of a file that was split: one has the header")
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise csv.Error(f"{len(row)} columns, the header has {len(header)}")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from cramming.config import UserError, expand_home, file_sha256
-from cramming.process_pool import parallel_map, process_pool, usable_cores
+from cramming.process_pool import WorkerDiedError, parallel_map, process_pool, usable_cores
 from data_prep.sources import plain_text, records, wikipedia
 from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile, names_file
 from data_prep.sources.source import (
@@ -89,6 +89,7 @@ class TextSource(Source):
         self.paths = list(dict.fromkeys(path for pattern in config.paths for path in _matches(pattern)))
         if not self.paths:
             raise UserError("data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'")
+        self.names = list(map(_shown, self.paths))
         self.formats = [config.format or format_of(path) for path in self.paths]
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
@@ -102,8 +103,8 @@ class TextSource(Source):
         entry = {"kind": "text", "license": self.config.license}
         stats = [path.stat() for path in self.paths]
         return [
-            {"name": str(path), **entry, "bytes": s.st_size, "mtime_ns": s.st_mtime_ns, "sha256": sha256}
-            for path, s, sha256 in zip(self.paths, stats, self._hashes())
+            {"name": name, **entry, "bytes": s.st_size, "mtime_ns": s.st_mtime_ns, "sha256": sha256}
+            for name, s, sha256 in zip(self.names, stats, self._hashes())
         ]
 
     def _hashes(self) -> list[str]:
@@ -115,15 +116,15 @@ class TextSource(Source):
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         """Files of the same size and time are taken for the same, others are read."""
         then = {entry["name"]: entry for entry in inventory}
-        if different := then.keys() ^ set(map(str, self.paths)):
+        if different := then.keys() ^ set(self.names):
             return ", ".join(sorted(different))
-        for path in self.paths:
+        for name, path in zip(self.names, self.paths):
             if not path.is_file():
-                return str(path)
-            old, now = then[str(path)], path.stat()
+                return name
+            old, now = then[name], path.stat()
             same_time = now.st_size == old["bytes"] and now.st_mtime_ns == old["mtime_ns"]
             if not same_time and (now.st_size != old["bytes"] or _sha256(path) != old["sha256"]):
-                return str(path)
+                return name
         return None
 
     def documents(self) -> Iterator[Document]:
@@ -136,20 +137,20 @@ class TextSource(Source):
 
     def documents_of(self, place: int, before: int) -> Iterator[Document]:
         """Those of one file, by its place in `paths`; files of so many bytes were read `before` it."""
-        path, number, self.position = self.paths[place], -1, before
-        file = TextFile(path, lenient=self.config.damaged == "drop")
+        name, number, self.position = self.names[place], -1, before
+        file = TextFile(self.paths[place], lenient=self.config.damaged == "drop")
         try:
             for text, part in self._reader(place)(file):
                 number += part == 0
                 self.position = before + file.position
-                yield Document(text, _name(path, number, part), str(path), damage=_damage_of(text, file), part=part)
+                yield Document(text, _name(name, number, part), name, damage=_damage_of(text, file), part=part)
             unreadable = "empty_file" if number < 0 and file.lenient else None
         except plain_text.UnreadableError as error:
             if not file.lenient:
                 raise
             unreadable = error.reason
         if unreadable:
-            yield Document("", str(path), str(path), damage=Damage(unreadable, self._sizes[place]))
+            yield Document("", name, name, damage=Damage(unreadable, self._sizes[place]))
 
     def _reader(self, place: int) -> Callable[[TextFile], Iterator[Part]]:
         """What reads this file, here or elsewhere: of the settings it takes no more than it needs."""
@@ -180,18 +181,21 @@ class TextSource(Source):
         with process_pool(1, UNPACKER_DIED) if much else nullcontext() as unpacker:
             for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
                 state, begins, read = _FileState(place, before), True, self._reader(place)
-                end = FORMATS[name].record_end if FORMATS[name].read else DOCUMENT_ENDS.get(self.config.documents)
+                plain = FORMATS[name].read is None
+                end = DOCUMENT_ENDS.get(self.config.documents) if plain else FORMATS[name].record_end
                 elsewhere = packed[place] and unpacker
                 blocks = plain_text.unpacked(path, elsewhere) if elsewhere else plain_text.blocks_of(path)
                 try:
                     for data, ends, position in plain_text.stretches(path, blocks, end):
                         self.position = before + position
-                        yield state, Stretch(path, data, begins, ends, read)
+                        yield state, Stretch(path, data, begins, ends, plain, read)
                         begins = False
                     if begins:
                         raise UserError(f"{path}: empty file")
+                except WorkerDiedError:
+                    raise
                 except UserError:  # what is wrong is said, or counted, when what stands before it was given
-                    yield state, Stretch(path, b"", begins, True, read)
+                    yield state, Stretch(path, b"", begins, True, plain, read)
                 before += size
         self.position = before
 
@@ -223,21 +227,21 @@ class _Stretches(Chunk):
         return self._files[0].left  # of several files each stands in this chunk alone
 
     def documents(self, parts: Parts) -> Documents:
-        paths = [self._source.paths[file.place] for file in self._files]
+        names = [self._source.names[file.place] for file in self._files]
         count_S, begins_D = np.array(parts.documents_S), parts.part_D == 0
         begun_D, ends_S = np.cumsum(begins_D), np.cumsum(count_S)
         begun_S = np.concatenate([[0], begun_D])[ends_S - count_S]  # before each stretch
         last_S = np.array([file.number for file in self._files])
         number_D = begun_D + np.repeat(last_S - begun_S, count_S)
-        source_D = np.repeat(np.arange(len(paths)), count_S)
+        source_D = np.repeat(np.arange(len(names)), count_S)
         for file, count, begun in zip(self._files, parts.documents_S, np.diff(begun_S, append=begun_D[-1:].sum())):
             file.number += int(begun)
             file.given += count
         return Documents(
             parts.part_D,
             source_D,
-            list(map(str, paths)),
-            lambda place: _name(paths[source_D[place]], number_D[place], parts.part_D[place]),
+            names,
+            lambda place: _name(names[source_D[place]], number_D[place], parts.part_D[place]),
         )
 
     def again(self) -> Iterator[Chunk]:
@@ -256,18 +260,24 @@ def texts_of(file: TextFile, kind: str, field: str, cut: str, longest: int) -> I
     return plain_text.documents_of(file.lines(), cut, longest)
 
 
-def _name(path: Path, number: int, part: int) -> str:
-    return f"{path}:{number} from its part {part + 1} on" if part else f"{path}:{number}"
+def _shown(path: Path) -> str:
+    """The path as text that can be written: bytes of it that are not UTF-8 become escapes."""
+    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _name(file: str, number: int, part: int) -> str:
+    return f"{file}:{number} from its part {part + 1} on" if part else f"{file}:{number}"
 
 
 def format_of(path: Path) -> str:
     """The format of a file by its name, without the suffix of a compression. UserError for a suffix not known."""
+    formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-    suffix = "" if name.suffix[1:].isdigit() else name.suffix.lower()  # `wiki_core.00.xz`: a numbered part
-    for format_name, kind in FORMATS.items():
-        if suffix in kind.suffixes:
-            return format_name
-    raise UserError(f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}")
+    if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
+        return formats.get(name.with_suffix("").suffix.lower(), "txt")
+    if name.suffix.lower() not in formats:
+        raise UserError(f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}")
+    return formats[name.suffix.lower()]
 
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:

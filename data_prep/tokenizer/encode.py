@@ -27,12 +27,13 @@ def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> TextEncoder:
 
 
 def reads_word_by_word(tokenizer: Tokenizer) -> bool:
-    """Whether nothing in it looks across white space: BERT's two steps, and no added token that holds any."""
-    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    """Whether nothing in it looks across white space: BERT's two steps, and no added token that holds any, or takes
+    what stands in front of it."""
+    added = tokenizer.get_added_tokens_decoder().values()
     return (
         isinstance(tokenizer.normalizer, normalizers.BertNormalizer | None)
         and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and all(content.split() == [content] for content in added)
+        and all(token.content.split() == [token.content] and not token.lstrip for token in added)
     )
 
 

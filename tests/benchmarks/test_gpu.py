@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -61,6 +62,16 @@ def states(file: Path) -> dict[str, str]:
         row = json.loads(line)
         rows[row["row"]] = next(key for key in ("result", "error", "skipped", "begun", "again") if key in row)
     return rows
+
+
+def ends(process: int) -> bool:
+    """Within ten seconds; what nobody waits for may stay in the table of processes."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
@@ -127,7 +138,7 @@ def test_a_failure_leaves_its_traceback_and_nothing_else(gpu: Any, tmp_path: Pat
     rows = [gpu.lab.Row("fails", 1, fails), gpu.lab.Row("refuses", 1, refuses), gpu.lab.Row("long", 1e5, fails),
             gpu.lab.Row("good", 1, lambda: {"a": 1})]  # fmt: skip
     file, scale = tmp_path / "rows.jsonl", gpu.lab.SCALES["full"]
-    lab = gpu.lab.Lab(scale, torch.device("cpu"), tmp_path, None, time.time() + 1000)
+    lab = gpu.lab.Lab(scale, torch.device("cpu"), tmp_path, tmp_path, None, time.time() + 1000)
     for _ in range(2):
         gpu.stage.measure_all(lab, rows, file)
     found = gpu.run.rows_of(file)
@@ -135,6 +146,142 @@ def test_a_failure_leaves_its_traceback_and_nothing_else(gpu: Any, tmp_path: Pat
     assert found["refuses"]["result"] == {"refused": "not here"} and found["good"]["result"] == {"a": 1}
     assert "100000 s" in found["long"]["skipped"]
     assert file.read_text().count("begun") == 3  # once each
+
+
+GPU_TESTS = """
+import os, sys, time
+from pathlib import Path
+from types import ModuleType
+import pytest
+
+pytestmark = pytest.mark.gpu
+sys.modules["torch"] = ModuleType("torch")  # takes seconds to import
+sys.modules["torch"].device = str
+lab = sys.modules["lab"] = ModuleType("lab")
+broken = []
+lab.answers = lambda device: not broken
+GO = Path(__file__).with_name("go")
+
+def test_passes():
+    assert not GO.exists()
+
+def test_hangs():
+    GO.with_name("pid").write_text(str(os.getpid()))
+    time.sleep(0 if GO.exists() else 60)
+
+def test_breaks_the_device():
+    broken.append(1)
+    assert not broken
+
+def test_next():
+    assert not broken
+
+@pytest.fixture
+def late_end():
+    yield
+    os.abort()
+
+def test_dies(late_end):
+    pass
+
+def test_dies_not():
+    pass
+
+def test_last():
+    pytest.skip("not here")
+"""
+
+
+def test_the_gpus_tests_go_on_whatever_one_of_them_did_and_after_a_kill(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does the report of what has ended, while the row has not."""
+    (tmp_path / "test_it.py").write_text(GPU_TESTS)
+    code = f"""
+from pathlib import Path
+from types import SimpleNamespace
+import gpu_tests
+gpu_tests.TESTS = Path({str(tmp_path)!r})
+gpu_tests.run(SimpleNamespace(out=gpu_tests.TESTS, device=SimpleNamespace(type="cpu")))
+"""
+    first = subprocess.Popen([sys.executable, "-c", code], cwd=FOLDER)
+    while not (tmp_path / "pid").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    assert ends(int((tmp_path / "pid").read_text()))  # pytest has, with what started it
+    file = tmp_path / "tests.jsonl"
+    with file.open("a") as stream:
+        stream.write('{"row": "test_it.py::te')  # as a kill may leave it
+    about = {"date": "2026-11-22 10:00:00", "commit": "abc", "name": "a", "python": "3.12", "versions": {}}
+    (tmp_path / "stage1.jsonl").write_text(
+        json.dumps({"about": about, "scale": "full"}) + "\n" + json.dumps({"row": "tests", "begun": 1.0}) + "\n"
+    )
+    assert "1 of 2 tests passed, 0 failed, 1 were skipped." in gpu.write.report(tmp_path)[1]
+
+    (tmp_path / "go").touch()
+    subprocess.run([sys.executable, "-c", code], cwd=FOLDER, check=True)
+    found = {name.split("::")[1]: row["outcome"] for name, row in gpu.run.rows_of(file).items()}
+    assert found == {
+        "test_passes": "passed", "test_hangs": "skipped", "test_breaks_the_device": "failed", "test_next": "passed",
+        "test_dies": "failed", "test_dies_not": "passed", "test_last": "skipped",
+    }  # fmt: skip
+    text = "\n".join(gpu.write.report(tmp_path)[1])
+    assert "3 of 7 tests passed, 2 failed, 2 were skipped." in text and "- test_it.py::test_dies: " in text
+
+
+def test_where_it_was_measured_is_told_without_git(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lab = gpu.lab.Lab(gpu.lab.SCALES["tiny"], torch.device("cpu"), tmp_path, tmp_path, None, 0.0)
+    where = gpu.stage.about(lab, 1)["about"]
+    assert where["commit"] is None and where["versions"]["torch"]
+
+
+def test_the_table_of_kernels_has_no_regions_that_someone_named(gpu: Any) -> None:
+    import stage1
+
+    def work() -> None:
+        with torch.profiler.record_function("my region"):
+            torch.ones(8) + 1
+
+    names = [name for name, *_ in stage1.slowest_kernels(work, torch.device("cpu"))]
+    assert "aten::add" in names and "my region" not in names
+
+
+def test_fine_tuning_compares_the_same_seeds_and_a_failure_keeps_the_other_side(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import glue
+    import stage3
+
+    lab = gpu.lab.Lab(gpu.lab.SCALES["tiny"], torch.device("cpu"), tmp_path, tmp_path, tmp_path, 0.0)
+    with pytest.raises(AssertionError, match="the row 'run killed and resumed' makes it"):
+        stage3.fine_tuned(lab)
+    (tmp_path / "runs" / stage3.NAME / "final").mkdir(parents=True)
+    seeds: dict[str, list[int]] = {}
+
+    def measure(side: str, _: Any, chosen: list[int]) -> dict[str, Any]:
+        seeds[side] = chosen
+        if side == "trainer" and (tmp_path / "full").exists():
+            raise RuntimeError("no memory")
+        return {"seconds": 2.0 if side == "trainer" else 1.0, "runs": [{"seconds": 0.5}]}
+
+    monkeypatch.setattr(glue, "read", lambda arguments: {"rte": SimpleNamespace(train=range(8))})
+    monkeypatch.setattr(glue, "measure", measure)
+    assert stage3.fine_tuned(lab)["ratio"] == 2 and seeds["trainer"] == seeds["cramming"]
+    (tmp_path / "full").touch()
+    with pytest.raises(RuntimeError, match=r'(?s)"cramming": {"seconds": 1.0.*no memory'):
+        stage3.fine_tuned(lab)
+
+
+def test_a_side_of_fine_tuning_that_fails_says_why(gpu: Any) -> None:
+    import glue
+
+    arguments = glue.parser().parse_args(["--model", "a", "--data", "b"])
+    arguments.precision = "fp7"
+    with pytest.raises(RuntimeError, match=r"(?s)trainer ended with code 2: .*invalid choice: 'fp7'"):
+        glue.measure("trainer", arguments, [0])
 
 
 def test_two_candidates_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:

@@ -3,13 +3,14 @@
 import gzip
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cramming.config import UserError
+from cramming.process_pool import WorkerDiedError
 from data_prep.filters.normalise import CleanConfig
 from data_prep.normaliser import READ, read, through_workers
 from data_prep.sources import plain_text, text
@@ -61,6 +62,7 @@ FILES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "a.txt.gz": (gzip.compress(BLOCKS.encode()), {}),
     "a.txt.xz": (lzma.compress(BLOCKS.encode()), {}),
     "a.jsonl": (RECORDS.encode(), {}),
+    "html.jsonl": (RECORDS.replace("record 9", "<doc id=9>").encode(), {}),
     "a.csv": (b'id,text\n1,"two\nlines"\n2,one\n', {}),
     "long.csv": (b"id,text\n" + b'1,"two\n\nlines"\n' * 90, {}),
     "wiki_00": (b"".join(b'<doc id="%d" title="a">\nA\n\nquay.\n</doc>\n' % n for n in range(40)), {}),
@@ -86,10 +88,11 @@ def test_stretches_give_the_documents_of_the_whole_file(name: str, tmp_path: Pat
 def test_no_process_but_a_worker_reads_text_of_which_the_pieces_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a.txt", "a.txt.xz", "a.jsonl", "whole.txt"):
+    names = ("a.txt", "a.txt.xz", "a.jsonl", "html.jsonl")
+    for name in (*names, "whole.txt"):
         (tmp_path / name).write_bytes(FILES[name][0])
     monkeypatch.setattr(TextSource, "documents_of", lambda *_: pytest.fail("read from its beginning"))
-    assert len(by_workers(source_of(*(tmp_path / name for name in ("a.txt", "a.txt.xz", "a.jsonl"))))) == 110
+    assert len(by_workers(source_of(*(tmp_path / name for name in names)))) == 140
     assert len(by_workers(source_of(tmp_path / "whole.txt", documents="file"))) == 1
 
 
@@ -108,6 +111,18 @@ def test_what_a_process_of_its_own_unpacks_is_the_same(tmp_path: Path, monkeypat
     assert by_workers(source_of(*paths, format="txt")) == expected and len(expected) > 3900
     with pytest.raises(UserError, match=r"c\.xz: cannot be read as \.xz: .*; is it whole\? get it anew"):
         by_workers(source_of(*paths, tmp_path / "c.xz", format="txt"))
+
+
+def test_an_unpacker_that_died_is_no_damage_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(*_: object) -> Iterator[plain_text.Block]:
+        yield BLOCKS[:100].encode(), 10
+        raise WorkerDiedError(text.UNPACKER_DIED)
+
+    (tmp_path / "a.xz").write_bytes(lzma.compress(BLOCKS.encode()))
+    monkeypatch.setattr(text, "UNPACKED_HERE", 0)
+    monkeypatch.setattr(plain_text, "unpacked", died)
+    with pytest.raises(WorkerDiedError):
+        by_workers(source_of(tmp_path / "a.xz", format="txt", damaged="drop"))
 
 
 DAMAGED: dict[str, bytes] = {

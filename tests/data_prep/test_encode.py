@@ -58,15 +58,30 @@ def test_the_tables_size_does_not_matter(made_up: Callable[..., list[str]], monk
     assert [ids.tolist() for ids in text_encoder(tokenizer, DTYPE)(texts)] == plain(tokenizer, texts)
 
 
+@pytest.mark.parametrize("flag", ["rstrip", "single_word", "normalized"])
+@pytest.mark.parametrize("token", ["[X]", "##a", "漢", "É"])
+def test_added_tokens_are_found_in_words(flag: str, token: str, made_up: Callable[..., list[str]]) -> None:
+    tokenizer = wordpiece(made_up(100))
+    tokenizer.add_tokens([AddedToken(token, **{"normalized": False, flag: True})])
+    encode = text_encoder(tokenizer, DTYPE)
+    assert isinstance(encode, ByWords)
+    texts = [f"{token} {text} x{token}y {token}{token} {token}" for text in odd_texts(made_up(20))]
+    assert [ids.tolist() for ids in encode(texts)] == plain(tokenizer, texts)
+
+
 def in_a_sentence(tokenizer: Tokenizer) -> None:
     tokenizer.add_tokens([AddedToken("kalo mi", normalized=False)])
+
+
+def with_the_space_before_it(tokenizer: Tokenizer) -> None:
+    tokenizer.add_tokens([AddedToken("mi", normalized=False, lstrip=True)])
 
 
 def by_other_rules(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
 
 
-@pytest.mark.parametrize("change", [in_a_sentence, by_other_rules])
+@pytest.mark.parametrize("change", [in_a_sentence, with_the_space_before_it, by_other_rules])
 def test_a_tokenizer_that_looks_across_white_space_reads_the_text_itself(
     change: Callable[[Any], None], made_up: Callable[..., list[str]]
 ) -> None:

@@ -80,6 +80,7 @@ def test_every_format_in_every_compression(tmp_path: Path, suffix: str, compress
 
 def test_formats_go_by_name() -> None:
     names = {"x.JSONL.GZ": "jsonl", "wiki_core.00.xz": "txt", "a.xml.bz2": "wikipedia", "b.warc.wet.gz": "wet"}
+    names |= {"big.jsonl.00": "jsonl", "big.JSONL.000.zst": "jsonl", "wiki.en.00": "txt", "b.csv.1": "csv"}  # parts
     assert {name: format_of(Path(name)) for name in names} == names
     suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
     assert len(suffixes) == len(set(suffixes))
@@ -96,11 +97,13 @@ def test_no_part_of_an_archive_is_lost_without_a_word(tmp_path: Path, suffix: st
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot be read as \{suffix}"):
             texts_of(path)
-    path.write_bytes(one + bytes(8) * (suffix == ".xz") + two)  # its streams may be padded
+    empty, padding = compress(b""), bytes(8) * (suffix == ".xz")
+    path.write_bytes(empty + one + padding + empty + two)
     assert texts_of(path) == ["one", "two"]
-    path.write_bytes(compress(b""))
-    with pytest.raises(UserError, match="empty file"):
-        texts_of(path)
+    for data in (b"", empty):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="empty file"):
+            texts_of(path)
 
 
 def test_how_text_is_cut_into_documents(tmp_path: Path) -> None:
@@ -199,6 +202,8 @@ ERRORS = {
     "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
     "csv open quote": (".csv", b'id,text\n1,"o\n2,b\n', r"a\.csv:3: .*row begins in line 2: is a quote left open"),
     "csv names": (".csv", b"text,text\n1,2\n", r"a\.csv: not one column 'text'"),
+    "csv part": (".csv.1", b"3,word\n", r"among 3, word \(set data.text_field; join the parts"),
+    "parquet part": (".parquet.01", b"word" * 9, "not a readable parquet file: .*is it whole"),
     "parquet utf-8": (".parquet", not_utf8(), "not a readable parquet file: 'utf-8'"),
     "parquet": (".parquet", b"PAR1 but not really", "not a readable parquet file"),
     "gzip": (".txt.gz", b"not gzip at all", r"cannot be read as \.gz"),
@@ -277,6 +282,23 @@ def test_binary_data_far_into_a_file_is_left_out_where_damage_is(
     *ones, bad, three = read(path, damaged="drop")
     assert {document.text for document in ones} == {"one\n"} and three.text == "three\n"
     assert bad.damage is not None and bad.damage.reason == "binary"
+
+
+@pytest.mark.parametrize("place", [0, 9, 19])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv"])
+def test_a_stray_nul_byte_costs_one_document_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, place: int
+) -> None:
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 4000)
+    path, texts = tmp_path / f"a{suffix}", [f"text {number} " + "word " * 100 for number in range(20)]
+    data = WRITERS[suffix](texts)
+    path.write_bytes(data.replace(b"text %d w" % place, b"text %d \0w" % place))
+    documents = read(path, damaged="drop")
+    assert [document.damage and document.damage.reason for document in documents] == [
+        "binary" if number == place else None for number in range(20)
+    ]
+    path.write_bytes(data.decode().encode("utf-16"))
+    assert [document.damage and document.damage.reason for document in read(path, damaged="drop")] == ["binary_file"]
 
 
 def test_an_escape_in_json_is_no_damage_of_the_file(tmp_path: Path) -> None:

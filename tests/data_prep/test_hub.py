@@ -90,7 +90,7 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
 ) -> None:
     own = run(text_config(text_file))
     model = Tokenizer.from_file(str(own.tokenizer_file))
-    rows = [[5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else [])] for i in range(150)]
+    rows = [[5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else []), *[0] * (i % 4)] for i in range(150)]
     folder = write_set(tmp_path / "set", rows, "input_ids")
     (folder / "tokenizer").mkdir()
     model.save(str(folder / "tokenizer" / "tokenizer.json"))
@@ -117,12 +117,21 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
         main(hub_config(""))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"decontaminate": {"tasks": "glue"}}, {"near_duplicates": {"enabled": True}}, {"filters": {"min_words": 5}}],
+)
+def test_no_corpus_of_ids_claims_a_search(hub_config: Config, setting: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"ids are neither searched nor filtered; set data\.decontaminate\.tasks=null"):
+        main(hub_config("owner/name", ids_field="input_ids", tokenizer_file="tokenizer.json", **setting))
+
+
 class Hub:
     """A hub with one data set: local folders by commit, of which `head` is the newest. One stream of it may break."""
 
     def __init__(self, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folders, self.head, self.reached, self.breaks_in = folders, next(iter(folders)), True, 0
-        self.opened = 0
+        self.folders, self.head, self.reached = folders, next(iter(folders)), True
+        self.opened, self.breaks_in, self.breaks_after = 0, 0, 150
         load = datasets.load_dataset
 
         def info(_: Any, name: str, revision: str | None = None) -> Any:
@@ -134,7 +143,7 @@ class Hub:
             return rows if self.opened != self.breaks_in else broken(rows)
 
         def broken(rows: Any) -> Iterator[Any]:
-            yield from islice(rows, 150)
+            yield from islice(rows, self.breaks_after)
             raise ConnectionError("reset by peer")
 
         def download(name: str, file: str, *, repo_type: str, revision: str) -> str:
@@ -175,6 +184,23 @@ def test_a_corpus_is_made_from_one_commit(
     a_hub.head = second
     assert run(config).manifest.sources[0]["revision"] == first
     assert contents(corpus_folder(config)) == folders[0]
+
+
+def test_a_break_before_the_first_document_is_the_networks_if_some_were_read_before(
+    hub_config: Config, a_hub: Hub
+) -> None:
+    config = hub_config("owner/name", max_documents=200)
+    a_hub.breaks_after = 0
+    a_hub.breaks_in = a_hub.opened + 1
+    with pytest.raises(UserError, match=r"failed after 0 documents: reset by peer$"):
+        main(config)
+    assert not corpus_folder(config).exists()
+    a_hub.breaks_in = a_hub.opened + 2  # the tokenizer's sample is read by then
+    for _ in range(2):
+        with pytest.raises(UserError, match="failed after 0 documents: reset by peer; run the same command again"):
+            main(config)
+        assert (corpus_folder(config) / UNFINISHED).is_file()
+        a_hub.breaks_in = a_hub.opened + 1  # the next process, which goes on
 
 
 def test_a_finished_corpus_of_the_hub_needs_no_network(hub_config: Config, a_hub: Hub, run: Run) -> None:

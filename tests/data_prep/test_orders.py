@@ -42,18 +42,17 @@ def test_every_order_holds_every_document_once(corpus: Corpus) -> None:
 
 
 def test_documents_come_by_what_the_order_is_called_after(corpus: Corpus) -> None:
-    stream = corpus.stream("train")
     use_V = np.bincount(
         np.concatenate([np.array(d) for s in ("train", "validation") for d in documents_of(corpus.stream(s))])
     )  # type: ignore[arg-type]
     log_V = np.log2((use_V + 1) / (use_V.sum() + corpus.vocab_size))
-    means = [float(log_V[d].mean()) for d in documents_of(corpus.stream("train", "token_prevalence"))]
+    means = [float(log_V[d[1:-1]].mean()) for d in documents_of(corpus.stream("train", "token_prevalence"))]
     assert means == sorted(means, reverse=True) and len(set(means)) > 100
     from tokenizers import Tokenizer
 
     model = Tokenizer.from_file(str(corpus.tokenizer_file))
-    by_length = [len(d) / len(model.decode(d)) for d in documents_of(corpus.stream("train", "compressibility"))]
-    assert np.corrcoef(by_length, np.arange(stream.num_documents))[0, 1] > 0.7  # decoding changes the spaces
+    by_length = [(len(d) - 2) / len(model.decode(d)) for d in documents_of(corpus.stream("train", "compressibility"))]
+    assert by_length == sorted(by_length) and len(set(by_length)) > 100
 
 
 def test_windows_of_an_ordered_stream_equal_slices_at_any_place() -> None:

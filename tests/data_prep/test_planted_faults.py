@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import yaml
 
-from cramming.config import config_folder
+from cramming.config import UserError, config_folder
 from cramming.data.corpus import Corpus, corpus_folder
 from data_prep.prepare import main
 
@@ -165,11 +165,17 @@ def test_every_planted_fault_is_found_and_reported(
 
 KILLED = """
 import json, os, signal, sys
-from data_prep import prepare, workers
+from data_prep import prepare, resume_state, workers
 from data_prep.sources import plain_text
+from data_prep.tokenizer import train
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
 plain_text.BLOCK_BYTES, workers.HERE_FIRST = 20_000, 0
 calls = [0]
+def tear(file):
+    calls[0] += 1
+    if calls[0] == 4:
+        os.ftruncate(file, os.fstat(file).st_size - 101)
+        os.kill(os.getpid(), signal.SIGKILL)
 def die_before(module, name, after=0):
     real = getattr(module, name)
     def counted(*arguments, **keywords):
@@ -178,11 +184,14 @@ def die_before(module, name, after=0):
         calls[0] += 1
         return real(*arguments, **keywords)
     setattr(module, name, counted)
-places = {"near": (prepare, "find_near_duplicates"), "near saved": (prepare, "_tokenizer"),
+places = {"begun": (prepare, "StageStats"), "near": (prepare, "find_near_duplicates"),
+          "near saved": (prepare, "_tokenizer"), "tokenizer": (train, "train"),
           "card": (prepare.corpus_card, "_card"), "manifest": (prepare, "write_atomically"),
           "cleaning": (prepare, "finish")}
 if stop in places:
     die_before(*places[stop])
+elif stop == "torn":
+    resume_state.sync = tear
 elif stop != "never":
     die_before(prepare, "_save", int(stop))
 prepare.main(config)
@@ -225,17 +234,27 @@ def unbroken(
 
 @pytest.mark.parametrize(
     ("stops", "workers"),
-    [(["near", "2", "4", "card"], 2), (["near saved", "1", "cleaning"], 1), (["3", "manifest"], 4)],
+    [
+        (["begun", "near", "2", "4", "card"], 2),
+        (["near saved", "tokenizer", "1", "torn", "cleaning"], 1),
+        (["3", "manifest"], 4),
+    ],
 )
 def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
-    unbroken: Any, contents: Contents, stops: list[str], workers: int
+    unbroken: Any, contents: Contents, stops: list[str], workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, expected = unbroken
     config = settings(f"broken-{workers}", workers)
+    folder = Path(config["data"]["corpus"])
     for stop in stops:
+        if folder.exists():
+            (folder / "train-00099.bin.part").write_bytes(b"left over")
+            with pytest.raises(UserError, match="half-written"):
+                Corpus.open(folder)
         assert start(config, stop).wait() == -signal.SIGKILL
-    assert start(config, "never").wait() == 0
-    assert contents(Path(config["data"]["corpus"])) == expected
+    main(config)
+    finished = "already prepared" if stops[-1] == "cleaning" else "going on with an interrupted run"
+    assert finished in capsys.readouterr().out and contents(folder) == expected
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from data_prep.prepare import main, parse
 from data_prep.sources import plain_text
 from data_prep.sources.source import limited
 from data_prep.tokenizer import encode
+from data_prep.tokenizer import train as training
 from eval.tasks.locate import read_task, tasks_in_folder
 
 Config = Callable[..., dict[str, Any]]
@@ -82,10 +83,12 @@ def test_result_does_not_depend_on_workers_or_batches(
     assert len(results[0]) > 6
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_long_documents_are_tokenized_as_if_in_one_piece(
     tmp_path: Path, kind: str, made_up: MadeUp, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
     monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
     texts = ["\n".join(made_up(200, seed)) for seed in range(4)]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
@@ -135,6 +138,45 @@ def test_a_long_document_is_counted_once(tmp_path: Path, text_config: Config, ma
     first_two = list(limited(parse(config).source.documents(), parse(config).source))
     texts = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
     assert "".join(document.text for document in first_two) == "".join(f"{text}\n" for text in texts)
+
+
+def test_a_long_document_that_is_damaged_in_its_second_part_is_counted_once(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run
+) -> None:
+    lines = "\n".join(made_up(40)).encode()
+    (tmp_path / "0.txt").write_bytes(lines[:3000] + b"\xff" + lines[3000:])
+    (tmp_path / "1.txt").write_bytes(b"\xff\n" + "\n".join(made_up(40, 1)).encode())
+    corpus = run(text_config(tmp_path / "*.txt", documents="file", damaged="drop", clean={"max_characters": 2000}))
+    source, normalise = corpus.manifest.stages[:2]
+    assert corpus.manifest.counts["documents_read"] == source.documents_in == 2
+    assert corpus.manifest.removed == {"not_utf8": 1} and source.dropped["not_utf8"].bytes > 3000  # two parts
+    assert normalise.notes == {"long_documents_cut": 2, "their_parts": normalise.documents_out}
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    latin = "\n\n".join(f"{text} Grüße" for text in made_up(20)).encode("latin1")
+    (tmp_path / "a.txt").write_bytes("\n\n".join(made_up(50, 1)).encode() + b"\n\n" + latin)
+    sample: list[str] = []
+    draw = training.sample_text
+    monkeypatch.setattr(training, "sample_text", lambda texts, *a: (sample.extend(draw(texts, *a)), sample)[1])
+    main(text_config(tmp_path / "a.txt", damaged="drop", max_documents=limit))
+    assert sample == made_up(50, 1)
+
+
+def test_a_file_may_have_a_name_that_is_no_text(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
+) -> None:
+    (tmp_path / "caf\udce9.txt").write_text("\n\n".join(made_up(50)))
+    config = text_config(tmp_path / "*.txt", filters={"min_words": 20})
+    corpus = run(config)
+    main(config)
+    assert "nothing to do" in capsys.readouterr().out
+    names = [corpus.manifest.sources[0]["name"], *corpus.manifest.statistics["by_source"]]
+    assert names == [rf"{tmp_path}/caf\xe9.txt"] * 2
+    assert rf"- `{tmp_path}/caf\xe9.txt:" in (corpus.folder / "corpus_card.md").read_text("utf-8")
 
 
 ADVICE: dict[str, tuple[dict[str, Any], str]] = {

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models
 
 from cramming.config import UserError, build
 from data_prep import prepare
-from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, characters_by_entry, load, special_ids
 from data_prep.tokenizer.train import TRAINERS, sample_text, train
 
@@ -149,13 +148,3 @@ def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> 
     tokenizer = train(text, TokenizerConfig(kind=kind, vocab_size=size))
     assert tokenizer.get_vocab_size() <= size and (size > 4096 or tokenizer.get_vocab_size() == size)
     assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(range(tokenizer.get_vocab_size()))
-
-
-@pytest.mark.parametrize("kind", TRAINERS)
-def test_long_texts_give_the_same_tokens_in_pieces_cut_at_white_space(kind: Any, made_up: MadeUp) -> None:
-    require(kind)
-    sample = made_up(100)
-    tokenizer = train(sample, TokenizerConfig(kind=kind, vocab_size=400))
-    whole = "\n".join(sample[:20])
-    parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in split_at_whitespace(whole, 50)]
-    assert [number for part in parts for number in part] == tokenizer.encode(whole, add_special_tokens=False).ids

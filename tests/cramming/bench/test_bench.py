@@ -4,18 +4,21 @@ import itertools
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from cramming.bench import gate, tables, tricks
+from cramming.bench import gate, tables, tricks, worker
 from cramming.bench import main as bench
 from cramming.bench.worker import Candidate, Steps, Worker, topic_batches
 from cramming.config import UserError, build
+from cramming.data.batches import Batch
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import DeviceInfo
 from cramming.plan import roofline
@@ -219,6 +222,36 @@ def test_a_gpus_batches_are_made_ahead_in_pinned_memory(compose: Compose, monkey
     tensors = [(b.ids_T, b.positions_T, b.packing.bounds_S, b.target_positions_M, b.target_ids_M) for b in gpu]
     assert len(gpu) == 4 and all(any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors))
     assert [batch.ids_T.tolist() for batch in gpu] == [batch.ids_T.tolist() for batch in cpu]
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_step_is_timed_with_its_batches_made_ahead_as_in_training(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """On a GPU: a whole step's micro-batches, the first step's too. On a CPU making them is part of the step."""
+    settings = compose(*TINY, "runtime.prefetch=1")
+    candidate = Candidate({"settings": settings, "vocab_size": 128, "micro_batches": 4}, torch.device("cpu"))
+    make, made, at_clock, ahead = candidate.source.batch, list[int](), list[int](), list[bool]()
+
+    def batch(first: int, rows: int) -> Batch:
+        made.append(first)
+        return make(first, rows)
+
+    def step(batches: Any, index: int) -> float:
+        until = time.monotonic() + (10 if place == "cuda" else 0)
+        while len(made) < 4 * (index + 2) and time.monotonic() < until:
+            time.sleep(0.01)
+        ahead.append(len(made) >= 4 * (index + 2))  # those of the next step
+        return 0.0
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(worker.devices, "synchronize", lambda device: None)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: at_clock.append(len(made)) or 0.0))
+    monkeypatch.setattr(candidate, "source", SimpleNamespace(batch=batch))
+    monkeypatch.setattr(candidate, "step", step)
+    candidate.device = torch.device(place)
+    candidate.run(0, 2)
+    assert ahead == [place == "cuda"] * 2 and (at_clock[0] >= 4) == (place == "cuda")
 
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])

@@ -11,6 +11,7 @@ import pytest
 from cramming.bench import gate, tricks
 from cramming.bench.gate import BASELINE, NoiseFloor, Verdict
 from cramming.bench.tricks import COARSE, SAME, TRICKS
+from cramming.checks import Config
 from cramming.config import UserError
 
 Compose = Callable[..., dict[str, Any]]
@@ -152,8 +153,9 @@ def test_noise_floors_are_kept_with_the_verdicts(tmp_path: Path) -> None:
     assert here["floors"]["1.19e-07"]["tolerance"] == pytest.approx([9e-3, 9e-3])
 
 
-def test_every_trick_names_settings_that_exist(compose: Compose) -> None:
+def test_every_trick_names_settings_that_exist_and_builds(compose: Compose) -> None:
+    reference = tricks.changed(compose(), tricks.REFERENCE)
     for trick in (*TRICKS, tricks.best("cpu", "bf16"), tricks.best("cuda", "fp16")):
-        tricks.changed(compose(), trick.settings)
+        Config.of(tricks.changed(reference, trick.settings))
     assert "precision.mode" not in tricks.best("cpu", "fp32").settings
     assert tricks.best("cuda", "fp16").settings["precision.mode"] == "fp16"

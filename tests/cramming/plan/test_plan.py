@@ -1,6 +1,7 @@
 """The plan proposes a setting that fits, says so where none does, and needs nothing but the configuration."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cramming import device
 from cramming.checks import Place, check, tiny_defaults
@@ -155,6 +157,15 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
     assert 1e9 < target["rates"]["flops"] < 1e14 and "measured now" in target["rates"]["basis"]
     assert target["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
     assert found["proposed"]["fits"]
+
+
+@pytest.mark.parametrize(("place", "least", "most"), [("cpu", 0.011, 0.1), ("cuda", 0.001, 0.005)])
+def test_waiting_for_a_gpu_is_no_part_of_a_rate(
+    monkeypatch: pytest.MonkeyPatch, place: str, least: float, most: float
+) -> None:
+    """Of work of a millisecond, where to wait for the device takes ten."""
+    monkeypatch.setattr(roofline.devices, "synchronize", lambda device: time.sleep(0.01))
+    assert least < min(roofline.repeat_seconds(lambda: time.sleep(0.001), torch.device(place), 0.1)) < most
 
 
 @pytest.mark.parametrize(
