@@ -69,8 +69,10 @@ def fork_train(settings: dict[str, Any]) -> Any:
 
 def winners(rows: np.ndarray, test: SequentialTest) -> list[int]:
     """After how many pairs the duels over these differences [duels, pairs] end that end with a winner."""
-    ends = [next(row[:k] for k in range(1, test.pairs + 1) if test.is_over(row[:k])) for row in rows.tolist()]
-    return [len(end) for end in ends if test.verdict(*test.interval(end)) in ("win", "loss")]
+    counts = range(1, test.pairs + 1)
+    looks = [[(k, test.verdict(*test.interval(row[:k]))) for k in counts] for row in rows.tolist()]
+    ends = [next((look for look in each if look[1] != "undecided"), each[-1]) for each in looks]
+    return [k for k, verdict in ends if verdict in ("win", "loss")]
 
 
 def main() -> None:

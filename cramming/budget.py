@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -167,9 +167,9 @@ class BudgetClock:
     """
 
     def __init__(
-        self, config: BudgetConfig, journal: Path, joules: Callable[[], float | None] = lambda: None, corpus: str = ""
+        self, config: BudgetConfig, journal: Path, joules: Callable[[], float | None] = lambda: None, **witnesses: str
     ):
-        """`joules`: what the GPU has used so far, None where nothing tells; `corpus`: its manifest's SHA-256."""
+        """`joules`: what the GPU has used so far, None where nothing tells; `witnesses`: what else the start says."""
         self.config, self.journal, self._joules, self._joules_before = config, journal, joules, joules()
         self._began = config.timer() - process_age_seconds() if config.clock == "wall" else 0.0
         events = read_journal(journal)
@@ -186,7 +186,7 @@ class BudgetClock:
         if self.has_ended:
             return
         self._file = Journal(journal)
-        self._write("start", unit=config.unit, limit=config.limit, clock=config.clock, corpus=corpus)
+        self._write("start", unit=config.unit, limit=config.limit, clock=config.clock, **witnesses)
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
 
@@ -214,7 +214,7 @@ class BudgetClock:
             return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = seconds
-        if time.monotonic() - self._synced > MAX_HEARTBEAT_SECONDS:  # the thread waits for the disk: so does training
+        if self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS:  # a slow disk, or CPU time of many threads
             self._write("heartbeat")
         return True
 
@@ -222,10 +222,10 @@ class BudgetClock:
         """Seconds charged so far, earlier processes included."""
         return self.earlier_seconds + self.config.timer() - self._began
 
-    def spent(self, seconds: float | None = None) -> float:
-        """What is charged so far, in the budget's unit; of its time these `seconds`, if given."""
-        seconds = self.elapsed_seconds() if seconds is None else seconds
-        return self._in_unit(seconds, self.work.flops + self.lost_flops, self.work.tokens, self.work.steps)
+    def spent(self) -> float:
+        """What is charged so far, in the budget's unit."""
+        work = self.work
+        return self._in_unit(self.elapsed_seconds(), work.flops + self.lost_flops, work.tokens, work.steps)
 
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
@@ -233,7 +233,8 @@ class BudgetClock:
 
     def progress_of_work(self) -> float:
         """The same when the last step that is in the weights had ended: without what a crash threw away."""
-        return min(1.0, self.spent(self.work.last_step_seconds) / self.config.limit)
+        work = self.work
+        return min(1.0, self._in_unit(work.last_step_seconds, work.flops, work.tokens, work.steps) / self.config.limit)
 
     def seconds_left(self) -> float:
         """Until the deadline; infinity where the budget is not one of time."""
@@ -314,17 +315,17 @@ class BudgetClock:
 
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
-            work, now = asdict(self.work), self.config.timer()  # in this order: no step ended after this entry's time
+            work, now = dict(vars(self.work)), self.config.timer()  # in this order: no step ended after this time
             row = {
                 "event": event,
                 "process": self.process,
                 "elapsed": round(now - self._began, 3),
                 "wall": round(time.time(), 3),
                 **work,
-                "charged_flops": self.work.flops + self.lost_flops,
+                "charged_flops": work["flops"] + self.lost_flops,
                 "slowest_update_seconds": self.slowest_update_seconds,
                 **self._energy_used(),
                 **more,
             }
             self._file.write(row)
-            self._synced = time.monotonic()
+            self._noted = now

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,18 +26,12 @@ from cramming.journal import Saved
 from cramming.progress import say
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+
     from cramming.parallel.spread import Spread
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
-
-
-class Part(Protocol):
-    """What a run may have beside model and optimizer: a mean of weights, or losses by token."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class CheckpointConfig:
 
 def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    enter: Callable[[str], None], parts: Mapping[str, Part] | None = None, kept: bool = False,
+    enter: Callable[[str], None], parts: "Mapping[str, Stateful] | None" = None, kept: bool = False,
     spread: "Spread | None" = None,
 ) -> Path:  # fmt: skip
     """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
@@ -80,7 +74,7 @@ def save(
 
 def contents(
     model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    parts: Mapping[str, Part] | None = None, spread: "Spread | None" = None,
+    parts: "Mapping[str, Stateful] | None" = None, spread: "Spread | None" = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What a checkpoint of the present state holds: the whole model, however it is spread; rank 0's random states."""
     cpu_state, gpu_state = random_states()
@@ -148,7 +142,7 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
 
 def load(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-    parts: Mapping[str, Part] | None = None, spread: "Spread | None" = None,
+    parts: "Mapping[str, Stateful] | None" = None, spread: "Spread | None" = None,
 ) -> Work:  # fmt: skip
     """Restore a checkpoint, whatever number of processes made it; with `spread` rank 0 alone reads it."""
     state = read(path) if not spread or spread.mesh.is_main else {"model": {}, "optimizer": {}}
@@ -159,16 +153,19 @@ def load(
     else:
         model.load_state_dict(weights)
         optimizer.load_state_dict(own)
-    scaler.load_state_dict(state["scaler"])
+    if state["scaler"]:  # what other devices and formats leave empty an fp16 scaler would refuse
+        scaler.load_state_dict(state["scaler"])
     for name, part in (parts or {}).items():
         part.load_state_dict(state[name])
     set_random_states((state["rng"], state["cuda_rng"]))
     return Work(**state["work"])
 
 
-def path_of(folder: Path, steps: int) -> Path:
-    """Where the checkpoint after so many steps lies."""
-    return next((path for path in _files(folder) if _steps(path) == steps), folder / f"{NEWEST}-{steps:08d}.pt")
+def path_of(folder: Path, saved: Saved) -> Path:
+    """Where a checkpoint lies, or would lie. Two files, one kept, may have its number: then the SHA-256 tells."""
+    found = [path for path in _files(folder) if _steps(path) == saved.steps]
+    found = [path for path in found if len(found) == 1 or file_sha256(path) == saved.sha256] or found
+    return found[0] if found else folder / f"{NEWEST}-{saved.steps:08d}.pt"
 
 
 def _steps(path: Path) -> int:

@@ -258,8 +258,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "budget.clock",
-        lambda c, p: c.budget.clock == "cpu" and c.runtime.compile != "off",
-        ": does not see the compiler's processes; set runtime.compile=off",
+        lambda c, p: c.budget.clock == "cpu" and (c.runtime.compile != "off" or c.optim.name in LOW_BIT),
+        ": does not see the compiler's processes; set runtime.compile=off, and no optimizer that compiles (adamw8bit,"
+        " adamw4bit)",
     ),
     ("trackers", lambda c, p: p.trains and not all(map(find_spec, c.trackers)), EXTRAS),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),

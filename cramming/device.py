@@ -5,7 +5,6 @@ Nothing here changes a number of the training beyond the rounding of compiled ke
 
 import ctypes
 import os
-import random
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 import torch
 
@@ -88,22 +86,20 @@ def describe(device: torch.device) -> DeviceInfo:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch. Data order and masks do not depend on these states: they are pure functions."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    """Seed torch on all devices, which draws weights and dropout. Data order and masks are functions of the seed."""
     torch.manual_seed(seed)
 
 
 def random_states() -> tuple[torch.Tensor, torch.Tensor | None]:
-    """torch's random state on the CPU and, where there is one, on the GPU."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    """torch's random state on the CPU and, where this process uses one, on the GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
 
 def set_random_states(states: tuple[torch.Tensor, torch.Tensor | None]) -> None:
     """Put back what `random_states` gave."""
     cpu, gpu = states
     torch.set_rng_state(cpu)
-    if gpu is not None and torch.cuda.is_available():
+    if gpu is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(gpu)
 
 

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 MAX_SKIPPED_IN_A_ROW = 50
 
 
+class DivergedError(UserError):
+    """No gradient was finite any more: the run ends without a model."""
+
+
 @dataclass(frozen=True)
 class StepStats:
     """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm. With
@@ -99,10 +103,12 @@ class Engine:
         self._forget_gradients()
         devices.synchronize(self.device)
         if self.spread:
+            if not finite:
+                self.spread.forget()
             self.mesh.barrier()  # the step is done when all have done it
         self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise UserError(
+            raise DivergedError(
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {self._loss:.3g}, learning"
                 f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, or do without fp16"
                 " (precision=bf16 or fp32, parallel.compression=bf16 or none)"

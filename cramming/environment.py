@@ -14,6 +14,7 @@ from typing import Any
 
 PACKAGES = ("cramming", "eval", "data_prep")
 CODE = (".py", ".pyd", ".so", ".yaml")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment(device: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,10 +38,13 @@ def system() -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name as the operating system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    return named[1] if named else platform.processor() or sys.platform
+    """The processor's name as the operating system gives it; of ARM's, Linux has the numbers of maker and cores."""
+    if sys.platform == "darwin" and (name := _output(["sysctl", "-n", "machdep.cpu.brand_string"])):
+        return name
+    info = CPUINFO.read_text() if CPUINFO.exists() else ""
+    found = re.findall(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)[:1]
+    found = found or [platform.machine(), *re.findall(r"^CPU (?:implementer|part)\s*:\s*(\S+)", info, re.MULTILINE)]
+    return " ".join(dict.fromkeys(found))
 
 
 def git_state() -> dict[str, Any]:
@@ -89,8 +93,13 @@ def git(*arguments: str) -> str | None:
     place = [f"--git-dir={source / '.git'}", f"--work-tree={source}", "-c", "core.fsmonitor=false"]
     command = ["git", "--no-optional-locks", *place, *arguments]
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return _output(command, cwd=source, env=own)
+
+
+def _output(command: list[str], **place: Any) -> str | None:
+    """What a program writes, as far as it is UTF-8; None where it is not there, fails or takes too long."""
     try:
-        done = subprocess.run(command, cwd=source, env=own, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, **place, capture_output=True, encoding="utf-8", errors="replace", timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -15,14 +15,14 @@ from cramming.record import Status, is_run, load_metrics, load_record, write_rec
 from cramming.train_state import ResumeWithLessError, TrainState
 
 
-def finish(state: TrainState, reason: EndReason) -> None:
-    """Export the model and complete the record."""
+def finish(state: TrainState, reason: EndReason, problem: UserError | None = None) -> None:
+    """Export the model and complete the record. `problem`: why there is none, of a run whose training diverged."""
     assert state.clock and state.metrics
     work, objective = state.work, state.config.objective
     if reason == "finished":
         take_average(state)
     validation = validate_fully(state) if reason == "finished" and work.steps else None
-    status: Status = "interrupted" if reason != "finished" else "exhausted"
+    status: Status = "diverged" if problem else "interrupted" if reason != "finished" else "exhausted"
     if validation:
         loss: float = validation.get("replaced_token_loss", validation["loss"])
         status = "finished" if math.isfinite(loss) else "diverged"
@@ -43,7 +43,7 @@ def finish(state: TrainState, reason: EndReason) -> None:
     if status == "exhausted":
         raise UserError(no_step_left(state))
     if status == "diverged":
-        raise UserError(
+        raise problem or UserError(
             f"{state.folder}: the validation loss is not finite after {work.steps} steps, {work.skipped_steps} of them"
             " skipped: the training diverged and no model was written; lower optim.lr, or set precision=fp32"
         )
@@ -71,17 +71,19 @@ def validate_fully(state: TrainState) -> dict[str, Any]:
     objectives, `bits_per_byte` of the latter, with other vocabularies, and over how many `targets` of `tokens`.
 
     Of a run that tells replaced tokens these are None but for the numbers of tokens: `replaced_token_loss` (nats per
-    token) and `replaced_token_accuracy` are there instead."""
-    found, tokens = state.validate(1.0), len(state.data.held_out.ids_N)
-    if state.config.objective.replaces_tokens:
-        return {**found, **dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte")), "tokens": tokens}
-    batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
-    loss, accuracy, _ = state.engine.evaluate(batches)
-    bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
-    said = "" if bits is None else f", {bits:.3f} bits per byte"
-    say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
-    further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
-    return {**found, **further, "tokens": tokens}
+    token) and `replaced_token_accuracy` are there instead. The log's last row has the same."""
+
+    def all_mask() -> dict[str, Any]:
+        if state.config.objective.replaces_tokens:
+            return dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte"))
+        batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
+        loss, accuracy, _ = state.engine.evaluate(batches)
+        bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
+        said = "" if bits is None else f", {bits:.3f} bits per byte"
+        say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
+        return {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
+
+    return {**state.validate(1.0, all_mask), "tokens": len(state.data.held_out.ids_N)}
 
 
 def export(state: TrainState) -> dict[str, str]:

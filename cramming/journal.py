@@ -41,10 +41,11 @@ class Event(TypedDict):
     slowest_update_seconds: NotRequired[float]  # the longest update so far, for a resume's prediction
     joules: NotRequired[float]  # of the GPU, in this process
     wall: NotRequired[float]
-    unit: NotRequired[Unit]  # of a start, as are the next three
+    unit: NotRequired[Unit]  # of a start, as are the next four
     limit: NotRequired[float]
     clock: NotRequired[str]
-    corpus: NotRequired[str | None]
+    corpus: NotRequired[str | None]  # the SHA-256 of its manifest
+    setup: NotRequired[str]  # the hash of the process's environment (cramming/record.py)
     sha256: NotRequired[str]  # of a checkpoint and a resume
     kept: NotRequired[bool]  # of a checkpoint that stays
     reason: NotRequired[EndReason]

@@ -23,7 +23,7 @@ from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
-from cramming.engine import StepStats
+from cramming.engine import DivergedError, StepStats
 from cramming.files import clear, explained
 from cramming.finish import finish, out_of_memory
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
@@ -110,13 +110,17 @@ def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     """Train, save, complete the record; of a run that was killed after its end, only the record is to be completed."""
     mesh = state.mesh
     reason: EndReason = "finished"
+    problem: DivergedError | None = None
     if not mesh.from_main(bool(state.clock and state.clock.has_ended)):
-        reason = train_and_save(state, stop)
+        try:
+            reason = train_and_save(state, stop)
+        except DivergedError as error:
+            reason, problem = "failed", error
     if reason == "finished":
         state.engine.leave(state.config)
     try:
         if mesh.is_main:
-            finish(state, reason)
+            finish(state, reason, problem)
     finally:
         mesh.barrier()
     return reason
@@ -126,7 +130,7 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     """Train on the clock. A run has ended once its last checkpoint is saved, not before."""
     reason: EndReason = "failed"
     try:
-        ended = train(state, stop)
+        ended = train(state, stop.is_set)
         if state.work.steps != state.saved_steps:
             state.save_checkpoint()
         reason = ended
@@ -145,8 +149,8 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     return reason
 
 
-def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndReason:
-    """The experiment. Returns why it ended."""
+def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") -> EndReason:
+    """The experiment. Returns why it ended: "stopped" once `stop` is true."""
     work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
     objective = config.objective.at(0.0)
     batches = micro_batch_stream(state, objective)
@@ -177,10 +181,10 @@ def train(state: TrainState, stop: StopRequest, title: str = "pretrain") -> EndR
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = timer() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
-            is_whole = engine.forward_backward(step_batches, stop.is_set)
+            is_whole = engine.forward_backward(step_batches, stop)
             update_began = timer()
             fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
-            fits, stopped = map(bool, mesh.broadcast(fits, stop.is_set()))
+            fits, stopped = map(bool, mesh.broadcast(fits, stop()))
             if not fits:  # the update would end after the deadline
                 engine.discard()
                 reason = "stopped" if stopped else reason
@@ -252,14 +256,14 @@ def step_size(state: TrainState, progress: float) -> StepSize:
     return StepSize(sequences, micro_batches, tokens, flops, state.config.objective.at(progress))
 
 
-def before_step(state: TrainState, pace: Pace, stop: StopRequest) -> tuple[float, bool, bool]:
+def before_step(state: TrainState, pace: Pace, stop: Callable[[], bool]) -> tuple[float, bool, bool]:
     """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, and whether to stop."""
     clock, progress, fits = state.clock, 0.0, False
     if clock:
         progress = clock.progress()
         size = step_size(state, progress)
         fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
-    progress, *flags = state.mesh.broadcast(progress, fits, stop.is_set())
+    progress, *flags = state.mesh.broadcast(progress, fits, stop())
     return progress, bool(flags[0]), bool(flags[1])
 
 
@@ -293,17 +297,15 @@ def has_room_to_validate(state: TrainState, progress: float, pace: Pace, step_mi
 
 
 def validate(state: TrainState, progress: float, pace: Pace) -> None:
-    """Validate on the clock, and let rank 0 note how long it took."""
-    if state.clock is None:
-        state.validate(progress)
-        return
+    """Validate on the clock, and note how long it took."""
     timer, batches = state.config.budget.timer, len(state.validation)
     predicted, began, graphs = pace.validation_seconds(batches), timer(), compiled_graphs()
     state.validate(progress)
     seconds = timer() - began
     pace.note_validation(batches, seconds, compiled_graphs() != graphs)
-    where = f"step {state.work.steps} ({progress:.0%} of the budget)"
-    say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
+    if state.clock:
+        where = f"step {state.work.steps} ({progress:.0%} of the budget)"
+        say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
 def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:

@@ -16,13 +16,14 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 from cramming import __version__
-from cramming.config import UserError, expand_home, folder_name
+from cramming.config import UserError, expand_home, folder_name, settings_hash
 from cramming.environment import git
 from cramming.files import LOCK, lock, sweep, sync, write_atomically
 
 FORMAT_VERSION = 1
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
 Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
+WITHOUT_MODEL: tuple[Status, ...] = ("diverged", "exhausted")  # a run that ended, and left no model
 RULES_VERSION = "6"
 
 
@@ -89,26 +90,17 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 def write_record_section(folder: Path, **sections: Any) -> None:
     """Merge `sections` into the record, atomically; a mapping is merged one level deep (glue: one key per init)."""
-    path = folder / "record.json"
-    record = load_record(folder) if path.exists() else _new_record(folder.name)
+    record = load_record(folder) if is_run(folder) else _new_record(folder.name)
     for key, value in sections.items():
         old = record.get(key)
         record[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
-    _write(path, record)
+    write_record(folder, record)
 
 
-def drop_record_sections(folder: Path, names: Sequence[str]) -> None:
-    """Take sections, or parts of one (`glue.random`), out of the record, atomically; each must be there."""
-    record = load_record(folder)
-    for name in names:
-        section, _, part = name.rpartition(".")
-        del (record[section] if section else record)[part]
-    _write(folder / "record.json", record)
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Replace the whole record, atomically."""
     text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False, default=str)
-    write_atomically(path, text + "\n")
+    write_atomically(folder / "record.json", text + "\n")
 
 
 def _new_record(name: str) -> dict[str, Any]:
@@ -132,7 +124,8 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
 
     A resume does the steps behind its checkpoint again, or has no time for them: a row takes back those of later steps,
-    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too.
+    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too; and of the steps
+    that it is a mean of, what was written before that step began, or after the next one did.
     """
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
@@ -149,13 +142,23 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _take_back(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> None:
     """Remove from `rows`, whose steps ascend, what stands no longer once there is `row`."""
-    first = len(rows)
-    while first and rows[first - 1]["step"] >= row["step"]:
+    begun: Any = row.get("each_progress")
+    begun = begun if isinstance(begun, list) else []
+    first, begins = len(rows), row["step"] - max(0, len(begun) - 1)
+    while first and rows[first - 1]["step"] >= begins:
         first -= 1
+    before = [other for other in rows[first:] if other["step"] < row["step"]]
+    before = [other for other in before if _is_of_step(other, begun[other["step"] - begins :])]
     same = [other for other in rows[first:] if other["step"] == row["step"]]
     is_validation = "validation_loss" in row
     twin = next((i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation), len(same))
-    rows[first:] = same[:twin] + (same[twin + 1 :] if is_validation else [])
+    rows[first:] = before + same[:twin] + (same[twin + 1 :] if is_validation else [])
+
+
+def _is_of_step(row: Mapping[str, Any], begun: Sequence[Any]) -> bool:
+    """Whether the row's progress lies between those at which its step and the next one began; true if one is none."""
+    numbers = [begun[0], row.get("progress"), *begun[1:2]]
+    return not all(isinstance(n, int | float) for n in numbers) or numbers == sorted(numbers)
 
 
 class MetricsLog:
@@ -179,6 +182,11 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def setup_hash(environment: Mapping[str, Any]) -> str:
+    """Of a process's environment as the record has it: the journal's witness of where and with which code it ran."""
+    return settings_hash({"environment": environment})
 
 
 def create_run_folder(

@@ -76,7 +76,7 @@ class RecordedRun:
 
     def path_of(self, saved: Saved) -> Path:
         """Where a checkpoint lies, or would lie."""
-        return checkpoint.path_of(self.folder / "checkpoints", saved.steps)
+        return checkpoint.path_of(self.folder / "checkpoints", saved)
 
     @cached_property
     def steps(self) -> dict[int, RecordedStep]:

@@ -4,7 +4,7 @@ Nothing is written before all that can be refused has been checked. What a resum
 how a run ends in cramming/finish.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,13 @@ from cramming.data.manifest import corpus_folder
 from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
+from cramming.files import write_atomically
 from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
 from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
-from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, write_record_section
+from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, setup_hash, write_record_section
 from cramming.schedule import learning_rate_factor, ramp_step
 
 
@@ -149,8 +150,8 @@ class TrainState:
                 f"step {self.work.steps + 1} ended {-self.clock.seconds_left():.1f} s after the deadline, so it is not"
                 f" kept: back to step {saved.steps if saved else 0}"
             )
-        steps = int(self.mesh.from_main(saved.steps if saved else 0))
-        self.work = _load(checkpoint.path_of(folder, steps), self.engine) if steps else Work()
+        saved = self.mesh.object_from_main(saved)
+        self.work = _load(checkpoint.path_of(folder, saved), self.engine) if saved and saved.steps else Work()
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
@@ -234,8 +235,9 @@ class TrainState:
         }
         self.metrics.write(row)
 
-    def validate(self, progress: float) -> dict[str, Any]:
-        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training.
+    def validate(self, progress: float, further: Callable[[], dict[str, Any]] = dict) -> dict[str, Any]:
+        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training. What
+        is measured `further` goes into the same row.
 
         Of a run that tells replaced tokens it is the encoder's loss at that, under a name of its own: its generator's
         would say nothing about the encoder. All processes share the work; rank 0 has the result.
@@ -249,9 +251,10 @@ class TrainState:
         if objective.replaces_tokens:
             found = {"loss": None, "accuracy": None, "replaced_token_loss": loss, "replaced_token_accuracy": accuracy}
         row = {"step": step, "progress": progress, "tokens": self.work.tokens, "seconds": self.clock.elapsed_seconds()}
-        self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
         name = objective.validation_name
         say(f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}")
+        found |= further()
+        self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
         return {**found, "targets": targets}
 
 
@@ -268,8 +271,8 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
         saved = checkpoint_to_resume(folder, settings, data.describe(), config.budget)
     if mesh.is_main:
         clock = begin_record(settings, config, data, gates, folder, mesh, device)
-    steps = int(mesh.from_main(saved.steps if saved else 0))
-    newest = checkpoint.path_of(folder / "checkpoints", steps) if steps else None
+    saved = mesh.object_from_main(saved)
+    newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
     engine, work = start_engine(config, data, folder, mesh, device, newest)
     if clock:
         clock.attach(work, saved.sha256 if saved else None)
@@ -279,8 +282,8 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
     if metrics and config.trackers:
         from cramming.trackers import TrackedLog  # only for those who ask
 
-        metrics = TrackedLog(folder, config.trackers, steps, settings)
-    return TrainState(folder, config, mesh, data, engine, work, steps, kernels, gates, clock, metrics, validation)
+        metrics = TrackedLog(folder, config.trackers, work.steps, settings)
+    return TrainState(folder, config, mesh, data, engine, work, work.steps, kernels, gates, clock, metrics, validation)
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
@@ -303,11 +306,14 @@ def begin_record(
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
     What any process of the run forced, or compiled elsewhere, a resume without it does not take back.
     """
-    create_run_folder(folder, settings, environment_here(device), resume=config.resume)
+    here = environment_here(device)
+    create_run_folder(folder, settings, here, resume=config.resume)
+    write_atomically(folder / "corpus.json", data.corpus.manifest.to_json())
     before = load_record(folder).get("pretrain", {})
     alone = mesh.world_size == 1  # the meter would know of one card only
     joules = devices.nvml_reader(device, "TotalEnergyConsumption") if alone else lambda: None
-    clock = BudgetClock(config.budget, folder / JOURNAL, joules, data.corpus.manifest_sha256)
+    witnesses = {"corpus": data.corpus.manifest_sha256, "setup": setup_hash(here)}
+    clock = BudgetClock(config.budget, folder / JOURNAL, joules, **witnesses)
     cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
     begun = {
         "status": "running",
@@ -339,8 +345,8 @@ def start_engine(
             from cramming.start import start_engine_from_text
 
             start_engine_from_text(engine, data.corpus, config, config.start)
-        if mesh.data_rank:  # each replica has a dropout of its own
-            torch.manual_seed(config.seed + 1_000_003 * mesh.data_rank + work.steps)
+        if place := mesh.rank // config.parallel.tp:  # each replica and stage has a dropout of its own
+            torch.manual_seed(config.seed + 1_000_003 * place + work.steps)
         return engine, work
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):

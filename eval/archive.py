@@ -10,6 +10,7 @@ is unpacked beyond a size. (The zip of `cramming report`, for the GLUE server, i
 
 import hashlib
 import json
+import os
 import re
 import zipfile
 import zlib
@@ -25,7 +26,10 @@ from cramming.files import overwrite_atomically
 LIST = "files.json"
 SUFFIX = ".record.zip"
 FORMAT_VERSION = 1
-KEPT = {"record.json", "budget.jsonl", "metrics.jsonl", "config.yaml", "environment.json", "git.diff", "README.md"}
+KEPT = {
+    "record.json", "budget.jsonl", "metrics.jsonl", "config.yaml", "corpus.json", "environment.json", "git.diff",
+    "README.md",
+}  # fmt: skip
 KEPT_BELOW, BY_HASH = ("glue/", "logs/"), ("checkpoints/", "final/")
 NAME = re.compile(r"\w[\w.+=,@-]*(/\w[\w.+=,@-]*)*")  # no part is hidden, empty or `..`
 MOST_FILES, MOST_BYTES = 10_000, 2**28  # a day's journal and metrics take a sixth of it, of a tiny model a half
@@ -38,14 +42,16 @@ def is_kept(name: str) -> bool:
 
 def list_of(folder: Path) -> dict[str, Any]:
     """`files.json` of a run folder as it is now."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    outside = _described(folder, lambda name: name.startswith(BY_HASH))
+    return _signed({"format": FORMAT_VERSION, "files": _described(folder, is_kept), "outside": outside})
 
-    def described(wanted: Callable[[str], bool]) -> dict[str, Any]:
-        files = ((name, folder / name) for name in names if wanted(name))
-        return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in files}
 
-    outside = described(lambda name: name.startswith(BY_HASH))
-    return _signed({"format": FORMAT_VERSION, "files": described(is_kept), "outside": outside})
+def _described(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Bytes and SHA-256 by name; of what a link leads to, as of a `glue/` on another disk."""
+    places = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = {str(path.relative_to(folder)): path for path in places if path.is_file()}
+    chosen = [(name, files[name]) for name in sorted(files) if wanted(name)]
+    return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in chosen}
 
 
 def _signed(files: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def altered_since(folder: Path) -> list[str]:
         is_whole, was = False, {}
     if not is_whole:
         return [f"{LIST} is not as it was written"]
-    now = list_of(folder)["files"]
+    now = _described(folder, is_kept)
     changes = {"is missing": was.keys() - now.keys(), f"is not in {LIST}": now.keys() - was.keys()}
     changes["was changed"] = {name for name in was.keys() & now.keys() if was[name] != now[name]}
     return [f"{name} {what}" for what, names in changes.items() for name in sorted(names)]

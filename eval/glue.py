@@ -18,10 +18,11 @@ from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
 from cramming.record import (
     create_run_folder,
-    drop_record_sections,
+    is_run,
     load_record,
     run_folder,
     run_lock,
+    write_record,
     write_record_section,
 )
 from cramming.record_schema import WITHOUT_ENCODER, read_record
@@ -51,17 +52,18 @@ def main(config: dict[str, Any]) -> None:
         for task in suite.tasks:
             bar.note(task.title)
             found = in_one_order(suite.read(task))
-            data.append(found if settings.predict_test else replace(found, blind=()))
+            data.append(found if settings.predict_test else replace(found, blind=(), unasked=found.blind))
             bar.advance()
     pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
     with run_lock(folder):
         if config["model_path"]:
             start_record(folder, config, device)
-        if (folder / "record.json").exists():
+        if is_run(folder):
             history.refuse_altered(folder)
             warn_of_other_corpus(folder, suite)
         if pairs:  # first, as not every model has a head for them
-            accuracies = score_pairs(source, pairs, device, settings.hyperparameters.max_length)
+            known, length = stored_record(folder).get("minimal_pairs") or {}, settings.hyperparameters.max_length
+            accuracies = score_pairs(source, pairs, device, length, known)
             write_record_section(folder, minimal_pairs=accuracies)
             say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
         # Written with the first model's scores: until then those of another suite stay in the record.
@@ -97,14 +99,23 @@ def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], mod
     if suite.section != "glue":
         write_record_section(folder, **{suite.section: baselines | models})
         return
-    record = read_record(load_record(folder) if (folder / "record.json").exists() else {})
+    raw = stored_record(folder)
+    record = read_record(raw)
     known = {f"glue.{init}": section for init, section in record.glue.items()}
     known |= {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
     stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
     if stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
-        drop_record_sections(folder, stale)
+        for name in stale:
+            section, _, part = name.rpartition(".")
+            del (raw[section] if section else raw)[part]
+        write_record(folder, raw)
     write_record_section(folder, **baselines, glue=models)
+
+
+def stored_record(folder: Path) -> dict[str, Any]:
+    """The record that is there by now, if there is one."""
+    return load_record(folder) if is_run(folder) else {}
 
 
 def check(config: dict[str, Any]) -> None:
@@ -141,7 +152,7 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
     hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
     require(final.is_dir(), f"{final}: no trained model; {hint}")
     source = open_model(final)
-    if (folder / "record.json").exists() and (wrong := altered(read_record(load_record(folder)), source.files)):
+    if is_run(folder) and (wrong := altered(read_record(load_record(folder)), source.files)):
         raise UserError(f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}")
     return source
 
@@ -157,7 +168,7 @@ def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:
 
 def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
     """A record for a model that this suite did not pretrain; UserError where the name belongs to another model."""
-    if not (folder / "record.json").exists():
+    if not is_run(folder):
         create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
         return
     record, name, now = load_record(folder), config["name"], config["model_path"]

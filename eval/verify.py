@@ -107,8 +107,10 @@ def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
         return [], unscored(folder, record) or "none on record"
     if suite == "embedded":
         with TemporaryDirectory(prefix="cramming-") as place:
-            source = next((one for one in record.corpus.sources if one.kind == "embedded"), None)
-            if source is None or not means.make_tasks(Path(place), _seed(record), source.sha256 or ""):
+            source, seed = next((one for one in record.corpus.sources if one.kind == "embedded"), None), _seed(record)
+            if source is None or seed is None:
+                return [], "not computed again: the record does not say with which seed their tasks were generated"
+            if not means.make_tasks(Path(place), seed, source.sha256 or ""):
                 return [], "not computed again: another version of this suite generated their tasks"
             found = rescore(folder, record, suite, Path(place))
             return found.problems, in_words(found, "generated anew")
@@ -118,10 +120,14 @@ def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
     return found.problems, in_words(found, f"in {means.tasks}")
 
 
-def _seed(record: Record) -> int:
-    """Of the generated corpus."""
-    data = record.raw["corpus"].get("settings", {}).get("data", {})
-    return int(data.get("seed", 0))
+def _seed(record: Record) -> int | None:
+    """Of the generated corpus, whose tasks were scored; None where the record does not say."""
+    found: Any = record.raw
+    for name in ("corpus", "settings", "data", "seed"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    tasks_of = {section.tasks_corpus_sha256 for section in record.glue.values()} - {None}
+    is_seed = isinstance(found, int) and 0 <= found < 2**63 and tasks_of <= {record.corpus.manifest_sha256}
+    return found if is_seed else None
 
 
 def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:

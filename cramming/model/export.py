@@ -34,6 +34,7 @@ SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are 
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of which the first that is there is read
 OWN_FORMAT = 2
 OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> the adapter's
 CODE = (  # files of this folder that `trust_remote_code` needs; config.json names the first
@@ -202,7 +203,9 @@ def _own_state(folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]) 
     """The parameters that are wanted, in these shapes, from whatever names the folder's weights have."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
-    found = _with_prefix(_read_weights(folder), FAMILIES[family].prefix if family else "encoder.")
+    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
+    found = _with_prefix(read_weights(weights[0]), FAMILIES[family].prefix if family else "encoder.")
     names = _names(family, config, wanted)
     if missing := [name for own in wanted for name in names[own] if name not in found]:
         raise UserError(f"{folder}: its weights lack {missing[0]}")
@@ -229,21 +232,18 @@ def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder}: no config.json; expected a model folder, such as runs/<name>/final")
+    require(path.is_file(), f"{folder}: no config.json; expected a model folder, such as runs/<name>/final")
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not a model configuration ({error})") from None
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    stored, pickled = Path(folder) / "model.safetensors", Path(folder) / "pytorch_model.bin"
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a weight file, of safetensors or of torch; UserError where it cannot be read."""
     try:
-        if stored.is_file():
-            return safetensors.torch.load_file(stored)
-        return torch.load(pickled, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no weights; expected {stored.name} or {pickled.name}") from None
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load_file(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"{folder}: the weights cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{file}: the weights cannot be read ({str(error).splitlines()[0]})") from None

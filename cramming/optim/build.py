@@ -1,10 +1,12 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB, LARS, Muon and NorMuon.
 
-To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file.
+To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file. Beside
+those of `OptimConfig` they are named as the arguments of its class.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import torch
@@ -117,62 +119,31 @@ class NorMuonConfig(MuonConfig):
     row_beta: Fraction
 
 
-def _cautious(groups: Groups, c: Any) -> torch.optim.Optimizer:
-    from cramming.optim.cautious import CautiousAdamW
-
-    return CautiousAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps)
+COMMON = OptimConfig.__dataclass_fields__.keys()
 
 
-def _muon(groups: Groups, c: Any) -> torch.optim.Optimizer:
-    from cramming.optim.muon import Muon
-
-    return Muon(
-        groups, lr=c.lr, betas=c.betas, eps=c.eps, momentum=c.momentum, iterations=c.iterations, rest_lr=c.rest_lr,
-        cautious=c.cautious_weight_decay, row_beta=getattr(c, "row_beta", None),
-    )  # fmt: skip
-
-
-def _low_bit(groups: Groups, c: Any) -> torch.optim.Optimizer:
-    """AdamW whose moments are kept in blocks of 8 or 4 bits (Dettmers et al. 2022; Li et al. 2023), by torchao."""
-    import torchao.optim
-
-    make: Any = torchao.optim.AdamW8bit if c.name == "adamw8bit" else torchao.optim.AdamW4bit
-    return make(groups, lr=c.lr, betas=c.betas, eps=c.eps)
-
-
-def _lamb(groups: Groups, c: Any) -> torch.optim.Optimizer:
-    from cramming.optim.layerwise import Lamb
-
-    return Lamb(groups, lr=c.lr, betas=c.betas, eps=c.eps)
-
-
-def _lars(groups: Groups, c: Any) -> torch.optim.Optimizer:
-    from cramming.optim.layerwise import Lars
-
-    return Lars(groups, lr=c.lr, momentum=c.momentum)
+def _by(module: str, name: str, **fixed: Any) -> Callable[[Groups, Any], torch.optim.Optimizer]:
+    """The class `name` of a module, imported where it is chosen; its arguments are the settings not in COMMON."""
+    return lambda groups, c: getattr(import_module(module), name)(
+        groups, lr=c.lr, **{setting: value for setting, value in vars(c).items() if setting not in COMMON}, **fixed
+    )
 
 
 # name -> (its settings, the optimizer made of parameter groups and them)
 BUILDERS: dict[str, tuple[type[OptimConfig], Callable[[Groups, Any], torch.optim.Optimizer]]] = {
     # Loshchilov & Hutter 2019; one fused kernel: on the CPU 4 to 6 times faster than the default loop
-    "adamw": (AdamConfig, lambda g, c: torch.optim.AdamW(g, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)),
-    "adamw-cwd": (AdamConfig, _cautious),
-    # Dozat 2016, with decoupled weight decay
-    "nadamw": (
-        AdamConfig,
-        lambda g, c: torch.optim.NAdam(g, lr=c.lr, betas=c.betas, eps=c.eps, decoupled_weight_decay=True),
-    ),
-    "adagrad": (AdagradConfig, lambda g, c: torch.optim.Adagrad(g, lr=c.lr, eps=c.eps)),
-    "sgd": (
-        MomentumConfig,
-        lambda g, c: torch.optim.SGD(g, lr=c.lr, momentum=c.momentum, nesterov=c.momentum > 0),
-    ),
-    "lamb": (AdamConfig, _lamb),
-    "lars": (MomentumConfig, _lars),
-    "muon": (MuonConfig, _muon),
-    "normuon": (NorMuonConfig, _muon),
-    "adamw8bit": (AdamConfig, _low_bit),
-    "adamw4bit": (AdamConfig, _low_bit),
+    "adamw": (AdamConfig, _by("torch.optim", "AdamW", fused=True)),
+    "adamw-cwd": (AdamConfig, _by("cramming.optim.cautious", "CautiousAdamW")),
+    "nadamw": (AdamConfig, _by("torch.optim", "NAdam", decoupled_weight_decay=True)),  # Dozat 2016
+    "adagrad": (AdagradConfig, _by("torch.optim", "Adagrad")),
+    "sgd": (MomentumConfig, lambda g, c: torch.optim.SGD(g, c.lr, momentum=c.momentum, nesterov=c.momentum > 0)),
+    "lamb": (AdamConfig, _by("cramming.optim.layerwise", "Lamb")),
+    "lars": (MomentumConfig, _by("cramming.optim.layerwise", "Lars")),
+    "muon": (MuonConfig, _by("cramming.optim.muon", "Muon")),
+    "normuon": (NorMuonConfig, _by("cramming.optim.muon", "Muon")),
+    # moments in blocks of 8 or 4 bits (Dettmers et al. 2022; Li et al. 2023)
+    "adamw8bit": (AdamConfig, _by("torchao.optim", "AdamW8bit")),
+    "adamw4bit": (AdamConfig, _by("torchao.optim", "AdamW4bit")),
 }
 OPTIMIZERS = {name: settings for name, (settings, _) in BUILDERS.items()}
 LOW_BIT = ("adamw8bit", "adamw4bit")

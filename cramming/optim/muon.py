@@ -103,17 +103,17 @@ class Muon(torch.optim.Optimizer):
     """Muon for groups that say of how many matrices each parameter is made (`parts`), AdamW for the others.
 
     `row_beta` is the decay of NorMuon's second moments; None is plain Muon. `rest_lr`: AdamW's learning rate as a share
-    of Muon's. `cautious`: weight decay as in cautious.py, on both sides.
+    of Muon's. `cautious_weight_decay`: as in cautious.py, on both sides.
     """
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, momentum: float,
-        iterations: int, rest_lr: float, cautious: bool, row_beta: float | None = None,
+        iterations: int, rest_lr: float, cautious_weight_decay: bool, row_beta: float | None = None,
     ) -> None:  # fmt: skip
-        adamw = CautiousAdamW if cautious else partial(torch.optim.AdamW, fused=True)
+        adamw = CautiousAdamW if cautious_weight_decay else partial(torch.optim.AdamW, fused=True)
         self._rest = adamw([g for g in groups if "parts" not in g], lr=lr, betas=betas, eps=eps)
         self.momentum, self.iterations, self.rest_lr = momentum, iterations, rest_lr
-        self.cautious, self.row_beta = cautious, row_beta
+        self.cautious, self.row_beta = cautious_weight_decay, row_beta
         super().__init__(groups, self._rest.defaults)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """What the ledger says: one duel in a sentence, all duels as a table, a picture and JSON."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,13 +78,15 @@ def summary(duel: Duel) -> dict[str, Any]:
 def reaches_base_at(duel: Duel) -> float | None:
     """The share of the candidate's budget after which its validations were as low as the base's at its end.
 
-    The median over pairs; by straight lines between validations. None where it did not get there in most pairs. Before
-    its last part a run's rate has not decayed, so this says less than a duel with a smaller budget for the candidate.
+    The median over pairs whose base has a loss; by straight lines between validations. None where it did not get there
+    in most pairs. Before its last part a run's rate has not decayed, so this says less than a duel with a smaller
+    budget for the candidate.
     """
-    if duel.terms["measure"] != "loss" or not duel.pairs:
+    if duel.terms["measure"] != "loss":
         return None
-    found = [_share(pair["candidate"]["curve"], pair["base"]["loss"]) for pair in duel.pairs]
-    middle = statistics.median(found)
+    ends = [(pair["candidate"]["curve"], pair["base"]["loss"]) for pair in duel.pairs]
+    found = [_share(curve, target) for curve, target in ends if target is not None]
+    middle = statistics.median(found) if found else math.inf
     return middle if middle <= 1 else None
 
 
@@ -104,7 +107,7 @@ def _share(curve: Sequence[Sequence[float]], target: float) -> float:
             start, first = before
             return progress if first == float("inf") else start + (progress - start) * (first - target) / (first - loss)
         before = (progress, float("inf") if loss is None else loss)
-    return 2.0
+    return math.inf
 
 
 def sentence(duel: Duel) -> str:

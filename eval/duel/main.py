@@ -92,12 +92,7 @@ def main(settings: dict[str, Any]) -> None:
     opponents = read_opponents(config, settings)
     cores, device = where(opponents)
     opponents = on_the_clock(opponents, cores)
-    for name, side in zip(("base", "candidate"), opponents.settings):
-        try:
-            for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
-                check(verb, side)
-        except UserError as error:
-            raise UserError(f"duel.{name}: {error}") from None
+    check_sides(opponents, config)
     by_score = needs_scores(opponents, config.glue)
     prepare(opponents, config.json)
     measure: Measure = "score" if by_score else measure_of(*opponents.settings)
@@ -180,6 +175,16 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
         " base, in one unit",
     )
     return Opponents(overrides, found)
+
+
+def check_sides(opponents: Opponents, config: DuelConfig) -> None:
+    """UserError for what a verb would refuse of a side. Its run is a new one: that of the default name is no side's."""
+    for name, side in zip(("base", "candidate"), opponents.settings):
+        try:
+            for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
+                check(verb, {**side, "name": name, "runs": str(config.folder)})
+        except UserError as error:
+            raise UserError(f"duel.{name}: {error}") from None
 
 
 def needs_scores(opponents: Opponents, glue: bool) -> bool:

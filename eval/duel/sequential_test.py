@@ -12,7 +12,7 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -70,12 +70,9 @@ class SequentialTest:
         mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
         low, high = self.interval(differences)
         needed = self.pairs_needed(abs(mean) / sd) if count >= self.first_look and sd else None
-        verdict, over = self.verdict(low, high), self.is_over(differences)
+        verdict = self.verdict(low, high)
+        over = verdict != "undecided" or count >= self.pairs
         return Look(count, mean, sd, low, high, self.p_value(differences), verdict, needed, over)
-
-    def is_over(self, differences: Sequence[float]) -> bool:
-        """Whether the duel ends here, with a verdict or undecided."""
-        return self.verdict(*self.interval(differences)) != "undecided" or len(differences) >= self.pairs
 
     def interval(self, differences: Sequence[float]) -> tuple[float, float]:
         """The repeated confidence interval of the mean after these differences; infinite before the first look.
@@ -98,19 +95,20 @@ class SequentialTest:
         return "equivalent" if -self.delta <= low and high <= self.delta else "undecided"
 
     def p_value(self, differences: Sequence[float]) -> float:
-        """The smallest error at which a look up to now would have excluded 0; `SMALLEST_P` stands for all below."""
-        begin = self.first_look - 1
-        found = np.array(_t_statistics(differences)[begin:])
+        """The smallest error at which a look up to now would have excluded 0, to 2 %; `SMALLEST_P` stands for all
+        below. Never above the test's own error where a look has excluded 0 at that."""
 
         def excludes_zero(error: float) -> bool:
-            limits = np.array(boundaries(self.pairs, error, self.first_look)[begin : len(differences)])
-            return bool((np.abs(found) > limits).any())
+            test = replace(self, error=error)
+            looks = (test.interval(differences[:k]) for k in range(self.first_look, len(differences) + 1))
+            return any(low > 0 or high < 0 for low, high in looks)
 
         low, high = SMALLEST_P, 1.0
-        if not len(found) or not excludes_zero(0.999):
+        if not excludes_zero(0.999):
             return 1.0
         if excludes_zero(low):
             return low
+        low, high = (low, self.error) if excludes_zero(self.error) else (self.error, high)
         while high / low > 1.02:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if excludes_zero(middle) else (middle, high)
@@ -164,12 +162,3 @@ def _null_paths(pairs: int) -> tuple[Array, Array]:
     means = values.cumsum(axis=1) / counts
     squares = np.maximum((values**2).cumsum(axis=1) - counts * means**2, 1e-30)
     return means, np.sqrt(squares / np.maximum(counts - 1, 1))
-
-
-def _t_statistics(differences: Sequence[float]) -> list[float]:
-    """Of each beginning of the differences; 0 for those without spread."""
-    found = []
-    for k in range(1, len(differences) + 1):
-        mean, sd = statistics.fmean(differences[:k]), _sd(differences[:k])
-        found.append(mean * math.sqrt(k) / sd if sd else 0.0)
-    return found

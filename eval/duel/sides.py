@@ -6,6 +6,7 @@ side outlives the duel that is killed: the next call finds it at work, or finish
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,13 +18,14 @@ from typing import Any
 from cramming.children import environment_as_given
 from cramming.config import UserError
 from cramming.files import LOCK, lock, remove
-from cramming.progress import Progress
-from cramming.record import is_run, load_metrics, load_record
+from cramming.progress import Progress, say
+from cramming.record import WITHOUT_MODEL, is_run, load_metrics, load_record
 from cramming.record_schema import read_record
 from eval.tasks.metrics import mean_of
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-OVER = ("finished", "diverged", "exhausted")  # states of a run that trains no more
+OVER = ("finished", *WITHOUT_MODEL)  # states of a run that trains no more
+PROGRESS = re.compile(rb'"progress": ([0-9.e-]+)')
 POLL_SECONDS = 0.5
 
 
@@ -54,8 +56,14 @@ class Side:
             return True
 
     def progress(self) -> float:
-        """Share of the budget spent, by the last line of its log."""
-        return max((row.get("progress", 0.0) for row in load_metrics(self.folder)[-2:]), default=0.0)
+        """Share of the budget spent, by the end of its log, which is read twice a second."""
+        log = self.folder / "metrics.jsonl"
+        if not log.exists():
+            return 0.0
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 2**16))
+            found = PROGRESS.findall(file.read())
+        return float(found[-1]) if found else 0.0
 
     def result(self) -> dict[str, Any]:
         """What the ledger keeps of it: losses in nats per target, `seconds` on the clock, validations by progress, and
@@ -120,10 +128,13 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
     """Have a verb done by all sides at once; UserError where one does not end as it should."""
     idle = [(side, core) for side, core in zip(sides, cores) if not side.is_at_work()]
     started = {side.folder: _start(verb, side, core) for side, core in idle}
+    others = [side for side in sides if side.folder not in started]
+    for side in others:
+        say(f"{side.folder}: waiting for the process that is at work on it; if there is none, delete {LOCK} there")
     try:
         with Progress(title, total=100.0, unit="%") as bar:
             while any(process.poll() is None for process in started.values()) or any(
-                side.is_at_work() for side in sides
+                side.is_at_work() for side in others
             ):
                 time.sleep(POLL_SECONDS)
                 if verb == "pretrain":

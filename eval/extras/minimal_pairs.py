@@ -6,7 +6,7 @@ A sentence's pseudo-log-likelihood is the sum over its tokens of the log probabi
 """
 
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cramming.config import UserError, require
+from cramming.config import UserError, require, settings_hash
 from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
@@ -61,9 +61,12 @@ def read_pairs(folder: Path) -> list[Pairs]:
 
 
 def score_pairs(
-    source: ModelSource, paradigms: Sequence[Pairs], device: torch.device, max_length: int
+    source: ModelSource, paradigms: Sequence[Pairs], device: torch.device, max_length: int, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record's section: accuracy per paradigm, and their mean."""
+    """The record's section: accuracy per paradigm, and their mean; `known` itself if it is of this model and these."""
+    key = settings_hash(source.sha256, source.settings, paradigms, max_length)
+    if known.get("key") == key:
+        return dict(known)
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
     mask, frame = mask_and_frame(source.folder, source.own)
     model = open_masked_lm(source, device)
@@ -77,7 +80,7 @@ def score_pairs(
             found[paradigm.name] = {"accuracy": 100 * float((good > bad).mean()), "pairs": len(good)}
             bar.advance(len(good))
     mean = float(np.mean([entry["accuracy"] for entry in found.values()]))
-    scored = {"model": source.label, "model_sha256": source.sha256}
+    scored = {"model": source.label, "model_sha256": source.sha256, "key": key}
     return {**scored, "accuracy": mean, "definition": DEFINITION, "paradigms": found}
 
 

@@ -17,14 +17,15 @@ from typing import Any
 
 from cramming import device as devices
 from cramming.checks import Config
-from cramming.config import UserError, require
+from cramming.config import require
 from cramming.data.batches import PINNED
-from cramming.engine import build_engine
+from cramming.engine import DivergedError, build_engine
 from cramming.files import write_atomically
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import Slot, bubble, formula, most_kept, timeline
 from cramming.progress import say
+from cramming.record import finite
 from cramming.schedule import learning_rate_factor
 from cramming.train_state import RunData, fit_to_corpus
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
@@ -64,9 +65,9 @@ def _trained(
     sections = ("model", "objective", "optim", "schedule", "train", "budget", "data", "tokenizer", "precision")
     recipe = {"stages": stages.number, **{section: settings[section] for section in sections}}
     file = out / f"{name}-{seed}.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found: dict[str, Any] = finite(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
     if found.get("recipe") != json.loads(json.dumps(recipe, default=str)):
-        found = {"recipe": recipe, **_train({**settings, "seed": seed}, rule, stages)}
+        found = finite({"recipe": recipe, **_train({**settings, "seed": seed}, rule, stages)})
         write_atomically(file, json.dumps(found, default=str))
         loss = found["validation_loss"]
         say(f"{name}, seed {seed}: {'diverged' if loss is None else f'validation loss {loss:.3f}'}")
@@ -91,7 +92,7 @@ def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str,
         batches = [source.batch(first + k * rows, rows) for k in range(stages.micro_batches)]
         try:
             loss = training.step(batches, rate).loss
-        except UserError:  # too many steps without a finite gradient
+        except DivergedError:
             return {"rows": log, "validation_loss": None}
         tokens = (first + config.train.batch_size) * config.train.sequence_length
         log.append({"step": step + 1, "progress": (step + 1) / steps, "tokens": tokens, "loss": loss, "lr": rate})
@@ -121,13 +122,13 @@ def _row(
         statistics.fmean(RULES[name].age(stages, stage, n) for n in range(stages.micro_batches))
         for stage in (0, stages.number - 1)
     ]
-    losses = [run["validation_loss"] for run in runs]
+    losses, others = ([run["validation_loss"] for run in each] for each in (runs, synchronous))
     cells = [name, f"{ages[0]:.3g} to {ages[1]:.3g}", str(len(runs))]
-    if any(loss is None or loss != loss for loss in losses):
+    if None in losses:
         return [*cells, "diverged", "–", "–"]
-    against = [loss - other["validation_loss"] for loss, other in zip(losses, synchronous)]
     std = f"{statistics.stdev(losses):.3f}" if len(losses) > 1 else "–"
-    return [*cells, f"{statistics.fmean(losses):.3f}", std, f"{statistics.fmean(against):+.3f}"]
+    against = "–" if None in others else f"{statistics.fmean(a - b for a, b in zip(losses, others)):+.3f}"
+    return [*cells, f"{statistics.fmean(losses):.3f}", std, against]
 
 
 def _times(out: Path, schedule: str, stages: Stages) -> list[str]:

@@ -28,7 +28,7 @@ class Point(NamedTuple):
     """The end of one run: what it spent, its pinned validation loss in nats per target, and its score in percent."""
 
     run: Run
-    budget: tuple[str, float]  # unit and limit
+    budget: tuple[str, float]  # unit (of hours with clock and device) and limit
     exaflops: float
     tokens: float
     seconds: float
@@ -111,8 +111,16 @@ def point_of(run: Run) -> Point | str:
     if None in values or recipe_of(run.record) is None:
         return "its record lacks the pinned loss, what was spent or the configuration"
     exaflops, tokens, seconds, loss, limit = (float(value) for value in values if value is not None)
-    unit = unit_on(budget.clock, budget.unit) if budget.unit == "hours" else budget.unit
-    return Point(run, (str(unit), limit), exaflops, tokens, seconds, loss, _score(run.record))
+    return Point(run, (_unit(run.record), limit), exaflops, tokens, seconds, loss, _score(run.record))
+
+
+def _unit(record: Record) -> str:
+    """Of the run's budget. Equal work is that on any device; hours are of a clock and a device."""
+    budget, device, count = record.training.budget, record.environment.device, record.training.devices
+    if budget.unit != "hours":
+        return str(budget.unit)
+    times = f"{count} x " if count and count > 1 else ""
+    return f"{unit_on(budget.clock, budget.unit)} on {times}{device.name or device.kind}"
 
 
 def budgets_of(points: Sequence[Point]) -> list[list[Point]]:

@@ -24,6 +24,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK
 from cramming.progress import say
+from cramming.record import WITHOUT_MODEL
 from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
 from eval.report.ranking import columns_of
@@ -103,8 +104,9 @@ def main(settings: dict[str, Any]) -> None:
     for variant, changes in variants.items():
         refuse_other(dict(zip(config.seeds, folders[variant])), [*shared, *changes], config.fine_tunes)
     for variant, changes in variants.items():
-        for verb in sorted({verb for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}):
-            _verb(verb, [*shared, *changes, CHECK])
+        lacking = {verb: folder.name for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}
+        for verb, name in sorted(lacking.items()):
+            _verb(verb, [*shared, *changes, f"name={name}", CHECK])
     made: dict[str, list[Run]] = {variant: [] for variant in variants}
     for done, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
         for variant, changes in variants.items():
@@ -122,44 +124,51 @@ def _given_overrides() -> Sequence[str]:
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:
-    """The verbs that a run still needs. One that diverged has no score, and needs none.
+    """The verbs that a run still needs. One without a model has no score, and needs none.
 
     Whether all is scored only `glue` itself knows: it keeps what it has and does the rest.
     """
     status = load_run(folder).record.training.status
-    verbs = [] if status in ("finished", "diverged") else ["prepare", "pretrain"]
-    return [*verbs, "glue"] if glue and status != "diverged" else verbs
+    if status in WITHOUT_MODEL:
+        return []
+    return ([] if status == "finished" else ["prepare", "pretrain"]) + ["glue"] * glue
 
 
 def _run(folder: Path, overrides: list[str], seed: int, glue: bool) -> None:
-    """Do what is still missing of one run. One that diverges has no score, and the study goes on."""
+    """Do what is still missing of one run. One that leaves no model has no score, and the study goes on."""
     for verb in _missing(folder, glue):
-        if verb not in _missing(folder, glue):  # it has diverged
+        if verb not in _missing(folder, glue):
             return
         resume = ["resume=true"] if verb == "pretrain" and (folder / "record.json").exists() else []
         _verb(verb, [*overrides, f"name={folder.name}", f"seed={seed}", *resume], folder)
 
 
 def _verb(verb: str, overrides: list[str], folder: Path | None = None) -> None:
-    """Run a verb as a process; UserError when it fails, unless the run in `folder` has diverged."""
+    """Run a verb as a process; UserError when it fails, unless the run in `folder` has ended without a model."""
     say(f"cramming {verb} {' '.join(overrides)}")
     code = run_process([sys.executable, "-m", "cramming", verb, *overrides])
-    if code and not (folder and load_run(folder).record.training.status == "diverged"):
+    if code and not (folder and load_run(folder).record.training.status in WITHOUT_MODEL):
         raise UserError(f"study: `cramming {verb}` ended with code {code}; the same command goes on from there")
 
 
 def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     """A line of the table, and the titles of the entries that all of a variant's runs have: its score is their mean. A
-    subset of the tasks (`eval.tasks`) is enough to compare variants."""
-    scores = [_scores(run) for run in runs if run.record.trained is not None]
+    subset of the tasks (`eval.tasks`) is enough to compare variants. Means are over the runs that left a model."""
+    ended = _with_model(runs)
+    scores = [_scores(run) for run in ended if run.record.trained is not None]
     common = [entry for entry in scores[0] if all(entry in found for found in scores)] if scores else []
     means = [statistics.fmean(found[entry] for entry in common) for found in scores] if common else []
-    losses = [loss for run in runs if (loss := run.record.training.validation.loss) is not None]
-    tokens = [count for run in runs if (count := run.record.training.tokens) is not None]
+    losses = [loss for run in ended if (loss := run.record.training.validation.loss) is not None]
+    tokens = [count for run in ended if (count := run.record.training.tokens) is not None]
     sizes = [size for run in runs if (size := run.record.corpus.vocab_size) is not None]
     std = statistics.stdev(means) if len(means) > 1 else None
     cells = [_cell(sizes[:1], 0), _cell(means, 1), _cell([std] if std is not None else [], 2), _cell(losses, 3)]
-    return [variant, str(len(runs)), *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
+    seeds = f"{len(runs)} ({len(runs) - len(ended)} without a loss)" if len(ended) < len(runs) else str(len(runs))
+    return [variant, seeds, *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
+
+
+def _with_model(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.record.training.status not in WITHOUT_MODEL]
 
 
 def _scores(run: Run) -> dict[str, float]:
@@ -180,7 +189,7 @@ def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
     """`study.md`, a table of the runs by variant, and `study.svg`, their losses and learning rates."""
     rows, entries = zip(*(row_of(variant, found) for variant, found in runs.items()))
     every = [run for found in runs.values() for run in found]
-    texts = {_validated_on(run) for run in every}
+    texts = {_validated_on(run) for run in _with_model(every)}
     compare = len(texts) == 1 and None not in texts
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
     scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"

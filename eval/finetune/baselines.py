@@ -37,8 +37,10 @@ def score_baseline(
     results, seconds = {}, {}
     for task_data in data:
         task, started = task_data.task, time.perf_counter()
-        key = settings_hash(task_data.sha256, settings, sklearn.__version__)
-        result = store.load(task_data, 0, key)
+        key, other = (
+            settings_hash(each.sha256, settings, sklearn.__version__) for each in (task_data, task_data.whole)
+        )
+        result = store.load(task_data, 0, key) or store.load(task_data, 0, other)
         if result is None:
             scored = {s.source.entry: found for s, found in zip(task_data.scored, predict(task_data))}
             spent = time.perf_counter() - started

@@ -51,8 +51,10 @@ class EncodedTask:
 def encode_tasks(
     tasks: Sequence[TaskData], source: ModelSource, max_length: int, cache: dict[str, EncodedTask]
 ) -> None:
-    """Put the tasks into `cache`, by name, as the model's tokenizer encodes them, where they are not in it yet."""
-    data = [found for name, found in {d.task.name: d for d in tasks}.items() if name not in cache]
+    """Put the tasks into `cache`, by name, as the model's tokenizer encodes them, where they are not in it yet with all
+    their test sets."""
+    every = {d.task.name: d for d in tasks}
+    data = [d for name, d in every.items() if name not in cache or len(cache[name].blind) < len(d.blind)]
     if not data:
         return
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)

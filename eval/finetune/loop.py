@@ -185,9 +185,10 @@ def train(
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
             for group in optimizer.param_groups:
                 group["lr"] = hyper.learning_rate_at(progress)
-            losses.append(train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format))
+            loss = train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format)
+            losses.append(len(chosen_S) * loss)
             on_examples(len(chosen_S))
-        mean = torch.stack(losses).mean().item()  # once an epoch: every look at a loss waits for the device
+        mean = torch.stack(losses).sum().item() / len(split)  # once an epoch: every look at a loss waits for the device
         if not np.isfinite(mean):
             return math.nan, epoch + 1
     return mean, hyper.epochs

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from cramming.config import UserError, expand_home, file_sha256, require, settings_hash
@@ -22,7 +21,7 @@ from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
-from cramming.model.export import load_encoder, load_encoder_config
+from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from cramming.record_schema import Record
 from eval.finetune.config import Hyperparameters, Init
 
@@ -32,7 +31,7 @@ POSITIONS_BEHIND_PADDING = (
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer",
     "mpnet",
 )  # fmt: skip
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # with those that are sharded
 # What no number depends on: weights that are not the loaded ones, and what only people read.
 NOT_SETTINGS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".md")
 
@@ -74,7 +73,7 @@ def open_model(path: str | Path) -> ModelSource:
         raise UserError(f"{file}: not a JSON object ({error})") from None
     kind = config.get("model_type")
     require(not config.get("is_encoder_decoder"), f"{file}: model type {kind!r} has a decoder; give an encoder")
-    weights = next((found for p in WEIGHT_FILES if (found := sorted(folder.glob(p)))), [])
+    weights = _weight_files(folder)
     require(weights, f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     files = {
         file.name: file_sha256(file)
@@ -84,7 +83,8 @@ def open_model(path: str | Path) -> ModelSource:
     hashes = [files[file.name] for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
     size = sum(file.stat().st_size for file in weights)
-    if own := _own_config(folder, kind):
+    is_whole = any(file.name in WEIGHT_FILES for file in weights)
+    if own := _own_config(folder, kind) if is_whole or kind == "cramming" else None:  # which nothing else could load
         assert own.vocab_size is not None, folder
         return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files)
     require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
@@ -94,6 +94,11 @@ def open_model(path: str | Path) -> ModelSource:
     if positions is not None and kind in POSITIONS_BEHIND_PADDING:
         positions -= 1 + (config.get("pad_token_id") or 0)
     return ModelSource(folder, str(path), False, config["vocab_size"], positions, sha256, size, files)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """All that a folder has in the first format that it has; several where they are sharded."""
+    return next((found for pattern in WEIGHT_PATTERNS if (found := sorted(folder.glob(pattern)))), [])
 
 
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
@@ -186,26 +191,27 @@ def build_classifier(source: ModelSource, init: Init, outputs: int, hyper: Hyper
     refuse_changed(source.folder, source.settings if source.own else source.files)
     size = encoder.config.hidden_size if hyper.pooler else None
     model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    trained = pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
-    if trained and model.pooler is not None:
+    if model.pooler is not None and (trained := trained_pooler(source, init, hyper)):
         model.pooler.load_state_dict(trained)
     return model
 
 
-@lru_cache(maxsize=1)
-def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
-    """The dense layer that BERT's next-sentence task has trained on the first token, where a BERT folder has one.
+def trained_pooler(source: ModelSource, init: Init, hyper: Hyperparameters) -> dict[str, Tensor]:
+    """The dense layer that BERT's next-sentence task has trained on the first token, where fine-tuning takes that and a
+    BERT folder has one: it starts from it, as `BertForSequenceClassification` does."""
+    wanted = init == "pretrained" and hyper.pooler and hyper.pooling == "cls"
+    return _pooler_in(source.folder) if wanted else {}
 
-    Fine-tuning starts from it, as `BertForSequenceClassification` does.
-    """
+
+@lru_cache(maxsize=1)
+def _pooler_in(folder: Path) -> dict[str, Tensor]:
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") != "bert":
         return {}
     found = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a mapping
-                if name.removeprefix("bert.") in ("pooler.dense.weight", "pooler.dense.bias"):
-                    found[name.rpartition(".")[2]] = weights.get_tensor(name).float()
+    for file in _weight_files(folder):
+        for name, tensor in read_weights(file).items():
+            if name.removeprefix("bert.") in ("pooler.dense.weight", "pooler.dense.bias"):
+                found[name.rpartition(".")[2]] = tensor.float()
     return found
 
 

@@ -24,7 +24,7 @@ from eval.finetune import history
 from eval.finetune.config import SELECTION, EvalConfig, Hyperparameters, Init
 from eval.finetune.encode import EncodedTask, encode_tasks
 from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
-from eval.finetune.models import ModelSource
+from eval.finetune.models import ModelSource, trained_pooler
 from eval.finetune.store import RunStore, is_subset, summarise, with_seconds, write_json
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
@@ -56,18 +56,27 @@ def score_model(
     made_with = {"hyperparameters": asdict(hyper), "selection": SELECTION, **numerics}
     by = {"model_sha256": sha256, "git": machine["git"]}
     past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init], by)
-    by_name = {d.task.name: d for d in data}
     # A sweep compares its points: each on one machine.
     store = RunStore(folder, past, anywhere=competes) if suite.section == "glue" else RunStore(folder)
     protocol = {**numerics, "selection": "last"}
+    if any(name.endswith(".bin") for name in source.files) and trained_pooler(source, init, hyper):
+        protocol["pooler"] = "trained"  # which was taken from safetensors alone
+
+    def stored(d: TaskData) -> int:
+        asked = conditions(d, source, init, protocol, machine)
+        return sum(store.load(d, seed, key_of(asked, hyper, seed)) is not None for seed in settings.seeds)
+
+    # A task that was begun with its test sets goes on with them, asked for or not: nothing is fine-tuned twice.
+    data = [max(d, d.whole, key=stored) if d.unasked else d for d in data]
+    by_name = {d.task.name: d for d in data}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
     keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
     results: dict[tuple[str, int], dict[str, Any]] = {}
     for (name, seed), key in keys.items():
-        stored = store.load(by_name[name], seed, key)
-        if stored is not None:  # of an earlier, interrupted call
-            results[name, seed] = stored
-            show_result(TASKS[name], init, seed, stored, "stored" if stored["key"] == key else "stored, made elsewhere")
+        result = store.load(by_name[name], seed, key)
+        if result is not None:  # of an earlier, interrupted call
+            results[name, seed] = result
+            show_result(TASKS[name], init, seed, result, "stored" if result["key"] == key else "stored, made elsewhere")
     todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
     require(

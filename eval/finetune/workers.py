@@ -91,7 +91,7 @@ def _run_in_pool(
             done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             on_examples(counter.value - counted)
             counted = counter.value
-            for future in done:
+            for future in sorted(done, key=lambda each: each.exception() is not None):  # none is lost to an error
                 yield waiting.pop(future), future.result()
 
 

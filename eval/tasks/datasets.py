@@ -37,13 +37,15 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskData:
-    """One task: training set, labelled sets to score, test sets to predict, and why an entry is absent."""
+    """One task: training set, labelled sets to score, test sets to predict, why an entry is absent, and test sets that
+    are there and not asked for."""
 
     task: Task
     train: Split
     scored: tuple[Split, ...]
     blind: tuple[Split, ...] = ()
     absent: dict[str, str] = field(default_factory=dict)
+    unasked: tuple[Split, ...] = ()
 
     @property
     def subset(self) -> bool:
@@ -54,6 +56,11 @@ class TaskData:
     def splits(self) -> tuple[Split, ...]:
         """All sets."""
         return (self.train, *self.scored, *self.blind)
+
+    @property
+    def whole(self) -> "TaskData":
+        """With all test sets: no score depends on them, so a result with their predictions is one without as well."""
+        return replace(self, blind=self.blind + self.unasked, unasked=())
 
     @property
     def sha256(self) -> str:

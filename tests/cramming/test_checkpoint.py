@@ -34,18 +34,18 @@ class State:
         tensors = [t for s in state["state"].values() for t in s.values()]
         return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.scaler.state_dict()]
 
-    def save(self, folder: Path, steps: int) -> Path:
+    def save(self, folder: Path, steps: int, *, kept: bool = False) -> Path:
         def enter(sha256: str) -> None:
             KNOWN.append(Saved(steps, sha256))
 
         state = (self.model, self.optimizer, self.scaler)
-        return checkpoint.save(folder, *state, Work(steps=steps, sequences=7 * steps), enter)
+        return checkpoint.save(folder, *state, Work(steps=steps, sequences=7 * steps), enter, kept=kept)
 
     def load(self, folder: Path) -> Work | None:
         found = checkpoint.newest_of(folder, KNOWN)
         if found is None:
             return None
-        return checkpoint.load(checkpoint.path_of(folder, found.steps), self.model, self.optimizer, self.scaler)
+        return checkpoint.load(checkpoint.path_of(folder, found), self.model, self.optimizer, self.scaler)
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
@@ -66,6 +66,19 @@ def test_roundtrip(tmp_path: Path, make_model: Callable[..., Any]) -> None:
     assert other.load(tmp_path) == Work(steps=3, sequences=21)
     assert same(saved.everything(), other.everything())
     assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize(("before", "now"), [(False, True), (True, False)])
+def test_a_loss_scale_begins_anew_where_the_format_changes(
+    tmp_path: Path, make_model: Callable[..., Any], before: bool, now: bool
+) -> None:
+    """With precision=auto a resume on an older GPU is in fp16, and the run may have begun in bf16, or on a CPU."""
+    saved, other = State(make_model(0), 3), State(make_model(1), 0)
+    saved.scaler, other.scaler = (torch.amp.GradScaler("cpu", enabled=is_fp16) for is_fp16 in (before, now))
+    fresh = other.scaler.state_dict()
+    saved.save(tmp_path, 3)
+    assert other.load(tmp_path) == Work(steps=3, sequences=21)
+    assert other.scaler.state_dict() == fresh
 
 
 def test_no_checkpoint_is_not_an_error(tmp_path: Path, make_model: Callable[..., Any]) -> None:
@@ -163,3 +176,17 @@ def test_a_checkpoint_that_is_no_entry_is_not_taken(tmp_path: Path, make_model: 
     first.rename(second)
     with pytest.raises(UserError, match="no checkpoint there is as it was saved"):
         checkpoint.newest_of(tmp_path / "ours", known)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_of_two_files_with_one_number_the_one_on_record_is_loaded(
+    tmp_path: Path, make_model: Callable[..., Any], kept: bool
+) -> None:
+    """One is kept; the other is another run's, or of a training that a crash threw away."""
+    theirs, ours, other = (State(make_model(seed), 2) for seed in (7, 8, 9))
+    theirs.save(tmp_path, 2, kept=not kept)
+    del KNOWN[-1]
+    path = ours.save(tmp_path, 2, kept=kept)
+    assert other.load(tmp_path) == Work(steps=2, sequences=14)
+    assert same(other.everything(), ours.everything())
+    assert checkpoint.path_of(tmp_path, KNOWN[-1]) == path

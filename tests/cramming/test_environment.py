@@ -103,6 +103,43 @@ def test_code_of_another_folder_is_not_of_this_commit(checkout: Path, tmp_path: 
     assert state["changed"] == ["eval/ (runs from another folder)"]
 
 
+ARM = "processor : 0\nBogoMIPS : 2000.00\nCPU implementer : 0x41\nCPU architecture: 8\nCPU part : {}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "machine", "shown"),
+    [
+        (2 * "model name\t: AMD EPYC 7B13\nflags : x\n\n", "x86_64", "AMD EPYC 7B13"),
+        (4 * ARM.format("0xd0c"), "aarch64", "aarch64 0x41 0xd0c"),
+        (ARM.format("0xd05") + ARM.format("0xd0a"), "aarch64", "aarch64 0x41 0xd05 0xd0a"),
+        ("uarch : sifive,u74\n", "riscv64", "riscv64"),
+    ],
+    ids=["x86", "ARM", "ARM with two kinds of cores", "RISC-V"],
+)
+def test_two_kinds_of_processor_have_two_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, info: str, machine: str, shown: str
+) -> None:
+    """Gates and replays go by it: where it is the same, so are all bits."""
+    (tmp_path / "cpuinfo").write_text(info)
+    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert environment.cpu_name() == shown
+
+
+def test_macos_tells_the_name_by_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing = subprocess.CompletedProcess([], 0, "Apple M3 Pro\n")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: printing if command[0] == "sysctl" else None)
+    assert environment.cpu_name() == "Apple M3 Pro"
+
+
+def test_a_changed_file_in_another_encoding_is_told_as_well(checkout: Path) -> None:
+    (checkout / "eval/__init__.py").write_bytes("# größer".encode("latin-1"))
+    state = state_of(checkout)
+    assert state["changed"] == ["eval/__init__.py"] and state["diff_sha256"]
+
+
 @pytest.mark.parametrize(("release", "shown"), [("5.15.0-1034-host42", "Linux 5.15.0"), ("", "Linux")])
 def test_of_the_system_the_name_and_the_number_are_told(
     monkeypatch: pytest.MonkeyPatch, release: str, shown: str

@@ -77,8 +77,9 @@ def test_resumed_equals_unbroken(
 
 
 def resume(first: Engine, second: Engine, folder: Path) -> None:
-    checkpoint.save(folder, first.model, first.optimizer, first.precision.scaler, Work(steps=3), lambda _: None)
-    work = checkpoint.load(checkpoint.path_of(folder, 3), second.model, second.optimizer, second.precision.scaler)
+    state = (first.model, first.optimizer, first.precision.scaler)
+    saved = checkpoint.save(folder, *state, Work(steps=3), lambda _: None)
+    work = checkpoint.load(saved, second.model, second.optimizer, second.precision.scaler)
     assert work == Work(steps=3)
 
 

@@ -63,6 +63,14 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1  # half way, and the end
 
 
+def test_the_logs_last_row_has_all_of_the_last_validation(start: Start, unbroken: Path) -> None:
+    for run in (unbroken, start("name=a", "objective=rtd", "budget.steps=2")):
+        validation, last = load_record(run)["pretrain"]["validation"], load_metrics(run)[-1]
+        measured = {f"validation_{key}": value for key, value in validation.items() if key not in ("targets", "tokens")}
+        assert {key: value for key, value in last.items() if key.startswith("validation_")} == measured
+        assert {"validation_all_mask_loss", "validation_bits_per_byte"} <= measured.keys()
+
+
 def test_each_phase_of_the_objective_has_its_own_number_of_targets(
     start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
 ) -> None:
@@ -193,10 +201,15 @@ def test_another_corpus_can_be_what_is_validated_on(
         start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
 
 
-def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not finite after 12 steps.*lower optim.lr"):
-        start("name=a", "optim.lr=1e30", "train.validations=0")
-    assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "diverged"
+@pytest.mark.parametrize(
+    ("steps", "says"), [(12, r"not finite after 12 steps.*lower optim.lr"), (60, r"not finite in 50 steps in a row")]
+)
+def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        start("name=a", "optim.lr=1e30", "train.validations=0", f"budget.steps={steps}")
+    section = load_record(tmp_path / "runs" / "a")["pretrain"]
+    assert section["status"] == "diverged" and 0 < section["steps"] <= steps and section["final_files"] is None
+    assert section["steps"] == read_journal(tmp_path / "runs" / "a" / "budget.jsonl")[-1]["steps"]
     assert not (tmp_path / "runs" / "a" / "final").exists()
     before = (tmp_path / "runs" / "a" / "record.json").read_bytes()
     with pytest.raises(UserError, match=r"diverged.*give another name"):

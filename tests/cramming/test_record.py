@@ -190,6 +190,32 @@ class TestMetrics:
         log.close()
         assert load_metrics(tmp_path) == [rows[number] for number in kept]
 
+    @pytest.mark.parametrize(
+        ("begun", "stand"),
+        [
+            ([0.42, 0.50, 0.62, 0.70], True),  # unbroken
+            ([0.4, 0.5, 0.61, 0.69], True),  # a budget of steps: the progress is that of the work
+            ([0.75, 0.80, 0.85, 0.90], False),  # killed behind step 7, resumed from step 4
+            ([0.43, 0.46, 0.49, 0.52], False),  # the same, and the journal's last seconds were lost
+        ],
+    )
+    def test_what_a_crash_threw_away_goes_though_no_row_has_its_step_again(
+        self, tmp_path: Path, begun: list[float], stand: bool
+    ) -> None:
+        """A validation, and the row of a checkpoint that is damaged, among the steps of the first row of a resume."""
+        rows: list[dict[str, Any]] = [
+            {"step": 4, "loss": 5.0, "progress": 0.40, "each_progress": [0.0, 0.1, 0.2, 0.3]},
+            {"step": 4, "validation_loss": 5.0, "progress": 0.41},
+            {"step": 6, "validation_loss": 4.0, "progress": 0.61},
+            {"step": 7, "loss": 4.0, "progress": 0.69, "each_progress": [0.3, 0.42, 0.5, 0.62]},
+            {"step": 8, "loss": 3.0, "progress": 0.95, "each_progress": begun},
+        ]
+        log = MetricsLog(tmp_path)
+        for row in rows:
+            log.write(row)
+        log.close()
+        assert load_metrics(tmp_path) == (rows if stand else rows[:2] + rows[4:])
+
     def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
         assert [r["step"] for r in load_metrics(tmp_path)] == [1]
@@ -199,7 +225,11 @@ class TestMetrics:
         assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
 
     @pytest.mark.parametrize(
-        "line", [b"[1]", b'{"stip": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"st\x8bp": 1}', b"null"]
+        "line",
+        [
+            *(b"[1]", b'{"stip": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"st\x8bp": 1}', b"null"),
+            *(b'{"step": 2, "each_progress": [' + each + b"]}" for each in (b'"a", null', b"{}, [1]", b"NaN, 1e999")),
+        ],
     )
     def test_a_damaged_line_costs_no_other(self, tmp_path: Path, line: bytes) -> None:
         """At the end of a day's training it must not cost the record."""

@@ -204,6 +204,17 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], name
     assert not (tmp_path / "runs" / "a").exists()
 
 
+@pytest.mark.parametrize("override", ["runtime.compile=blocks", "optim=adamw8bit", "optim=adamw4bit"])
+def test_the_cpu_clock_refuses_what_compiles_in_other_processes(
+    compose: Callable[..., dict[str, Any]], override: str
+) -> None:
+    """torchao's optimizers do without being asked."""
+    place = Place("cpu", "a CPU", "fp32")
+    check(Config.of(compose(override)), place)
+    with pytest.raises(UserError, match=r"budget\.clock=cpu: does not see the compiler's processes"):
+        check(Config.of(compose(override, "budget.clock=cpu")), place)
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_a_batch_that_grows_is_cut_for_all_processes(compose: Callable[..., dict[str, Any]], processes: int) -> None:
     """Of 120 sequences it grows by 12 at a time."""

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
 from cramming.journal import Journal, read_lines
 from cramming.record import load_metrics, load_record
-from cramming.recorded import RecordedRun
+from cramming.recorded import RecordedRun, Segment
+from cramming.repetition import Replay
+from cramming.train_state import TrainState
+from tests.conftest import before_step
 
 Start = Callable[..., Path]
 Compose = Callable[..., dict[str, Any]]
@@ -100,6 +104,35 @@ def test_what_is_kept_stays_and_changes_no_number(start: Start, losses: Callable
     names = ["kept-00000000.pt", "kept-00000002.pt", "kept-00000004.pt", "kept-00000006.pt", "step-00000007.pt"]
     assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == [*names, "step-00000008.pt"]
     assert load_record(kept)["pretrain"]["final_sha256"] == load_record(plain)["pretrain"]["final_sha256"]
+
+
+def test_a_validation_that_a_crash_threw_away_is_not_held_against_the_run(
+    start: Start, unbroken: Path, again: Callable[..., list[str]]
+) -> None:
+    """At half of the compute, in step 6; crashed in step 8 and resumed from step 4, with three steps' compute lost."""
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    compute = f"budget.exaflops={load_record(unbroken)['pretrain']['exaflops']}"
+    settings = ["budget.steps=null", compute, "train.log_every=4", "checkpoint.every_steps=4"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        before_step(patch, 8, crash)
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert (run / "metrics.jsonl").read_text().count("validation_loss") == 2
+    assert list(RecordedRun.read(run).validations) == [RecordedRun.read(run).last] == [9]
+    assert again(run) == []
+
+
+def test_a_signal_ends_a_replay_wherever_it_comes(
+    unbroken: Path, again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in its loop alone: nothing is to be saved, so the command line's handlers stay."""
+    monkeypatch.setattr(TrainState, "validate", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        again(unbroken, "replay.steps=1")
 
 
 # Forgeries. A forger writes whatever agrees: the log's means, the journal's chain and hashes, the record. -------------
@@ -372,6 +405,33 @@ def test_elsewhere_a_tolerance_is_measured(honest: Start, tmp_path: Path, again:
     assert any("kept-00000004.pt" in problem for problem in again(run))
     rewrite_log(run, lambda step, loss: 0.99 * loss)
     assert len([problem for problem in again(run) if "losses" in problem]) == 4
+
+
+@pytest.mark.parametrize("name", ["loss", "all_mask_loss", "bits_per_byte"])
+def test_elsewhere_too_each_loss_of_the_last_validation_is_compared(
+    honest: Start, tmp_path: Path, compose: Compose, name: str
+) -> None:
+    run = tmp_path / "a"
+    shutil.copytree(honest(), run)
+    was = load_record(run)["pretrain"]["validation"][name]
+    for claimed, problems in ((was, 0), (0.99 * (was or 5.0), 1)):
+        edit_record(run, lambda record, claim={name: claimed}: record["pretrain"]["validation"].update(claim))
+        edit_record(run, lambda record: record["environment"].update(threads=7))
+        (found,) = Replay.of(RecordedRun.read(run), compose("device=cpu")).end()
+        assert found.allowed > 0 and len(found.problems) == problems, found.problems
+
+
+@pytest.mark.parametrize("where", ["memory.offload_optimizer=false", "memory.offload_optimizer=true"])
+def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
+    honest: Start, tmp_path: Path, compose: Compose, where: str
+) -> None:
+    """Also where the optimizer has copies of the weights."""
+    run = tmp_path / "a"
+    shutil.copytree(honest(), run)
+    edit_record(run, lambda record: record["environment"].update(threads=7))
+    repeating = replace(Replay.of(RecordedRun.read(run), compose("device=cpu", where)), rounding=1e-2)
+    once, twin = (repeating.repeat(Segment(None, 1, 3, None), number) for number in range(2))
+    assert all(a != b for a, b in zip(once.losses, twin.losses, strict=True))
 
 
 def test_what_is_missing_is_said_in_one_line(

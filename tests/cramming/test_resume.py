@@ -16,11 +16,12 @@ import torch
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
+from cramming.data.manifest import Manifest
 from cramming.engine import Engine, StepStats
 from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
-from cramming.record import load_metrics, load_record
+from cramming.record import load_metrics, load_record, setup_hash
 from cramming.record_schema import read_record
 from cramming.recorded import RecordedRun
 from cramming.train_state import TrainState
@@ -88,6 +89,21 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     assert losses(run) == losses(whole)
     assert result(run) == result(whole)
     assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
+
+
+def test_files_beside_the_record_are_witnesses_of_its_corpus_and_of_each_processs_environment(
+    start: Start, break_run: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule can compute both from the record alone."""
+    for threads, resume in ((1, "false"), (2, "true")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        break_run(2, "stop", "name=a", f"resume={resume}")
+    run = start("name=a", "resume=true")
+    record, events = load_record(run), read_journal(run / "budget.jsonl")
+    environments = [record["environment"], *record["resumed"]]
+    found = [event.get("setup") for event in events if event["event"] == "start"]
+    assert found == [setup_hash(environment) for environment in environments] and len(set(found)) == 2
+    assert Manifest.load(run / "corpus.json").sha256() == record["corpus"]["manifest_sha256"]
 
 
 def test_a_stop_between_micro_batches_takes_the_step_back(

