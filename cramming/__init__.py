@@ -12,3 +12,7 @@ __version__ = "0.1.0"
 # before anything else is.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 GIVEN_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
+# libgomp's threads wait for each other by spinning, by default for milliseconds: beside one other busy process training
+# then takes many times as long (benchmarks/results/spinning_cpu_2026-11-25.md). Read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")

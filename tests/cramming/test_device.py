@@ -305,3 +305,15 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
         with pytest.raises(UserError, match=r"runtime\.compile=blocks: more than .* variants"):
             start("name=b", "budget.steps=1", "runtime.compile=blocks")
     torch.compiler.reset()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux")
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
+)
+def test_threads_do_not_spin_for_long_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
+    """As libgomp itself tells, when it is loaded."""
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = [sys.executable, "-c", "import cramming, torch"]
+    done = subprocess.run(program, env={**own, "OMP_DISPLAY_ENV": "verbose", **given}, capture_output=True, text=True)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
