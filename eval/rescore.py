@@ -6,15 +6,16 @@ receives a run, with task files of his own. Predictions that were made up show o
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from cramming.config import file_sha256
 from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
-from eval.rules.evidence import UNREADABLE
+from eval.rules.evidence import made_later, predicted
 from eval.tasks.datasets import Split
 from eval.tasks.metrics import agree, score
 from eval.tasks.readers import read_file
@@ -42,7 +43,7 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Resco
     found, splits = Rescored(), dict[str, Split | None]()
     baselines = {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
     for name, section in {**record.glue, **baselines}.items():
-        place = folder / "glue" / name / "predictions"
+        place, later = folder / "glue" / name / "predictions", made_later(record, name)
         if section.suite != suite or not place.is_dir():
             found.left_out[name] = "no predictions stored" if section.suite == suite else f"of {section.suite}"
             continue
@@ -54,8 +55,8 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Resco
             if entry not in splits:
                 splits[entry] = _labelled(data, task, source, found)
             if split := splits[entry]:
-                found.problems += [f"{name}: {entry} {problem}"
-                                   for problem in _compare(place, section, scored, task, split, found)]  # fmt: skip
+                problems = _compare(place, section, scored, task, split, later, found)
+                found.problems += [f"{name}: {entry} {problem}" for problem in problems]
     return found
 
 
@@ -72,9 +73,9 @@ def _labelled(data: Path, task: Task, source: ExampleFile, found: Rescored) -> S
 
 
 def _compare(
-    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, found: Rescored
+    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[str], found: Rescored
 ) -> Iterator[str]:
-    """The problems of one entry. `found` counts what was compared."""
+    """The problems of one entry; predictions made `later` are not the section's. `found` counts what was compared."""
     entry, same = split.source.entry, scored.texts_sha256 in (None, _texts_sha256(split))
     other = "" if same else "; its texts are not those that were scored (by SHA-256), so compare with the same files"
     if len(split) != scored.eval_examples:
@@ -84,9 +85,13 @@ def _compare(
             yield f"was scored on {scored.eval_examples} examples, {split.source.path} has {len(split)}{other}"
         return
     for index, seed in enumerate(section.seeds):
+        file = place / f"{task.name}-seed{seed}.npz"
+        if file.is_file() and file_sha256(file) in later:
+            found.left_out[f"{entry} seed {seed}"] = "its predictions gave way to a later scoring's, broken off"
+            continue
         try:
-            predictions = _predictions(place / f"{task.name}-seed{seed}.npz", split)
-        except UNREADABLE as error:
+            predictions = _predictions(file, split)
+        except ValueError as error:
             yield f"seed {seed}: {error}"
             continue
         assert split.labels is not None
@@ -101,12 +106,11 @@ def _compare(
 
 
 def _predictions(file: Path, split: Split) -> np.ndarray:
-    """[N], one for each example; ValueError, or whatever a damaged file gives, where there are none such."""
+    """[N], one for each example; ValueError where there are none such."""
     if not file.is_file():
         raise ValueError(f"{file.name} is not there")
-    with np.load(file, allow_pickle=False) as arrays:
-        found: np.ndarray = arrays[f"dev.{split.source.entry}"]
-    if found.shape != (len(split),) or found.dtype.kind not in "iuf":
+    found = predicted(file, f"dev.{split.source.entry}")
+    if len(found) != len(split):
         raise ValueError(f"{file.name} has {found.size} predictions for {len(split)} examples of {split.source.path}")
     return found
 

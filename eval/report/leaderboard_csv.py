@@ -1,4 +1,4 @@
-"""The leaderboard as CSV: every row with four decimals, missing numbers empty, the published rows behind them."""
+"""The leaderboard as CSV: every row, numbers with seven digits, missing ones empty; the published rows behind them."""
 
 import csv
 import io
@@ -18,19 +18,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that sprea
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 AVERAGE_NAMES = [average for suite in AVERAGES.values() for average in suite]
 
-
-def _average(row: Row, name: str) -> float | None:
-    return row.averages.get(name)
-
-
-def _average_spread(row: Row, name: str) -> float | None:
-    return row.spread(name) if name in row.averages else None
-
-
-def _task_spread(row: Row, entry: str) -> float | None:
-    return row.section.tasks[entry].spread if entry in row.section.tasks else None
-
-
 # Each column and where a row has it.
 COLUMNS: dict[str, Callable[[Row], Any]] = {
     "kind": lambda row: "run",
@@ -43,11 +30,11 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "split": lambda row: row.section.split,
     "selection": lambda row: row.section.selection,
     "seeds": lambda row: " ".join(map(str, row.section.seeds)),
-    **{name: partial(_average, name=name) for name in AVERAGE_NAMES},
-    **{f"{name}_std": partial(_average_spread, name=name) for name in AVERAGE_NAMES},
+    **{name: partial(lambda n, row: row.averages.get(n), name) for name in AVERAGE_NAMES},
+    **{f"{n}_std": partial(lambda n, row: row.spread(n) if n in row.averages else None, n) for n in AVERAGE_NAMES},
     "subset": lambda row: row.subset,
-    **{entry: partial(Row.score, entry=entry) for entry in ENTRIES},
-    **{f"{entry}_std": partial(_task_spread, entry=entry) for entry in ENTRIES},
+    **{name: partial(lambda n, row: row.score(n), name) for name in ENTRIES},
+    **{f"{n}_std": partial(lambda n, row: (task := row.section.tasks.get(n)) and task.spread, n) for n in ENTRIES},
     "parameters": lambda row: row.run.record.training.parameters,
     "budget_unit": lambda row: row.run.record.training.budget.unit,
     "budget_limit": lambda row: row.run.record.training.budget.limit,
@@ -105,8 +92,9 @@ def comma_separated(rows: Sequence[Row], ranked_entries: Sequence[RankedEntry]) 
 
 
 def _cell(value: Any) -> Any:
-    """Four decimals; a text that a spreadsheet would run as a formula is put behind an apostrophe, a number is not."""
+    """Seven digits, as small as a number is; a text that a spreadsheet would run as a formula is put behind an
+    apostrophe, a number is not."""
     if isinstance(value, bool | int | float):
-        return round(value, 4) if isinstance(value, float) else value
+        return float(f"{value:.7g}") if isinstance(value, float) else value
     text = str(value)
     return f"'{text}" if text.lstrip(" \n")[:1] in FORMULA and not NUMBER.fullmatch(text) else text

@@ -63,4 +63,4 @@ def _published(board: Board) -> list[list[Cell]]:
 
 
 def _escaped(text: str) -> str:
-    return re.sub("|".join(map(re.escape, SPECIAL)), lambda found: SPECIAL[found[0]], text)
+    return re.sub("|".join(map(re.escape, SPECIAL)), lambda found: SPECIAL[found[0]], " ".join(text.split()))

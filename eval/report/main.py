@@ -33,7 +33,7 @@ from eval.report.page_data import Section, curve, details, facts, packed
 from eval.report.ranking import Row, bars, main_average, rows_of
 from eval.report.render import Data, Figure
 from eval.report.run_page import RunPage, links
-from eval.report.wording import DASH, counted, title_of
+from eval.report.wording import DASH, breaks, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs, readers
 from eval.tasks.suites import AVERAGES
@@ -112,9 +112,9 @@ def _figure(drawing: "Drawing | None", title: str, name: str, out: Path) -> Figu
 
 
 def _training_figure(rows: Sequence[Row], runs: Sequence[Run], out: Path) -> Figure | None:
-    """Of the best runs, as many as there are colours; then of those that have no score."""
+    """Of the best runs, as many as there are colours; then of those that have no score, or no trust."""
     by_score = list(dict.fromkeys([*(row.run.label for row in rows if not row.baseline), *(run.label for run in runs)]))
-    best = sorted(runs, key=lambda run: by_score.index(run.label))[: len(plots.COLOURS)]
+    best = sorted(runs, key=lambda run: (bool(breaks(run)), by_score.index(run.label)))[: len(plots.COLOURS)]
     drawing = plots.training([plots.Curve(run.label, run.metrics) for run in best])
     words = "all runs" if len(best) == len(runs) else f"the first {len(best)} of {len(runs)} runs"
     return _figure(drawing, f"Training of {words}", "training", out)

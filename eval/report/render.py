@@ -125,7 +125,7 @@ def _environment(form: Form) -> Environment:
 
 def _plain(text: object) -> str:
     """One line of Markdown that is neither a table's column nor HTML."""
-    return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())
+    return " ".join(str(text).replace("|", "&#124;").replace("<", "&lt;").split())
 
 
 _FORMS: dict[str, Callable[[float], str]] = {

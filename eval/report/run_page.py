@@ -137,7 +137,8 @@ def links(run: Run, place: Path, repository: str | None, own: Path | None = None
     found = {"report": own / "report.html"} if own else {}
     found |= {title: path for title, name in FILES.items() if (path := run.folder / name).exists()}
     found |= {"archive": run.folder} if run.folder.is_file() else {}
-    targets = {title: quote(Path(os.path.relpath(path, place)).as_posix()) for title, path in found.items()}
+    paths = {title: Path(os.path.relpath(path, place)).as_posix() for title, path in found.items()}
+    targets = {title: quote(os.fsencode(path)) for title, path in paths.items()}
     commit = run.record.environment.git.commit
     return targets | ({f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {})
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from cramming.data.task_files import GLUE, ExampleFile, Task
 from cramming.record_schema import Record
-from eval.rules.evidence import kept
+from eval.rules.evidence import kept, predicted
 
 # File name in the zip -> the task whose labels it uses, and the test set.
 FILES: dict[str, tuple[Task, ExampleFile]] = {
@@ -45,16 +45,15 @@ def collect(predictions: Path, record: Record, seed: int) -> tuple[dict[str, np.
             missing[file] = "the stored predictions are not those of the history"
             continue
         try:
-            with np.load(predictions / name, allow_pickle=False) as arrays:
-                values, ids = arrays.get(f"test.{source.entry}"), arrays.get(f"test_ids.{source.entry}")
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+            values, ids = (predicted(predictions / name, f"{kind}.{source.entry}") for kind in ("test", "test_ids"))
+        except ValueError:
             missing[file] = "the stored predictions are damaged"
             continue
-        if values is None:
+        if not len(values):
             missing[file] = "no test set in the data"
         elif len(values) != source.examples:
             missing[file] = f"{len(values)} of {source.examples} test examples"
-        elif ids is not None and not np.array_equal(ids, np.arange(len(values))):
+        elif len(ids) and not np.array_equal(ids, np.arange(len(values))):
             missing[file] = "the test file is not in the official order"
         elif not (np.isfinite(values) if task.score_range else np.isin(values, range(len(task.labels)))).all():
             missing[file] = "a prediction is no label of the task"

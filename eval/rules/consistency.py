@@ -2,11 +2,12 @@
 the work and its clock: eval/rules/training_agrees.py; the scores: eval/rules/scores_agree.py.
 
 A number that is forged in one place is contradicted in another: record.json repeats what config.yaml, the journal,
-metrics.jsonl, environment.json and the model's own files say, and these repeat each other. R5, R7, R14 and R26 compare
-some of it; here is the rest, with the ranges of numbers and what a device can do at all. A forger who makes every
-place agree is not found by this (docs/rules.md, "What no check here can show").
+metrics.jsonl, environment.json, corpus.json and the model's own files say, and these repeat each other. R5, R7, R14 and
+R26 compare some of it; here is the rest, with the ranges of numbers and what a device can do at all. A forger who makes
+every place agree is not found by this (docs/rules.md, "What no check here can show").
 """
 
+import hashlib
 import json
 import math
 import re
@@ -15,27 +16,26 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cramming.config import build, choose
 from cramming.data.masking import OBJECTIVES
 from cramming.journal import JOURNAL
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
+from cramming.record import setup_hash
 from cramming.record_schema import Record
 from cramming.schedule import SCHEDULES
-from eval.rules.evidence import UNREADABLE, Outcome, all_or
+from eval.rules.evidence import Outcome, all_or
 from eval.rules.journal import Read, parsed
 from eval.rules.scores_agree import scores_disagree
 from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
 
-ERRORS = (*UNREADABLE, ArithmeticError, AttributeError, yaml.YAMLError)
 HEX_256 = re.compile(r"[0-9a-f]{64}")
 
 
 def folder_agrees(record: Record) -> Outcome:
-    """What the folder says twice agrees (record, configuration, journal, metrics, environment, model, scores, pieces,
-    predictions and history), every number is in its range, and the work is what the device can do in its time."""
+    """What the folder says twice agrees (record, configuration, journal, metrics, environment, corpus, model, scores,
+    pieces, predictions and history), every number is in its range, and the work is what the device can do in its time.
+    """
     if record.known:
         return True, "known by its SHA-256, from before version 5"
     if record.contradictions is None:
@@ -59,7 +59,7 @@ def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[
         try:
             found = found or read()
             yield from [f"{file}: {problem}" for problem in check(found)]
-        except ERRORS as error:
+        except Exception as error:  # of a damaged or a forged file nearly anything can come
             yield f"{file}: not as this suite writes it ({type(error).__name__}: {str(error)[:80]})"
 
 
@@ -113,9 +113,8 @@ def _configuration(e: Evidence) -> Iterator[str]:
         told |= count_parameters_of(model)
     yield from (f"{name} is {value}, pretrain.{name} of the record {training.get(name)}"
                 for name, value in told.items() if training.get(name) != value)  # fmt: skip
-    gate = training.get("gate", {})
-    if sorted(trick for trick, state in gate.items() if state == "forced") not in (training["forced"], []):
-        yield "the record's list of forced tricks is not that of its gate"
+    if not {trick for trick, state in training.get("gate", {}).items() if state == "forced"} <= {*training["forced"]}:
+        yield "the record's list of forced tricks lacks some of its gate"
     if objective.phases is None and not objective.replaces_tokens:
         length = config["train"]["sequence_length"]
         share = objective.targets_per_row(length) / length
@@ -136,26 +135,57 @@ def _vocabulary(e: Evidence) -> int:
 
 
 def _environment(e: Evidence) -> Iterator[str]:
-    """environment.json and git.diff against the record, and the record's device against itself."""
+    """environment.json and git.diff against the record, and the record's devices against themselves."""
     file, ran = e.folder / "environment.json", e.record.environment.raw
-    if file.exists() and json.loads(file.read_text(encoding="utf-8")) != ran:
+    if not file.exists():
+        yield "is not beside the record"
+    elif json.loads(file.read_text(encoding="utf-8")) != ran:
         yield "is not the record's environment"
-    device, kind = ran["device"], e.config["device"]
-    if kind not in ("auto", device["kind"]):
-        yield f"trained on {device['kind']}, by config.yaml on {kind}"
-    card = cards.find(device["name"], device.get("memory_bytes")) if device["kind"] == "cuda" else None
-    if card and device.get("peak_tflops") not in (None, card.tflops):
-        yield f"{device['name']} has {card.tflops:g} TFLOP/s, the record says {device['peak_tflops']:g}"
-    if (e.training["peak_memory_bytes"] or 0) > (device.get("memory_bytes") or math.inf):
+    kind, devices = e.config["device"], [machine["device"] for machine in e.machines]
+    if kind not in ("auto", devices[0]["kind"]):
+        yield f"trained on {devices[0]['kind']}, by config.yaml on {kind}"
+    for device in devices:
+        card = cards.find(device["name"], device.get("memory_bytes")) if device["kind"] == "cuda" else None
+        told = device.get("peak_tflops")
+        if card and told and not 0.5 <= told / card.tflops <= 2:  # rows of the table are corrected at times
+            yield f"{device['name']} has {card.tflops:g} TFLOP/s, the record says {told:g}"
+    if (e.training["peak_memory_bytes"] or 0) > (devices[-1].get("memory_bytes") or math.inf):
         yield "more memory was used than the device has"
     for git in (
-        ran["git"],
+        *(machine["git"] for machine in e.machines),
         *(section.environment.raw["git"] for section in e.record.glue.values() if section.environment),
     ):
         if git.get("dirty") is False and (git.get("changed") or git.get("diff_sha256")):
             yield "a clean git tree with changes"
     if ran["git"].get("dirty") is False and (e.folder / "git.diff").exists():
         yield "a clean git tree, and git.diff beside it"
+    ran_here = map(setup_hash, e.machines)  # one for each process, and for some that ended before the journal knew
+    if not all(setup in ran_here for setup in e.setups):
+        yield "budget.jsonl has other environments (by their hashes)"
+
+
+def _corpus(e: Evidence) -> Iterator[str]:
+    """The manifest of what was read against its hash, which the journal has too, and against the record's words."""
+    file, told = e.folder / "corpus.json", e.record.raw["corpus"]
+    if not file.exists():
+        if e.setups:  # as old
+            yield "is not beside the record"
+        return
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    content["sources"] = [{key: one[key] for key in one if key != "mtime_ns"} for one in manifest["sources"]]
+    if hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest() != told["manifest_sha256"]:
+        yield "is not the corpus that was read (by SHA-256 of the manifest)"
+    splits, tokenizer = manifest["splits"], manifest["tokenizer"]
+    described = {
+        **{key: manifest[key] for key in ("sources", "settings", "removed", "decontamination")},
+        "tokens": sum(shard["tokens"] for shard in splits["train"]),
+        "validation_tokens": sum(shard["tokens"] for shard in splits["validation"]),
+        "documents": sum(shard["documents"] for shard in splits["train"]),
+        "vocab_size": tokenizer["vocab_size"],
+        "tokenizer": {key: tokenizer[key] for key in told["tokenizer"]},
+    }
+    yield from (f"{key} is not what the record has" for key, value in described.items() if told.get(key) != value)
 
 
 def _model(e: Evidence) -> Iterator[str]:
@@ -203,6 +233,7 @@ TRAINING: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "metrics.jsonl": metrics_disagree,
     "throughput": too_fast,
     "environment.json": _environment,
+    "corpus.json": _corpus,
     "final": _model,
     "record.json": _ranges,
 }

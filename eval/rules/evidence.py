@@ -1,17 +1,19 @@
-"""What several rules look at: the history of fine-tunings, sizes of tasks, the wording of evidence."""
+"""What several rules look at: the history of fine-tunings, predictions, sizes of tasks, the wording of evidence."""
 
+import io
 import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
 from eval.finetune.history import PROTOCOL
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
-# What reading a damaged or a forged file may end in.
-UNREADABLE = (ValueError, TypeError, LookupError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+MOST_BYTES = 2**24  # of predictions; those of QQP's test set, the largest, take a fifth
 
 
 def all_or(problems: Iterable[str], fine: str) -> Outcome:
@@ -61,6 +63,40 @@ def kept(record: Record, init: str) -> list[FineTuning]:
     seeds = set(map(str, section.seeds))
     lines = fine_tuned(record, init, named=True)
     return [line for line in lines if made_with(line) == made_with(section) and str(line.seed) in seeds]
+
+
+def made_later(record: Record, init: str) -> dict[str, Any]:
+    """Of results that the history has behind what the record's section of this initialisation came after, by the
+    SHA-256 of their predictions the key: of a scoring with other settings that was broken off, and has put them in the
+    place of the section's. R20, R21 and R26 see to them."""
+    section, entries = record.glue.get(init), record.history_file.entries if record.history_file else []
+    count, own = int(section.history_entries or 0) if section else 0, {line.key for line in kept(record, init)}
+    later = (line for line in entries[count:] if line.init == init and line.key not in own)
+    return {str(line.predictions_sha256): line.key for line in later}
+
+
+def predicted(file: Path, name: str) -> np.ndarray:
+    """The numbers [N] of this name in a file of predictions, none where it has no such; ValueError for all else.
+
+    No more is unpacked, and made of it, than a run's predictions take, whatever a stranger's file says that it holds.
+    """
+    try:
+        with zipfile.ZipFile(file) as arrays:
+            entry = next((entry for entry in arrays.infolist() if entry.filename == f"{name}.npy"), None)
+            if entry is None:
+                return np.empty(0)
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack more than asked
+                raise ValueError(f"compression {entry.compress_type}")
+            with arrays.open(entry) as packed:
+                content = io.BytesIO(packed.read(MOST_BYTES))
+        np.lib.format.read_magic(content)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+        values = np.frombuffer(content.getbuffer()[content.tell() :], dtype)
+        if values.shape != shape or dtype.kind not in "iuf":
+            raise ValueError(f"{values.size} numbers as {dtype} of shape {shape}")
+    except Exception as error:  # the header is parsed as Python, of which nearly anything can come
+        raise ValueError(f"{file.name}: no predictions ({type(error).__name__}: {str(error)[:80]})") from None
+    return values
 
 
 def official_sizes(record: Record, init: str, entry: str) -> dict[str, int]:

@@ -30,7 +30,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, wh
 
 @lru_cache(1)  # a run's configuration is asked for by one rule after the other
 def parsed(text: str) -> Any:
-    """What a YAML text holds; not to be changed."""
+    """What a YAML text holds; not to be changed. No run writes aliases: with a few, a text is larger than a machine."""
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER)):
+        raise yaml.YAMLError("an alias")
     return yaml.load(text, _LOADER)
 
 
@@ -71,7 +73,9 @@ def _disagrees(path: Path, events: Sequence[Event], record: Record, rows: Sequen
 
 
 def _other_seconds(events: Sequence[Event], seconds: float | None, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    total, last, logged = spent_seconds(events), events[-1].get("last_step_seconds"), last_logged_seconds(rows)
+    total, last = spent_seconds(events), events[-1].get("last_step_seconds")
+    steps = (row["seconds"] for row in rows if "loss" in row and isinstance(row.get("seconds"), int | float))
+    logged = max(steps, default=None)  # the last validation comes after the end
     if last is None or seconds is None:
         yield "no seconds to compare"
     elif abs(seconds - last) > ROUNDING_SECONDS or seconds > total + ROUNDING_SECONDS:
@@ -148,9 +152,3 @@ def config_limit(path: Path) -> tuple[float, str | None] | None:
         return float(limit), unit_on(section.get("clock"), unit)
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         return None
-
-
-def last_logged_seconds(metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """The largest `seconds` of a training step in metrics.jsonl; None where there is none."""
-    found = (row["seconds"] for row in metrics if "loss" in row and isinstance(row.get("seconds"), int | float))
-    return max(found, default=None)

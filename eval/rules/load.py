@@ -1,17 +1,19 @@
 """Run folders as the rules and the report read them: record.json, and what the files beside it say for themselves.
 
-`load_runs` never stops at one bad folder: it hands back each run with its record, or with one line that says what is
-wrong. Journal, history and hashes are read from their files; what a record has in their place is no evidence.
+`load_runs` never stops at one bad folder, whatever a stranger has put into it: it hands back each run with its record,
+or with one line that says what is wrong. Journal, history and hashes are read from their files; what a record has in
+their place is no evidence.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError, file_sha256, require
 from cramming.journal import JOURNAL, read_journal
 from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
 from cramming.record import load_metrics, load_record
@@ -27,6 +29,7 @@ BYTES_PER_PROCESS = 5_000_000  # that many take half a second to read and judge,
 READER_DIED = (
     "a process that reads the runs died, likely because memory ran out; give it more, or a folder of fewer runs"
 )
+MOST_NESTED = 100  # levels of a record; a run's has about ten
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
 # Sections of `Record` that no record.json has.
 FROM_FILES = ("journal", "history_file", "beside", "elsewhere", "contradictions", "known")
@@ -76,10 +79,13 @@ def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
         raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
     named = [
-        run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({run.folder.name})")
+        run if labels.count(run.label) == 1 else replace(run, label=_printable(f"{run.label} ({run.folder.name})"))
         for run in loaded
     ]
-    return [replace(run, record=replace(run.record, elsewhere=list(_elsewhere(run, named)))) for run in named]
+    return [
+        replace(run, record=replace(run.record, elsewhere=others)) if (others := list(_elsewhere(run, named))) else run
+        for run in named
+    ]
 
 
 def _elsewhere(run: Run, runs: Sequence[Run]) -> Iterator[OtherRun]:
@@ -102,16 +108,34 @@ def _load(place: Path) -> Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Read one run folder; what is wrong with it ends in `problem`."""
+    """Read one run folder, and judge it; what is wrong with it ends in `problem`."""
     try:
-        raw = {key: value for key, value in load_record(folder).items() if key not in FROM_FILES}
-        raw["beside"], raw["known"] = _files_beside(folder), file_sha256(folder / "record.json") in KNOWN
+        run = _read(folder)
+        assert run.verdict  # here, where an error is this run's, and by the process that reads it
     except UserError as error:
-        return Run(folder, folder.name, problem=str(error))
+        return _unread(folder, str(error))
     except OSError as error:
-        return Run(folder, folder.name, problem=f"{error.filename or folder}: {error.strerror}")
+        return _unread(folder, f"{error.filename or folder}: {error.strerror}")
+    except Exception as error:  # whatever the files of a stranger make of the code that reads them
+        return _unread(folder, f"{folder}: cannot be judged ({type(error).__name__}: {str(error)[:80]})")
+    return run
+
+
+def _unread(place: Path, problem: str) -> Run:
+    return Run(place, _printable(place.name), problem=_printable(problem))
+
+
+def _printable(text: str) -> str:
+    """Without what no terminal and no plot can show: control characters, halves of a surrogate pair."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _read(folder: Path) -> Run:
+    raw = {key: value for key, value in load_record(folder).items() if key not in FROM_FILES}
+    raw["beside"], raw["known"] = _files_beside(folder), file_sha256(folder / "record.json") in KNOWN
     if (past := history_file(folder)).exists():
         raw["history_file"] = read_history(past, raw.get("history"))
+    _refuse_nested(folder, raw)
     try:
         metrics = load_metrics(folder)
     except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
@@ -125,8 +149,17 @@ def load_run(folder: Path) -> Run:
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     label = record.name if record.name and record.name.strip() else folder.name
     # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
-    slim = [{key: value for key, value in row.items() if not key.startswith("each_")} for row in metrics]
-    return Run(folder, label, record, slim)
+    slim = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in metrics]
+    return Run(folder, _printable(label), record, slim)
+
+
+def _refuse_nested(folder: Path, raw: Any) -> None:
+    """UserError for what is nested so deep that some reader, or a process that hands it on, cannot follow."""
+    level = [raw]
+    for _ in range(MOST_NESTED):
+        inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = list(chain.from_iterable(inside))
+    require(not level, f"{folder}: record or history nested deeper than {MOST_NESTED} levels, as no run writes them")
 
 
 def unscored(folder: Path, record: Record) -> str | None:
@@ -142,9 +175,9 @@ def load_archive(archive: Path) -> Run:
         with opened(archive) as folder:
             run, altered = load_run(folder), altered_since(folder)
     except UserError as error:
-        return Run(archive, archive.name, problem=str(error))
+        return _unread(archive, str(error))
     if problem := run.problem or few(altered):
-        return Run(archive, archive.name, problem=f"{archive}: {problem.replace(str(folder), 'in it')}")
+        return _unread(archive, f"{archive}: {problem.replace(str(folder), 'in it')}")
     return replace(run, folder=archive)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from cramming.config import file_sha256, settings_hash
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import WITHOUT_ENCODER, FineTuning, Record, Scores, TaskScore
-from eval.rules.evidence import fine_tuned, made_with
+from eval.rules.evidence import fine_tuned, made_later, made_with, predicted
 from eval.tasks.metrics import agree, is_value, spread
 from eval.tasks.suites import AVERAGES
 
@@ -27,8 +27,9 @@ def scores_disagree(folder: Path, record: Record) -> Iterator[str]:
         place = folder / "glue" / name
         problems = [*_itself(section, raw)]
         if not raw.get("sweep"):  # one has these files for each of its points, elsewhere
-            problems += [*_glue_json(place, raw), *_pieces(place, section, raw), *_environment(place, raw)]
-            problems += _history(record, name, section, place) if name not in sections else ()
+            later = made_later(record, name)
+            problems += [*_glue_json(place, raw), *_pieces(place, section, raw, later), *_environment(place, raw)]
+            problems += _history(record, name, section, place, later) if name not in sections else ()
         yield from (f"{name}: {problem}" for problem in problems)
     yield from _dates(record)
 
@@ -73,8 +74,8 @@ def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key} of glue.json is not the record's" for key in found if told.get(key) != found[key])
 
 
-def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[str]:
-    """Each stored result against the record's value of its seed, and against its predictions."""
+def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping[str, Any]) -> Iterator[str]:
+    """Each stored result against the record's value of its seed, and against its predictions; none made `later`."""
     conditions, losses = raw.get("conditions", {}), dict[tuple[str, float], str]()
     for entry, task in section.tasks.items():
         name = str(raw["tasks"][entry]["task"])
@@ -83,6 +84,9 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[st
             if not piece.exists():
                 continue
             found = json.loads(piece.read_text(encoding="utf-8"))
+            file = place / "predictions" / f"{name}-seed{seed}.npz"
+            if found["key"] in later.values():
+                continue
             metrics, loss = found["entries"][entry]["metrics"], found["train_loss"]
             if loss and (other := losses.setdefault((name, loss), piece.name)) != piece.name:
                 yield f"{piece.name} has the training loss of {other}, to the last bit"
@@ -96,18 +100,16 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any]) -> Iterator[st
             asked = str(conditions.get(name, "")).partition("-")[0]
             if asked and found["key"].partition("-")[0] != settings_hash(asked, section.hyperparameters, seed):
                 yield f"{piece.name} is of other conditions than the record's"
-            yield from _predictions(place / "predictions" / f"{name}-seed{seed}.npz", found, entry, task)
+            if file.exists() and file_sha256(file) not in later:  # which gets its name before its piece does
+                yield from _predictions(file, found, entry, task)
 
 
 def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskScore) -> Iterator[str]:
     """As many as there are examples, of the task's classes; without the labels no more can be said."""
-    if not file.exists():
-        return
     if file_sha256(file) != piece["predictions_sha256"]:
         yield f"{file.name} is not what its piece was made of"
         return
-    with np.load(file, allow_pickle=False) as arrays:
-        values = arrays[f"dev.{entry}"]
+    values = predicted(file, f"dev.{entry}")
     if len(values) != task.eval_examples:
         yield f"{file.name} has {len(values)} predictions for {task.eval_examples} examples of {entry}"
     labels = ENTRIES[entry][0].labels if entry in ENTRIES else ()
@@ -115,7 +117,7 @@ def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskSco
         yield f"{file.name} has predictions of {entry} that are no class of it"
 
 
-def _history(record: Record, init: str, section: Scores, place: Path) -> Iterator[str]:
+def _history(record: Record, init: str, section: Scores, place: Path, later: Mapping[str, Any]) -> Iterator[str]:
     """The last line of each task and seed that the section was kept with names the piece's predictions."""
     if record.history_file is None:
         return
@@ -127,7 +129,7 @@ def _history(record: Record, init: str, section: Scores, place: Path) -> Iterato
         piece = place / "pieces" / f"{task}-seed{seed}.json"
         if piece.exists() and seed in map(str, section.seeds):
             found = json.loads(piece.read_text(encoding="utf-8"))
-            if found["predictions_sha256"] != line.predictions_sha256:
+            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in later.values():
                 yield f"{piece.name} is not of the predictions in the history"
         if line.model_sha256 != section.model_sha256:
             yield f"{task} seed {seed} is of other weights in the history"

@@ -44,6 +44,17 @@ class Evidence:
         return found
 
     @property
+    def machines(self) -> list[Mapping[str, Any]]:
+        """The environments of the run's processes: the last one wrote the record's measurements."""
+        return [found.raw for found in (self.record.environment, *self.record.resumed)]
+
+    @property
+    def setups(self) -> list[str]:
+        """The hashes of these in the journal, which versions before 2026-11-25 did not write, nor corpus.json, nor the
+        whole of the last validation into metrics.jsonl."""
+        return [event["setup"] for event in self.events if event["event"] == "start" and "setup" in event]
+
+    @property
     def losses(self) -> list[Mapping[str, Any]]:
         """The rows of training steps."""
         return [row for row in self.rows if "loss" in row]
@@ -78,21 +89,19 @@ def _last_line(e: Evidence) -> Iterator[str]:
     last, training, seconds = e.events[-1], e.training, e.events[-1]["last_step_seconds"]
     if last["event"] != "end":
         yield "the last line is not the end of the run that the record has as finished"
-    peak = (e.record.environment.raw["device"] or {}).get("peak_tflops")
-    flops = last["flops"]
+    peak, flops = e.machines[-1]["device"].get("peak_tflops"), last["flops"]
+    windows = e.record.corpus.tokens // e.config["train"]["sequence_length"] - 1  # of `BatchSource`
     derived = {
         "tokens": last["tokens"], "sequences": last["sequences"], "exaflops": flops / 1e18,
         "skipped_steps": last["skipped_steps"], "recompilations": last["recompilations"],
         "tokens_per_second": last["tokens"] / seconds, "data_wait_share": last["data_wait_seconds"] / seconds,
+        "corpus_epochs": last["sequences"] / windows,
         "model_flops_utilization": flops / seconds / (peak * 1e12 * training["devices"]) if peak else None,
     }  # fmt: skip
     used = [event.get("joules") for event in {event["process"]: event for event in e.events}.values()]
     derived["energy_kwh"] = None if None in used else sum(used) / 3.6e6
     yield from (f"{name} is {value}, in the record {training.get(name)}"
                 for name, value in derived.items() if not _same(training.get(name), value))  # fmt: skip
-    windows = e.record.corpus.tokens / e.config["train"]["sequence_length"]
-    if abs(training["corpus_epochs"] - last["sequences"] / windows) > 0.05 * training["corpus_epochs"] + 2 / windows:
-        yield f"corpus_epochs is about {last['sequences'] / windows:.3g}, in the record {training['corpus_epochs']:.3g}"
     budget = training["budget"]
     if budget["unit"] == "hours" and not _same(budget["spent"], seconds / 3600):
         yield f"{seconds / 3600:.6g} hours are spent, in the record {budget['spent']:.6g}"
@@ -121,13 +130,13 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
         ratios = list(_paces(e.events))
         if len(ratios) > 2 and abs(median(ratios) - 1) > SLOW_CLOCK:
             yield f"a second of the journal is {median(ratios):.2f} s of the wall clock, most of the time"
-    yield from _silent(e)
     pace = [
         (b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in pairwise(e.losses) if b["step"] > a["step"]
     ]
+    yield from _silent(e, median(pace or [0.0]))
     shortest = min(pace, default=0.0) / 2
     for was, now in together:
-        gap, steps = now["elapsed"] - was["elapsed"], now["steps"] - was["steps"]
+        gap, steps = _passed(was, now), now["steps"] - was["steps"]
         if gap > 2 * MAX_HEARTBEAT_SECONDS and steps > 1 and steps * shortest > MAX_HEARTBEAT_SECONDS + 1:
             yield f"{steps} steps in {gap:.0f} s without a heartbeat, due every {MAX_HEARTBEAT_SECONDS:g} s"
 
@@ -143,15 +152,24 @@ def _paces(events: Sequence[Any]) -> Iterator[float]:
             begin = event
 
 
-def _silent(e: Evidence) -> Iterator[str]:
-    """Processes with hardly any of the heartbeats that config.yaml has them write, whatever the disk's pace was."""
+def _silent(e: Evidence, step_seconds: float) -> Iterator[str]:
+    """Processes with hardly any of the heartbeats that config.yaml has them write, whatever the disk's pace was.
+
+    One that is stopped for a while writes none, and one when it goes on: of the time between two events counts what its
+    steps take, and as much more as asks for one heartbeat."""
     every = e.config["budget"]["heartbeat_seconds"]
     for process in {event["process"]: None for event in e.events}:
         own = [event for event in e.events if event["process"] == process]
-        lasted = min(own[-1][clock] - own[0][clock] for clock in ("elapsed", "wall"))  # the CPU's may run faster
+        most = [(b["steps"] - a["steps"]) * step_seconds + every / FEWEST_BEATS for a, b in pairwise(own)]
+        lasted = sum(min(_passed(a, b), m) for (a, b), m in zip(pairwise(own), most))
         beats, due = sum(event["event"] == "heartbeat" for event in own), lasted / every
         if beats < int(FEWEST_BEATS * due):
             yield f"process {process} has {beats} of {due:.0f} heartbeats, one every {every:g} s"
+
+
+def _passed(was: Mapping[str, Any], now: Mapping[str, Any]) -> float:
+    """Seconds between two events of a process, by the slower clock: with many cores the CPU's may be the faster."""
+    return float(min(now[clock] - was[clock] for clock in ("elapsed", "wall")))
 
 
 def _standing(events: Sequence[Any]) -> list[Any]:
@@ -177,9 +195,9 @@ def metrics_disagree(e: Evidence) -> Iterator[str]:
     checks = [row for row in e.rows if any(key.startswith("validation_") for key in row)]
     found = {f"validation_{key}": value for key, value in training["validation"].items()}
     last = checks[-1] if checks else {}
-    if last.get("step") != training["steps"] or any(
-        found.get(k) != v for k, v in last.items() if k.startswith("valid")
-    ):
+    told = {name: value for name, value in last.items() if name.startswith("validation_")}
+    whole = told.keys() >= found.keys() - {"validation_targets", "validation_tokens"} or not e.setups
+    if last.get("step") != training["steps"] or not whole or any(found.get(k) != v for k, v in told.items()):
         yield "the last validation is not the record's"
     every, steps = e.config["train"]["log_every"], {row["step"] for row in losses}
     if lacking := [str(n) for n in range(every, training["steps"] + 1, every) if n not in steps]:
@@ -253,14 +271,10 @@ def _within(rate: float, peak: float, schedule: Schedule, before: Mapping[str, A
 
 
 def too_fast(e: Evidence) -> Iterator[str]:
-    """No stretch of the training was faster than the device is at its peak."""
-    device, per_token = e.record.environment.raw["device"], e.training["exaflops"] * 1e18 / e.training["tokens"]
-    card = cards.find(device["name"], device.get("memory_bytes"))
-    if device["kind"] == "cpu":
-        peak = CORE_FLOPS * e.record.environment.raw["cpu_count"]
-    else:
-        peak = max(card.tflops, card.fp8_tflops or 0) * 1e12 if card else UNKNOWN_CARD
-    peak *= e.training["devices"]
+    """No stretch of the training was faster than the device is at its peak, of several the fastest."""
+    per_token = e.training["exaflops"] * 1e18 / e.training["tokens"]
+    fastest = max(e.machines, key=_peak_flops)
+    peak = e.training["devices"] * _peak_flops(fastest)
     spans = [(a, b) for a, b in pairwise([{"tokens": 0, "seconds": 0.0}, *e.losses]) if b["seconds"] > a["seconds"]]
     for was, now in [
         *spans,
@@ -268,5 +282,15 @@ def too_fast(e: Evidence) -> Iterator[str]:
     ]:
         rate = (now["tokens"] - was["tokens"]) * per_token / (now["seconds"] - was["seconds"])
         if rate > 1.05 * peak:
-            yield f"{rate / 1e12:.3g} TFLOP/s at {now['tokens']} tokens; {device['name']} has {peak / 1e12:.3g} at most"
+            device = fastest["device"]["name"]
+            yield f"{rate / 1e12:.3g} TFLOP/s at {now['tokens']} tokens; {device} has {peak / 1e12:.3g} at most"
             return
+
+
+def _peak_flops(machine: Mapping[str, Any]) -> float:
+    """What one device of this machine can do in a second."""
+    device = machine["device"]
+    if device["kind"] == "cpu":
+        return CORE_FLOPS * float(machine["cpu_count"])
+    card = cards.find(device["name"], device.get("memory_bytes"))
+    return max(card.tflops, card.fp8_tflops or 0) * 1e12 if card else UNKNOWN_CARD

@@ -37,7 +37,6 @@ from eval.verify import Means
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}
 SEEDS = [0, 1, 2]
 FILES = {"config.json": "12" * 32, "model.safetensors": "ab" * 32, "tokenizer.json": "ef" * 32}
-PREDICTIONS = b"as many as there are examples"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CREATED = "2030-01-01T00:00:00+00:00"
 BEGAN = datetime.fromisoformat(CREATED).timestamp()
@@ -45,7 +44,6 @@ MADE_UP = (
     "model=tiny", "model.vocab_size=8192", "device=cpu", "precision=fp32", "train.batch_size=4", "train.micro_batch=4",
     "train.sequence_length=25", "train.log_every=1", "schedule=linear",
 )  # fmt: skip
-PREDICTIONS_SHA256 = hashlib.sha256(PREDICTIONS).hexdigest()
 
 
 def _environment() -> dict[str, Any]:
@@ -164,7 +162,8 @@ def _record(suite: str) -> dict[str, Any]:
         "status": "finished", "objective": "mlm", "devices": 1, "budget": budget,
         **count_parameters_of(build(ModelConfig, _config()["model"], "model")), "precision": "fp32",
         "peak_learning_rate": _config()["optim"]["lr"], "recompilations": 0, "steps": 100, "tokens": 10_000,
-        "sequences": 400, "exaflops": 10_000 * _flops() / 1e18, "corpus_epochs": 0.01, "train_loss": 5.4321,
+        "sequences": 400, "exaflops": 10_000 * _flops() / 1e18, "train_loss": 5.4321,
+        "corpus_epochs": 400 / (1_000_000 // 25 - 1),
         "validation": validation,
         "tokens_per_second": 10_000 / 59.5, "model_flops_utilization": None, "data_wait_share": 0.01,
         "peak_memory_bytes": 2**30, "skipped_steps": 0, "final_sha256": "ab" * 32, "final_files": dict(FILES),
@@ -194,7 +193,7 @@ def _record(suite: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _fine_tunings(record: dict[str, Any], predictions_sha256: str) -> Iterator[dict[str, Any]]:
     """What the history has of the record's scores."""
     for init, section in record.get("glue", {}).items():
         made_with = {key: section.get(key) for key in PROTOCOL}
@@ -207,7 +206,7 @@ def _fine_tunings(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     "task": task["task"],
                     "seed": seed,
                 }
-                digests = {"model_sha256": section["model_sha256"], "predictions_sha256": PREDICTIONS_SHA256}
+                digests = {"model_sha256": section["model_sha256"], "predictions_sha256": predictions_sha256}
                 more = {"subset": False, "version": 5, "git": section["environment"]["git"]}
                 yield {**run, **made_with, **more, "scores": {entry: value}, **digests}
 
@@ -258,11 +257,11 @@ def recompute_averages() -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.fixture
 def write_run() -> Callable[..., Path]:
     """`write_run(folder, record)`: a run folder with journal, history and metrics, their hashes in the record, and with
-    weights of its own."""
+    weights of its own; `predictions` is what each file of these holds."""
 
-    def write(folder: Path, record: dict[str, Any]) -> Path:
+    def write(folder: Path, record: dict[str, Any], predictions: bytes = b"as many as there are examples") -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = hashlib.sha256(folder.name.encode()).hexdigest()
+        weights = hashlib.sha256(os.fsencode(folder.name)).hexdigest()
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
         path, past = folder / "budget.jsonl", history_file(folder)
         _write_journal(path, journal_lines())
@@ -271,18 +270,19 @@ def write_run() -> Callable[..., Path]:
         if "pretrain" in record:
             record["pretrain"]["budget"]["journal_sha256"] = file_sha256(path)
             record["pretrain"]["journal_start"] = first_line_sha256(path)
-        lines = list(_fine_tunings(record))
+        lines = list(_fine_tunings(record, hashlib.sha256(predictions).hexdigest()))
         _write_journal(past, lines)
         for line in lines:
             if line["init"] == "pretrained":
-                predictions = past.parent / "pretrained" / "predictions" / f"{line['task']}-seed{line['seed']}.npz"
-                predictions.parent.mkdir(parents=True, exist_ok=True)
-                predictions.write_bytes(PREDICTIONS)
+                place = past.parent / "pretrained" / "predictions" / f"{line['task']}-seed{line['seed']}.npz"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(predictions)
         if record.get("glue"):
             record["history"] = stamp(past)
         for section in record.get("glue", {}).values():
             section["history_entries"] = len(lines)
         (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        (folder / "environment.json").write_text(json.dumps(record.get("environment")))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
         return folder
 

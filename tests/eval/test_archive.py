@@ -42,6 +42,7 @@ def test_holds_the_record_and_knows_the_weights_by_hash(run: Path, tmp_path: Pat
         "budget.jsonl",
         "metrics.jsonl",
         "config.yaml",
+        "environment.json",
         "git.diff",
         "glue/history.jsonl",
         *predictions,
@@ -63,6 +64,24 @@ def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
     (run / "report" / "more.html").write_text("made meanwhile")
     pack(run, tmp_path / "b.zip")
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_what_lies_on_another_disk_is_in_it(run: Path, tmp_path: Path) -> None:
+    listed = pack(run, tmp_path / "a.zip")
+    for name in ("glue", "final"):
+        shutil.move(run / name, tmp_path / "disk" / name)
+        (run / name).symlink_to(tmp_path / "disk" / name)
+    assert pack(run, tmp_path / "b.zip") == listed
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_weights_are_not_read_to_know_that_nothing_was_altered(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / LIST).write_bytes(archive._text(archive.list_of(run)))
+    seen, original = list[str](), archive.file_sha256
+    monkeypatch.setattr(archive, "file_sha256", lambda path: seen.append(path.parent.name) or original(path))
+    assert altered_since(run) == [] and "predictions" in seen and not {"final", "checkpoints"} & set(seen)
 
 
 def test_every_change_is_named(run: Path, tmp_path: Path) -> None:

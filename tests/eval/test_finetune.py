@@ -12,6 +12,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
 
 from cramming import progress
@@ -149,15 +150,40 @@ def test_what_a_mac_leaves_in_every_folder_belongs_to_no_model(bert: Path, tmp_p
     assert open_model(tmp_path / "model").files == open_model(bert).files
 
 
-def test_a_pretrained_pooler_is_where_fine_tuning_starts(bert: Path, tmp_path: Path) -> None:
+def as_torch_wrote(folder: Path) -> None:
+    """The folder's weights in the file that transformers wrote before safetensors."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def in_shards(folder: Path) -> None:
+    BertModel.from_pretrained(folder).save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    (folder / "model.safetensors").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("form", [lambda folder: None, as_torch_wrote, in_shards])
+def test_a_pretrained_pooler_is_where_fine_tuning_starts(
+    bert: Path, tmp_path: Path, form: Callable[[Path], None]
+) -> None:
     shutil.copytree(bert, tmp_path, dirs_exist_ok=True)
     model = BertModel(BertConfig(**SHAPE))
     model.save_pretrained(tmp_path)
+    form(tmp_path)
+    assert open_model(tmp_path).own == (form is not in_shards)
     expected: list[tuple[Init, bool]] = [("pretrained", True), ("random", False)]
     for init, equal in expected:
         found = build_classifier(open_model(tmp_path), init, 2, FIRST_TOKEN).pooler
         assert found is not None and torch.equal(found.weight, model.pooler.dense.weight) == equal
     assert build_classifier(open_model(bert), "pretrained", 2, FIRST_TOKEN).pooler is not None
+
+
+def test_the_training_loss_is_the_mean_over_all_examples(bert: Path) -> None:
+    """Of 17 in batches of 16 the last one counts no more than any other: with a learning rate of 0 all losses are those
+    of one model."""
+    still = replace(HYPER, learning_rate=1e-30, dropout=0.0, epochs=1)
+    whole = run(bert, "stsb", hyper=replace(still, batch_size=17), examples=17).train_loss
+    assert run(bert, "stsb", hyper=still, examples=17).train_loss == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:

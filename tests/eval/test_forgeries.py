@@ -91,6 +91,18 @@ def lines(name: str, change: Callable[[Rows], Rows | None]) -> Change:
     return forge
 
 
+def environment(path: str, value: Any) -> Change:
+    """A value of the first process's environment, in both files that have it."""
+
+    def change(found: dict[str, Any]) -> None:
+        *keys, last = path.split(".")
+        for key in keys:
+            found = found[key]
+        found[last] = value
+
+    return both(as_json(E, change), put(f"environment.{path}", value))
+
+
 def every(name: str, key: str, value: Callable[[Any], Any]) -> Change:
     """A field of each line that has it."""
 
@@ -291,8 +303,27 @@ def lower_curve(run: Path) -> None:
         put(P + f"validation.{name}", last[-1].get(f"validation_{name}", lambda v: 0.9 * v))(run)
 
 
-B, M, H = "budget.jsonl", "metrics.jsonl", "glue/history.jsonl"
+def as_of_an_older_version(run: Path) -> None:
+    """Without what versions before 2026-11-25 did not write."""
+    lines(B, lambda rows: [row.pop("setup", None) for row in rows] and None)(run)
+    lines(M, lambda rows: [rows[-1].pop(key) for key in list(rows[-1]) if key in WHOLE] and None)(run)
+    (run / "corpus.json").unlink()
+
+
+def other_weights(run: Path) -> None:
+    """In final/, with their hash wherever that of the others was."""
+    path = run / "final" / "model.safetensors"
+    was = file_sha256(path)
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    for name in ("record.json", "glue/pretrained/glue.json"):
+        file(name, lambda text: text.replace(was.encode(), file_sha256(path).encode()))(run)
+    every(H, "model_sha256", lambda _: file_sha256(path))(run)
+
+
+B, M, H, E = "budget.jsonl", "metrics.jsonl", "glue/history.jsonl", "environment.json"
+WHOLE = [f"validation_{name}" for name in ("all_mask_loss", "all_mask_accuracy", "bits_per_byte")]
 P, G = "pretrain.", "glue.pretrained."
+AWAY = put("corpus.folder", "on no machine of the verifier's")
 PIECE = "glue/pretrained/pieces/sst2-seed0.json"
 PREDICTIONS = "glue/pretrained/predictions/sst2-seed0.npz"
 TASK: Mapping[str, str] = {"rte": G + "tasks.rte.", "sst2": G + "tasks.sst2."}
@@ -352,12 +383,6 @@ FORGERIES: dict[str, Change] = {
     ),
     # predictions and pieces
     "predictions changed": file(PREDICTIONS, flip),
-    "predictions of another task": lambda run: (
-        (run / PREDICTIONS).write_bytes((run / PREDICTIONS.replace("sst2", "rte")).read_bytes()) and None
-    ),
-    "predictions of another seed": lambda run: (
-        (run / PREDICTIONS).write_bytes((run / PREDICTIONS.replace("seed0", "seed1")).read_bytes()) and None
-    ),
     "predictions gone": without(PREDICTIONS),
     "a piece with a better value": as_json(PIECE, lambda p: p["entries"]["sst2"]["metrics"].update(accuracy=0.99)),
     "a piece of other predictions": as_json(PIECE, lambda p: p.update(predictions_sha256="ef" * 32)),
@@ -375,7 +400,6 @@ FORGERIES: dict[str, Change] = {
     "two lines exchanged": lines(B, lambda rows: [rows[0], rows[2], rows[1], *rows[3:]]),
     "a line changed": file(B, lambda text: text.replace(b'"steps": 60', b'"steps": 61')),
     "more steps at the end": one(B, -1, steps=600),
-    "fewer steps at the end": one(B, -1, steps=30),
     "fewer tokens at the end": one(B, -1, tokens=7),
     "less compute at the end": one(B, -1, flops=1.0, charged_flops=1.0),
     "elapsed time falls": one(B, -1, elapsed=0.1),
@@ -415,6 +439,7 @@ FORGERIES: dict[str, Change] = {
     "more tokens": put(P + "tokens", lambda v: 10 * v),
     "more compute": put(P + "exaflops", lambda v: 10 * v),
     "fewer sequences": put(P + "sequences", 1),
+    "fewer rounds of the corpus": put(P + "corpus_epochs", lambda v: 0.96 * v),
     "fewer parameters": put(P + "parameters", 1000),
     "fewer without embeddings": put(P + "parameters_without_embeddings", 10),
     "a status": put(P + "status", "interrupted"),
@@ -429,7 +454,14 @@ FORGERIES: dict[str, Change] = {
     "a lower final loss": put(P + "train_loss", 0.5),
     "a lower validation loss": put(P + "validation.loss", 0.5),
     "a better accuracy": put(P + "validation.accuracy", 1.2),
-    "fewer bits": put(P + "validation.bits_per_byte", -1.0),
+    "fewer bits": put(P + "validation.bits_per_byte", lambda v: 0.98 * v),
+    "fewer than no bits": put(P + "validation.bits_per_byte", -1.0),
+    "a lower loss behind [MASK]": put(P + "validation.all_mask_loss", lambda v: 0.98 * v),
+    "more accurate behind [MASK]": put(P + "validation.all_mask_accuracy", lambda v: 0.5 * v),
+    "fewer bits, and no witness": both(
+        put(P + "validation.bits_per_byte", lambda v: 0.98 * v),
+        lines(M, lambda rows: [rows[-1].pop(key) for key in WHOLE] and None),
+    ),
     "another learning rate on record": put(P + "peak_learning_rate", 1.0),
     "skipped steps below none": put(P + "sequences", -8),
     # metrics
@@ -470,6 +502,14 @@ FORGERIES: dict[str, Change] = {
     "tokenizer exchanged": file("final/tokenizer.json", flip),
     "weights named twice": put(P + "final_files", lambda v: {**v, "model.safetensors": "ab" * 32}),
     "another machine": put("environment.device.name", "RTX 2080 Ti"),
+    "another machine, and its file gone": both(put("environment.device.name", "RTX 2080 Ti"), without(E)),
+    "another commit, and the machine's file gone": both(put("environment.git.commit", "feed" * 10), without(E)),
+    "another machine in both files": environment("device.name", "RTX 2080 Ti"),
+    "another commit in both files": environment("git.commit", "feed" * 10),
+    "the machine as a second one": both(
+        record(lambda r: r.update(resumed=[r["environment"]])), environment("device.name", "RTX 2080 Ti")
+    ),
+    "another machine, as of an older version": both(environment("device.name", "RTX 2080"), as_of_an_older_version),
     "another kind of device": put("environment.device.kind", "cuda"),
     "many devices": put(P + "devices", 8),
     "clean code that was not": put("environment.git.changed", ["cramming/engine.py"]),
@@ -518,6 +558,12 @@ FORGERIES: dict[str, Change] = {
     "a checkpoint exchanged on the disk": file("checkpoints/step-00000050.pt", flip),
     "other checkpoints in the list of files": listed_elsewhere,
     "a corpus described otherwise": put("corpus.documents", 10**6),
+    "a corpus that is not there, described otherwise": both(AWAY, put("corpus.documents", 10**6)),
+    "such a corpus, described otherwise in its manifest too": both(
+        AWAY, put("corpus.removed", {"empty": 1}), as_json("corpus.json", lambda m: m.update(removed={"empty": 1}))
+    ),
+    "such a corpus, and its manifest gone": both(AWAY, put("corpus.documents", 10**6), without("corpus.json")),
+    "other weights in every file": other_weights,
     "validated on more text": both(
         put(P + "validation.tokens", 5120),
         put(P + "validation.targets", lambda v: 10 * v),
@@ -528,7 +574,10 @@ FORGERIES: dict[str, Change] = {
 }
 
 ROOT = Path(__file__).parents[2]
-MISSED = ("predictions made from the labels", "a lower curve in every file")
+MISSED = (
+    "predictions made from the labels", "a lower curve in every file", "other weights in every file",
+    "another machine, as of an older version",
+)  # fmt: skip
 
 
 def test_what_is_missed_is_little_and_written_down() -> None:

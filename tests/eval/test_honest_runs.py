@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cramming import pretrain
-from cramming.plan import cards
+from cramming.record import setup_hash
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
 from eval.verify import Means, verify_run
 from tests.conftest import before_step
+from tests.eval.test_forgeries import every, lines, put
+from tests.eval.test_forgeries import record as as_record
+from tests.eval.test_forgeries import settings as as_settings
 
 Run = Callable[..., Path]
 Compose = Callable[..., dict[str, Any]]
@@ -151,16 +153,18 @@ def test_a_run_by_the_clock_that_was_killed_is_in_order(settings: Compose, asser
 
 
 def test_further_scorings_are_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
-    """The same once more, more seeds, another task, other hyperparameters, and one that was broken off between two."""
+    """The same once more, more seeds, another task, other hyperparameters, and those that were broken off: between two
+    results, and with settings whose first results have taken the place of the record's."""
     run = train(*STEPS)
     more = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
     for overrides in ((), ("eval.seeds=[0,1]",), more, (*more, "eval.hyperparameters.learning_rate=1e-4")):
         glue.main(settings(*STEPS, *overrides))
         assert_in_order(run)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("eval.finetune.scoring.show_result", interrupt)
-        glue.main(settings(*STEPS, *more, "eval.seeds=[0,1,2]", "eval.hyperparameters.learning_rate=1e-4"))
-    assert_in_order(run)
+    for seeds, rate in (("[0,1,2]", "1e-4"), ("[0,1]", "1e-3")):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("eval.finetune.scoring.show_result", interrupt)
+            glue.main(settings(*STEPS, *more, f"eval.seeds={seeds}", f"eval.hyperparameters.learning_rate={rate}"))
+        assert_in_order(run)
 
 
 def interrupt(*_: object) -> None:
@@ -185,28 +189,92 @@ def copied(honest_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest_run, tmp_path / "runs" / "honest")
 
 
-@pytest.mark.parametrize("card", ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 2080 Ti", "a card that nobody knows"])
-def test_a_run_recorded_on_another_device_is_in_order(card: str, copied: Path, assert_in_order: Check) -> None:
-    """As a GPU's process writes it."""
-    memory = 80 * 2**30
-    known = cards.find(card, memory)
-    device = {"kind": "cuda", "name": card, "memory_bytes": memory, "peak_tflops": known and known.tflops}
-    files = [copied / name for name in ("record.json", "environment.json", "glue/pretrained/timing.json")]
-    for file in files:
-        found = json.loads(file.read_text())
-        sections = (found, found.get("environment", {}), found.get("glue", {}).get("pretrained", {}))
-        for section in sections:
-            for place in (section, section.get("environment", {})):
-                if "device" in place and isinstance(place["device"], dict):
-                    place["device"].update(device)
-        if file.name == "record.json":
-            training = found["pretrain"]
-            rate = training["exaflops"] * 1e18 / training["budget"]["spent_seconds"]
-            training["model_flops_utilization"] = known and rate / (known.tflops * 1e12)
-            found["config"]["device"] = "auto"
-        file.write_text(json.dumps(found))
-    config = yaml.safe_load((copied / "config.yaml").read_text())
-    (copied / "config.yaml").write_text(yaml.safe_dump({**config, "device": "auto"}))
+def moved(run: Path, *devices: dict[str, Any]) -> None:
+    """Each process of the run was on another device, as a GPU's writes it."""
+    hashes: list[str] = []
+
+    def change(record: dict[str, Any]) -> None:
+        training, machines = record["pretrain"], [record["environment"], *record.get("resumed", [])]
+        for machine, device in zip(machines, devices, strict=True):
+            machine["device"].update(device, kind="cuda")
+        hashes.extend(map(setup_hash, machines))
+        (run / "environment.json").write_text(json.dumps(machines[0]))
+        rate, peak = training["exaflops"] * 1e18 / training["budget"]["spent_seconds"], devices[-1]["peak_tflops"]
+        training.update(peak_memory_bytes=40 * 2**30, model_flops_utilization=peak and rate / (peak * 1e12))
+
+    def hashed(rows: list[dict[str, Any]]) -> None:
+        for row, sha256 in zip([row for row in rows if row["event"] == "start"], hashes, strict=True):
+            row["setup"] = sha256
+
+    as_record(change)(run)
+    lines("budget.jsonl", hashed)(run)
+    as_settings("device", "auto")(run)
+
+
+A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 79 * 2**30, "peak_tflops": 312.0}
+
+
+@pytest.mark.parametrize("device", [
+    A100,
+    {**A100, "peak_tflops": 330.0},  # which a later version's table says otherwise
+    {**A100, "name": "a card that nobody knows", "peak_tflops": None},
+], ids=str)  # fmt: skip
+def test_a_run_recorded_on_another_device_is_in_order(
+    device: dict[str, Any], copied: Path, assert_in_order: Check
+) -> None:
+    moved(copied, device)
+    assert_in_order(copied)
+
+
+def test_a_run_that_went_on_on_another_device_is_in_order(train: Run, assert_in_order: Check) -> None:
+    """What was measured is of the last one; memory, peak and speed of the first say nothing of it."""
+    run = train(*STEPS, ended=[(10, "stop")])
+    moved(run, {"name": "Tesla T4", "memory_bytes": 15 * 2**30, "peak_tflops": 65.0}, A100)
+    assert_in_order(run)
+
+
+def test_what_an_earlier_process_forced_stays_on_record(copied: Path, assert_in_order: Check) -> None:
+    """The gate's findings are the last process's."""
+    put("pretrain.forced", ["compile", "fp8"])(copied)
+    put("pretrain.gate", {"compile": "forced"})(copied)
+    assert_in_order(copied)
+
+
+def retimed(run: Path, seconds: Callable[[float], float], wall: Callable[[float], float]) -> None:
+    """What happened so many seconds after the start of a run of one process happens at others, by either clock."""
+
+    def move(rows: list[dict[str, Any]]) -> None:
+        begin = rows[0]["wall"] - wall(rows[0]["elapsed"])
+        for row in rows:
+            row["wall"] = begin + wall(row["elapsed"])
+            row.update({name: seconds(row[name]) for name in ("elapsed", "last_step_seconds")})
+
+    lines("budget.jsonl", move)(run)
+    every("metrics.jsonl", "seconds", seconds)(run)
+    last = json.loads((run / "budget.jsonl").read_text().splitlines()[-1])
+
+    def change(record: dict[str, Any]) -> None:
+        training, took = record["pretrain"], last["last_step_seconds"]
+        training["budget"].update(spent_seconds=took)
+        training["budget"]["processes"][0]["spent_seconds"] = last["elapsed"]
+        training.update(tokens_per_second=last["tokens"] / took, data_wait_share=last["data_wait_seconds"] / took)
+
+    as_record(change)(run)
+
+
+def test_a_process_that_was_stopped_for_a_while_is_in_order(copied: Path, assert_in_order: Check) -> None:
+    """As by SIGSTOP, or with its machine: both clocks go on, and nobody writes a heartbeat or makes a step."""
+    when = json.loads((copied / "record.json").read_text())["pretrain"]["budget"]["spent_seconds"] - 0.1
+    retimed(copied, *[lambda t: t + 1000 * (t > when)] * 2)
+    assert_in_order(copied)
+
+
+def test_the_time_of_many_cores_is_in_order(copied: Path, assert_in_order: Check) -> None:
+    """A second of the wall clock is minutes of their time, and heartbeats of older versions came by the wall clock."""
+    retimed(copied, lambda t: 300 * t, lambda t: t)
+    lines("budget.jsonl", lambda rows: rows[0].update(clock="cpu"))(copied)
+    put("pretrain.budget.clock", "cpu")(copied)
+    as_settings("budget.clock", "cpu")(copied)
     assert_in_order(copied)
 
 

@@ -11,13 +11,7 @@ import yaml
 
 from cramming.config import file_sha256
 from cramming.journal import Journal, first_line_sha256, read_lines
-from eval.rules.journal import (
-    config_limit,
-    foreign_checkpoints,
-    last_logged_seconds,
-    trained_after_the_end,
-    uncharged_seconds,
-)
+from eval.rules.journal import config_limit, foreign_checkpoints, trained_after_the_end, uncharged_seconds
 from eval.rules.load import load_run
 from eval.rules.table import RULES
 from eval.rules.training_agrees import out_of_order
@@ -140,7 +134,9 @@ def test_what_lies_beside_the_journal_is_compared_with_it(run: Path) -> None:
     ):
         (run / "metrics.jsonl").write_text(rows)
         assert not evidence(run)[0] and said in evidence(run)[1]
-    (run / "metrics.jsonl").write_text(whole)
+    last = {"step": 100, "progress": 1.0, "seconds": 99.0, "tokens": 10_000, "validation_loss": 5.5}
+    (run / "metrics.jsonl").write_text(f"{whole}{json.dumps(last)}\n")  # it comes after the end
+    assert evidence(run)[0]
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["budget"]["hours"] = 24.0
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -190,13 +186,6 @@ def test_a_newline_that_was_taken_from_the_end_is_told(run: Path) -> None:
     for content, said in ((whole + b'{"event": "hea', False), (whole[:-1], True)):
         path.write_bytes(content)
         assert ("the last line of budget.jsonl has no newline" in evidence(run)[1]) == said
-
-
-def test_only_training_steps_have_seconds_on_the_clock() -> None:
-    """The last validation comes after the end."""
-    rows = [{"step": 1, "loss": 5.0, "seconds": 3.0}, {"step": 1, "validation_loss": 5.0, "seconds": 9.0}]
-    assert last_logged_seconds(rows) == 3.0
-    assert last_logged_seconds(rows[1:]) is None
 
 
 def test_each_row_is_compared_with_every_line_of_the_journal() -> None:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from cramming.config import UserError
+from eval.extras import minimal_pairs
 from eval.extras.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
 from eval.finetune.models import open_model
 
@@ -57,11 +58,31 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
     for source in (open_model(bert), replace(open_model(bert), own=False)):
-        found = score_pairs(source, read_pairs(tmp_path), CPU, 24)
+        found = score_pairs(source, read_pairs(tmp_path), CPU, 24, {})
         first, second = (found["paradigms"][name]["accuracy"] for name in "ab")
         assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
     write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
-    assert score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24)["paradigms"]["b"]["accuracy"] == 0
+    assert score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24, {})["paradigms"]["b"]["accuracy"] == 0
+
+
+def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jsonl", [("w1 w2 w3", "w3 w2 w1")])
+    source, pairs = open_model(bert), read_pairs(tmp_path)
+    known = score_pairs(source, pairs, CPU, 24, {})
+    turned = [each._replace(good=each.bad, bad=each.good) for each in pairs]
+    assert score_pairs(source, turned, CPU, 24, known)["accuracy"] == 100 - known["accuracy"]
+    monkeypatch.setattr(minimal_pairs, "open_masked_lm", interrupt)
+    assert score_pairs(source, pairs, CPU, 24, known) == known
+    others = (replace(source, sha256="0"), replace(source, files={**source.files, "tokenizer.json": "0"}))
+    for one, length in ((source, 16), *((other, 24) for other in others)):
+        with pytest.raises(KeyboardInterrupt):
+            score_pairs(one, pairs, CPU, length, known)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_head_that_was_never_trained_scores_nothing(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ ODD = [
 NAMES = ["a/b", "/", "", "a.b", "\n|<b>", "pretrained", "avg9"]
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take most of a report's time."""
     monkeypatch.setattr(plots, "training", lambda curves: None)
     monkeypatch.setattr(plots, "scores", lambda bars, title: None)
 
@@ -135,6 +136,7 @@ def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: An
     assert "a/b/c/d: 0 values for 3 seeds" in evidence["R7"]
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("value", ["many", None, [], float("nan"), -1.0, LONGEST], ids=lambda value: repr(value)[:5])
 @pytest.mark.parametrize("key", ["elapsed", "charged_flops"])
 def test_an_odd_number_in_the_journal_is_damage_of_the_journal(

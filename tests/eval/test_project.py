@@ -13,6 +13,8 @@ from cramming import progress
 from cramming.config import UserError
 from eval.extras import project
 from eval.extras.power_law import LEVEL, PowerLaw
+from eval.extras.projection_runs import budgets_of, read_runs
+from eval.extras.projection_words import _budget
 from eval.recipe import SECTIONS
 
 BUDGETS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]  # exaFLOPs
@@ -119,6 +121,27 @@ def test_hours_are_those_after_the_start(write_budget: Write, verb: Any, capsys:
     assert found["loss"]["full_budget"] == pytest.approx(8 + (3600 - longest["seconds"]) / 100)
     with pytest.raises(UserError, match=r"full budget of 0\.5 exaflops is below the shortest run's 1"):
         verb(exaflops=0.5)
+
+
+@pytest.mark.parametrize(("unit", "budgets"), [("hours", 6), ("tokens", 3)])
+def test_the_same_hours_are_another_budget_on_another_device(
+    write_budget: Write, tmp_path: Path, unit: str, budgets: int
+) -> None:
+    """There they are another amount of compute; as many tokens are the same everywhere."""
+    for limit in (1.0, 2.0, 4.0):
+        for name, speed in (("Slow GPU", 1.0), ("Fast GPU", 8.0)):
+            done = limit * (speed if unit == "hours" else 1.0)
+            write_budget(done, seed=int(speed))
+            path = tmp_path / "runs" / f"{done:g}-{int(speed)}-0.001" / "record.json"
+            record = json.loads(path.read_text())
+            record["environment"]["device"]["name"] = name
+            record["pretrain"]["budget"] |= {"unit": unit, "limit": limit}
+            path.write_text(json.dumps(record))
+    points = read_runs(tmp_path / "runs", None).points
+    groups = budgets_of(points)
+    assert len(groups) == budgets and sum(map(len, groups)) == 6
+    shown = {_budget(point.budget) for point in points}
+    assert len(shown) == budgets and ("60.0 min on Slow GPU" in shown) == (unit == "hours")
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -13,7 +13,7 @@ from eval.report.render import html, markdown
 from eval.report.run_page import RunPage
 from eval.rules.load import Run
 
-NASTY = 'a|b <script>alert("x")</script> & "q"\nnext'
+NASTY = 'a|b \\| <script>alert("x")</script> & "q"\nnext'
 
 
 @pytest.fixture
@@ -49,12 +49,13 @@ class _Checker(HTMLParser):
 
 
 def test_markdown_tables_keep_their_shape(one: RunPage) -> None:
+    """Not even behind a backslash is a pipe in a cell: readers differ in what two backslashes before it mean."""
     text = markdown("report.j2", one=one)
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4
     for rows in tables:
         assert rows[1].startswith("|---")
-        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+        assert len({row.count("|") for row in rows}) == 1
     assert "<script" not in text and "\n\n\n" not in text
     assert "70.2 ±0.2" in text and "](../record.json)." in text and "\n- avg-9: " in text
 

@@ -155,6 +155,7 @@ def test_curves_tell_their_values_and_the_comparison_what_differs(opened: Page) 
 def test_score_against_cost_names_the_run_and_opens_it(opened: Page) -> None:
     opened.locator(".cost select").select_option("exaFLOPs")
     plot = opened.locator(".cost .u-over")
+    plot.hover()  # scrolls there; the plot knows its new place some frames later
     plot.hover(position={"x": plot.bounding_box()["width"] - 4, "y": 4})
     assert opened.locator(".cost .u-legend").text_content().count("79.2 run3") == 1
     plot.click(position={"x": plot.bounding_box()["width"] - 4, "y": 4})

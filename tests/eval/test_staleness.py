@@ -140,6 +140,19 @@ def test_the_study_is_written_and_continued(
         pipelines.main(settings, 3, [0], tmp_path)
 
 
-def test_a_run_that_diverged_says_so() -> None:
-    found = pipelines._row("2bw", [{"validation_loss": None}], [{"validation_loss": 1.0}], Stages(2, 2))
-    assert found[3] == "diverged"
+@pytest.mark.parametrize("lost", [["2bw"], ["synchronous"], ["synchronous", "2bw"]])
+def test_a_run_that_diverged_says_so(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, lost: list[str]
+) -> None:
+    """Its loss is not finite, and nothing is compared with it: of the same seed, of whichever rule."""
+    losses = {rule: float("nan") if name in lost else 2.5 for name, rule in RULES.items()}
+    monkeypatch.setattr(pipelines, "_train", lambda _, rule, stages: {"rows": [], "validation_loss": losses[rule]})
+    settings = compose("model=tiny", "budget.steps=3", "train.micro_batch=2")
+    for _ in range(2):  # the second time as stored
+        pipelines.main(settings, 2, [0, 1], tmp_path)
+        rows = (line.strip("| ").split(" | ") for line in (tmp_path / "study.md").read_text().splitlines())
+        found = {row[0]: row[3:] for row in rows if row[0] in RULES}
+        assert {name for name, row in found.items() if row[0] == "diverged"} == set(lost)
+        against = "–" if "synchronous" in lost else "+0.000"
+        assert all(row == ["diverged", "–", "–"] for name, row in found.items() if name in lost)
+        assert all(row == ["2.500", "0.000", against] for name, row in found.items() if name not in lost)

@@ -25,7 +25,7 @@ Settings = Callable[..., dict[str, Any]]
 
 def ran(calls: Calls) -> Calls:
     """Those of the calls that belong to one run."""
-    return [call for call in calls if any(override.startswith("name=") for override in call[1])]
+    return [call for call in calls if "--check" not in call[1]]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 
     def verb(name: str, overrides: list[str], folder: Any = None) -> None:
         made.append((name, overrides))
-        if not any(override.startswith("name=") for override in overrides):
+        if "--check" in overrides:
             return
         run = dict(override.split("=", 1) for override in overrides if "=" in override)["name"]
         path = tmp_path / run / "record.json"
@@ -70,7 +70,8 @@ def test_all_is_checked_before_anything_trains_and_every_run_has_the_users_setti
     assert [(verb, overrides[-1]) for verb, overrides in checks] == [
         (verb, "--check") for verb in ("glue", "prepare", "pretrain") * 2
     ]
-    assert checks[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "--check"] and calls[6:] == runs
+    assert calls[6:] == runs and all({"name=x-vocab512-1", "name=x-vocab1024-1"} & set(words) for _, words in checks)
+    assert checks[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-1", "--check"]
     assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] * 4
     assert runs[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-0", "seed=0"]
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
@@ -193,13 +194,39 @@ def test_scores_made_with_other_settings_end_a_study_of_scores_only(
     assert ran(calls)
 
 
-def test_a_diverged_run_has_no_score_and_is_not_repeated(calls: Calls, settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["diverged", "exhausted"])
+def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
+    calls: Calls, settings: Settings, tmp_path: Path, status: str
+) -> None:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": "diverged"}}))
+        (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": status}}))
     main(settings(tmp_path, what="data", variants={"data": {"a": ["data/filters=gopher"], "b": []}}, seeds=[0]))
     assert not calls
-    assert "| a | 1 | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
+    assert "| a | 1 (1 without a loss) | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
+
+
+@pytest.mark.parametrize("status", ["diverged", "exhausted"])
+def test_a_run_that_ends_without_a_model_does_not_end_the_study(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    ended = {"format": 1, "pretrain": {"status": status, "tokens": 10}}
+
+    def run(command: list[str]) -> int:
+        if "pretrain" not in command or "--check" in command:
+            return 0
+        name = next(word.partition("=")[2] for word in command if word.startswith("name="))
+        (tmp_path / name).mkdir()
+        good = {"status": "finished", "validation": {"loss": 2.5}, "tokens": 1000}
+        record = ended if name == "x-vocab512-0" else {**ended, "pretrain": good}
+        (tmp_path / name / "record.json").write_text(json.dumps(record))
+        return 2 if record is ended else 0
+
+    monkeypatch.setattr(study, "run_process", run)
+    monkeypatch.setattr(study, "_given_overrides", list)
+    main(settings(tmp_path, glue=True))
+    table = (tmp_path / "x-vocab-study" / "study.md").read_text()
+    assert "| vocab512 | 2 (1 without a loss) | – | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
 
 
 def scored(name: str, validation: dict[str, str] | None = None, **scores: float | None) -> Run:
@@ -224,7 +251,8 @@ def test_losses_on_one_text_compare(tmp_path: Path) -> None:
     own = scored("e")  # on the held-out text of its own corpus
     own = replace(own, record=replace(own.record, corpus=replace(own.record.corpus, manifest_sha256="9")))
     for other, compare in ((scored("b", text), True), *((one, False) for one in (*others, own))):
-        write(tmp_path, "data", {"v": [scored("a", text)], "w": [other]})
+        lost = Run(Path("f"), "f", read_record({"pretrain": {"status": "diverged"}}))  # of no text
+        write(tmp_path, "data", {"v": [scored("a", text)], "w": [other, lost]})
         assert ("Validation losses are all on one text." in (tmp_path / "study.md").read_text()) == compare
     write(tmp_path, "masking", {"v": [own], "w": [own]})
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()

@@ -41,6 +41,31 @@ def test_a_run_its_archive_and_another_of_its_name(
     assert [finding["rule"] for finding in told["findings"] if not finding["ok"]] == ["R27"]
 
 
+@pytest.mark.parametrize(
+    "corpus",
+    [
+        *(
+            {"settings": settings}
+            for settings in ([], {}, {"data": None}, {"data": {"seed": "x"}}, {"data": {"seed": -1}})
+        ),
+        {"sources": []},
+        {"manifest_sha256": "of another corpus than the tasks"},
+        None,
+    ],
+)
+def test_tasks_of_an_unknown_seed_are_not_generated(
+    honest_run: Path, tmp_path: Path, means: Means, corpus: dict[str, Any] | None
+) -> None:
+    """As of a stranger's record, or of a model from elsewhere, which has no corpus."""
+    run = shutil.copytree(honest_run, tmp_path / "run")
+    record = json.loads((run / "record.json").read_text())
+    record["corpus"] = corpus and {**record["corpus"], **corpus}
+    (run / "record.json").write_text(json.dumps(record))
+    found = verify_run(run, replace(means, make_tasks=lambda *_: pytest.fail("of which seed?")))
+    assert "not computed again: the record does not say with which seed" in found.looked_at[0]
+    assert not [problem for problem in found.problems if problem.startswith("scores")]
+
+
 @pytest.mark.parametrize("name", ["honest.zip", "honest.record (1).zip", "honest"])
 def test_an_archive_is_known_by_its_content(
     name: str,

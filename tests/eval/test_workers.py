@@ -80,6 +80,24 @@ def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exceptio
         run_one(1, error, monkeypatch)
 
 
+def test_what_is_done_when_another_fails_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def pool(*_: Any, **__: Any) -> Iterator[Submit]:
+        def submit(_: Any, run: int) -> Future[Any]:
+            future = Future[Any]()
+            future.set_exception(UserError("died")) if run % 2 else future.set_result(run)
+            return future
+
+        yield submit
+
+    monkeypatch.setattr(workers, "process_pool", pool)
+    found = []
+    with pytest.raises(UserError, match="died"):
+        for _, result in workers.run_all(cast(Any, range(20)), 19, lambda examples: None):
+            found.append(result)
+    assert len(found) == 10
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_another_error_of_a_worker_is_our_own_defect(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     with pytest.raises(RuntimeError, match="shapes"):

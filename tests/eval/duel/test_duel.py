@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,9 @@ def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, Te
     ],
 )
 def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
-    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int, verdict: str
-) -> None:
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int, verdict: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     fought = Fought(monkeypatch, loss)
     ledger, terms, opponents = begin()
     fight(ledger, terms, opponents, config, seed=0)
@@ -82,6 +83,11 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
     assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]  # cores change hands
     fight(ledger, terms, opponents, config, seed=0)
     assert len(fought.trained) == pairs, "fought once, shown ever after"
+    capsys.readouterr()
+    ladder.show(ledger, as_json=False)
+    ladder.show(ledger, as_json=True)
+    shown, _, listed = capsys.readouterr().out.rpartition('{"duels"')
+    assert verdict in shown and f'"verdict": "{verdict}"' in listed
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,32 @@ def test_a_side_that_is_left_over_trains_beside_the_other_again(
     assert [path.name for path in tmp_path.iterdir()] == ["candidate-0"]
 
 
+@pytest.mark.parametrize("at_work", [[], ["base-0"]])
+def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at_work: list[str]
+) -> None:
+    """As on a file system without flock, where the lock of a killed process cannot be told from one in use."""
+    pair = [Side(tmp_path / name, []) for name in ("base-0", "candidate-0")]
+    program = "import os, pathlib; print('last words', flush=True); {}; os.kill(os.getpid(), 9)"
+
+    def start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
+        lock, other = side.folder / ".lock", tmp_path / "base-0" / ".lock"
+        do = f"pathlib.Path({str(lock)!r}).touch()" + f"; pathlib.Path({str(other)!r}).unlink()" * bool(at_work)
+        with side.folder.with_name(f"{side.folder.name}.log").open("wb") as log:
+            return subprocess.Popen([sys.executable, "-c", program.format(do)], stdout=log)
+
+    monkeypatch.setattr(sides, "_start", start)
+    monkeypatch.setattr(Side, "is_at_work", lambda side: (side.folder / ".lock").exists())
+    for side in pair:
+        side.folder.mkdir()
+    for name in at_work:
+        (tmp_path / name / ".lock").touch()
+        (tmp_path / f"{name}.log").write_text("last words")
+    with pytest.raises(UserError, match=r"base-0 did not end well.*: last words"):
+        sides._run("pretrain", pair, [None, None], "a duel")
+    assert ("base-0: waiting" in capsys.readouterr().out) == bool(at_work)
+
+
 def test_a_file_is_no_folder_of_duels(compose: Compose, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"folder=.*/file: is a file; give a folder"):
@@ -193,6 +225,16 @@ def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, m
     with pytest.raises(UserError, match="other code is here now"):
         fight(ledger, terms, opponents, config, seed=0)
     assert ledger.duels()["d0"].starts == 0
+
+
+def test_the_progress_of_a_long_run_is_known_at_once(tmp_path: Path) -> None:
+    each = {"each_progress": [0.1] * 100, "each_loss": [2.0] * 100}
+    rows = [{"step": step, "progress": step / 10_000, "loss": 2.0, **each} for step in range(1, 10_001)]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[:9000]) + '{"step": 9001, "progr')
+    began = time.perf_counter()
+    assert {Side(tmp_path, []).progress() for _ in range(10)} == {0.9}
+    assert time.perf_counter() - began < 0.2
 
 
 def test_scores_are_compared_over_the_tasks_that_all_runs_have() -> None:
@@ -265,6 +307,13 @@ def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_cor
     ):
         with pytest.raises(UserError, match=says):
             on_the_clock(Opponents(([], []), (less, candidate)), [])
+
+
+def test_a_run_that_is_no_side_decides_nothing(compose: Compose, config: DuelConfig, tmp_path: Path) -> None:
+    """One of the default name, whose model could not be scored."""
+    (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
+    side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
+    main.check_sides(Opponents(([], []), (side, side)), replace(config, glue=True))
 
 
 @pytest.fixture

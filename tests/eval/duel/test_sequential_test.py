@@ -14,8 +14,9 @@ TEST = SequentialTest(PAIRS, ERROR, delta=0.0)
 
 def ends_with_a_winner(values: np.ndarray, test: SequentialTest = TEST) -> tuple[int, bool]:
     """After how many pairs a duel over these differences ends, and whether with a winner."""
-    end = next(k for k in range(1, len(values) + 1) if test.is_over(values[:k].tolist()))
-    return end, test.verdict(*test.interval(values[:end].tolist())) in ("win", "loss")
+    looks = [(k, test.verdict(*test.interval(values[:k].tolist()))) for k in range(1, len(values) + 1)]
+    end, verdict = next((look for look in looks if look[1] != "undecided"), looks[-1])
+    return end, verdict in ("win", "loss")
 
 
 @pytest.mark.parametrize(("spread", "first_look"), [(1e-4, 3), (1.0, 5), (50.0, 8)])
@@ -58,6 +59,12 @@ def test_p_is_the_error_at_which_the_duel_would_just_have_been_decided() -> None
     assert 0 < p < 1
     assert SequentialTest(PAIRS, p * 1.05, 0.0).look(values).verdict == "win"
     assert SequentialTest(PAIRS, p / 1.05, 0.0).look(values).verdict == "undecided"
+
+
+def test_p_of_a_narrow_win_is_not_above_the_error() -> None:
+    mean = 1.0001 * boundaries(PAIRS, ERROR, 3)[2] / math.sqrt(3)
+    look = TEST.look([-mean - 1.0, -mean, -mean + 1.0])
+    assert look.verdict == "win" and look.p <= ERROR
 
 
 @pytest.mark.parametrize(

@@ -185,17 +185,6 @@ def test_the_points_of_a_sweep_stay_when_the_best_is_scored_as_if_it_were_the_on
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
-@pytest.mark.parametrize(
-    "change", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes().splitlines(True)[0])]
-)
-def test_a_history_that_was_altered_is_refused_and_found(few: dict[str, Any], change: Callable[[Path], object]) -> None:
-    main(few)
-    change(past(few))
-    with pytest.raises(UserError, match=r"history\.jsonl: is (missing|not as the record knows it)") as found:
-        main(few)
-    assert "\n" not in str(found.value) and not finding(few, "R7")[0]
-
-
 def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
     """Their key is the same: nothing is fine-tuned here, so nothing is told here."""
     main({**few, "name": "other"})

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import BertModel
 
 from cramming.data.task_files import GLUE
 from cramming.device import describe
@@ -22,6 +24,7 @@ from eval.finetune.models import ModelSource, open_model
 from eval.finetune.scoring import conditions
 from eval.finetune.store import RunStore
 from eval.glue import main
+from eval.rules.load import load_run
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import read_task
 
@@ -140,6 +143,31 @@ def test_stored_scores_are_computed_again_from_their_predictions(
     assert done == ["cola"] * 3  # once by each, the constant class included
 
 
+def test_what_was_scored_with_its_test_sets_is_not_fine_tuned_again_without(
+    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
+) -> None:
+    """No score depends on them; a task that was begun with them goes on with them, to whatever end."""
+    both = with_eval(config, tasks=["mnli"], init=["pretrained", "random"], baselines=True)
+    main(with_eval(both, init=["random"], seeds=[0]))
+    assert done == ["mnli"] * 3
+    main(with_eval(both, predict_test=False))
+    assert done == ["mnli"] * 6, "no baseline, and of the random model only the second seed"
+    main(both)
+    main(with_eval(both, predict_test=False))
+    assert done == ["mnli"] * 8, "test sets of the trained model, which had none"
+    main({**both, "name": "unbroken"})
+    folder = Path(config["runs"])
+    for init in ("pretrained", "random"):
+        assert glue_json(both, init) == glue_json({**both, "name": "unbroken"}, init)
+        for seed in (0, 1):
+            files = [
+                np.load(folder / f"{name}/glue/{init}/predictions/mnli-seed{seed}.npz")
+                for name in ("first", "unbroken")
+            ]
+            assert all(np.array_equal(files[0][name], files[1][name]) for name in {*files[0], *files[1]})
+    assert not load_run(folder / "first").record.contradictions
+
+
 def perfect_predictions(folder: Path) -> None:
     np.savez(folder / "predictions/cola-seed0.npz", **{"dev.cola": np.arange(20) % 2})
 
@@ -170,6 +198,25 @@ def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
     main(few)
     assert done == ["cola"] * 3 and glue_json(few) == before
     assert (folder / "predictions/cola-seed0.npz").read_bytes() == kept
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_began_with_an_untrained_pooler_is_done_again(
+    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], model: Path, done: list[str], pickled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As by versions that found a trained one in safetensors alone."""
+    BertModel.from_pretrained(model).save_pretrained(model)
+    if pickled:
+        torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+        (model / "model.safetensors").unlink()
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("eval.finetune.scoring.trained_pooler", lambda *_: {})
+        main(few)
+    main(few)
+    main(few)
+    assert done == ["cola"] * (1 + pickled)
 
 
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:

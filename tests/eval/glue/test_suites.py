@@ -51,7 +51,7 @@ def test_a_bag_of_words_stands_beside_the_model_and_is_judged_by_no_rule(
 
 
 def test_superglue_and_minimal_pairs_stand_beside_glue(
-    config: dict[str, Any], tmp_path: Path, with_eval: Change
+    config: dict[str, Any], tmp_path: Path, with_eval: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(config)
     before = judge(read_record(load_record(Path(config["runs"]) / "first")))
@@ -68,6 +68,8 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     (tmp_path / "pairs/one.jsonl").write_text(json.dumps({"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}) + "\n")
     changes = {"data_dir": tmp_path / "super", "minimal_pairs": tmp_path / "pairs", "baselines": True}
     main(with_eval(config, source="superglue", **changes))
+    monkeypatch.setattr("eval.extras.minimal_pairs.open_masked_lm", interrupt)
+    main(with_eval(config, source="superglue", **changes))  # nothing is scored twice
     record = load_record(Path(config["runs"]) / "first")
     assert judge(read_record(record)) == before and set(record["superglue"]) == {"pretrained", *WITHOUT_ENCODER}
     section = record["superglue"]["pretrained"]
