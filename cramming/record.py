@@ -124,8 +124,8 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
 
     A resume does the steps behind its checkpoint again, or has no time for them: a row takes back those of later steps,
-    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too; and of the steps
-    that it is a mean of, what was written before that step began, or after the next one did.
+    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too, and each row of
+    the steps that it is the mean of, unless that row's progress lies between the starts of its step and of the next.
     """
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def _take_back(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> None:
     while first and rows[first - 1]["step"] >= begins:
         first -= 1
     before = [other for other in rows[first:] if other["step"] < row["step"]]
-    before = [other for other in before if _is_of_step(other, begun[other["step"] - begins :])]
+    before = [other for other in before if _is_of_step(other, begun[(place := other["step"] - begins) : place + 2])]
     same = [other for other in rows[first:] if other["step"] == row["step"]]
     is_validation = "validation_loss" in row
     twin = next((i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation), len(same))

@@ -144,8 +144,9 @@ class RecordedRun:
             if now < before:
                 yield f"metrics.jsonl: the progress falls from {before:.6f} to {now:.6f} at step {step:.0f}"
         section, row = self.record["pretrain"], self.rows[self.last]
+        ended_logged = section["status"] != "diverged"  # its last steps, which changed nothing, have no row
         for name, here in (("steps", self.last), ("tokens", row["tokens"]), ("train_loss", row["loss"])):
-            if section.get(name, here) != here:
+            if ended_logged and section.get(name, here) != here:
                 yield f"record.json: pretrain.{name} is {section[name]}, the last row of the log has {here}"
         if self.events[-1]["process"] == 0:  # a resume may have had other settings of checkpoints
             yield from self._not_kept(self.record["config"]["checkpoint"].get("keep_at", []))

@@ -141,9 +141,9 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
 # Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
 # (the record keeps what any of its processes forced, and the most devices that one had).
 _FREE_TO_CHANGE = {
-    "resume", "runs", "corpora", "checkpoint", "data.workers", "data.ray", "eval", "report", "export", "study", "bench",
-    "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project", "replay", "submit",
-    "trackers", "verify", "parallel",
+    "resume", "runs", "corpora", "checkpoint", "data.corpus", "data.workers", "data.ray", "eval", "report", "export",
+    "study", "bench", "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project",
+    "replay", "submit", "trackers", "verify", "parallel",
 }  # fmt: skip
 _COMPRESSION = "parallel.compression."  # what `parallel` has that changes numbers; strategies without it send all
 

@@ -6,7 +6,7 @@ Order files let the same shards be read with their documents in another order, a
     compressibility    tokens per character, what the tokenizer compresses best first
     token_prevalence   mean log2 probability of the tokens by their own counts in the corpus, likely ones first
 
-[CLS] and [SEP], which every document has, count in neither: they would put the short ones on one side.
+[CLS] and [SEP], which every document has, are not counted: they would put the short ones on one side.
 Geiping and Goldstein 2022 (section 4.4) filter by tokens per character, and sort rows by token prevalence. Here whole
 documents are sorted, as sequence length is not part of a corpus. The reverse is read from the same file.
 """

@@ -75,9 +75,9 @@ def main(config: Mapping[str, Any]) -> None:
             raise
         except UserError as error:
             remarks = [preparation.source.remark()]  # which part ended a mix may be the cause
-            if interrupted or has_finished(folder):
+            if has_finished(folder):
                 remarks.append(f"what is finished stays in {folder}")
-            else:
+            elif not interrupted:
                 discard(folder)
             error.args = ("; ".join(filter(None, [str(error), *remarks])),)
             raise

@@ -48,10 +48,22 @@ def list_of(folder: Path) -> dict[str, Any]:
 
 def _described(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
     """Bytes and SHA-256 by name; of what a link leads to, as of a `glue/` on another disk."""
-    places = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
-    files = {str(path.relative_to(folder)): path for path in places if path.is_file()}
+    files = {str(path.relative_to(folder)): path for path in _files(folder) if path.is_file()}
     chosen = [(name, files[name]) for name in sorted(files) if wanted(name)]
     return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in chosen}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Those at the top and below the folders that count, each real folder once."""
+    seen: set[str] = set()
+    for place, below, names in os.walk(folder, followlinks=True):
+        at_top = place == str(folder)
+        below[:] = [name for name in below if not at_top or f"{name}/" in (*KEPT_BELOW, *BY_HASH)]
+        if (real := os.path.realpath(place)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place, name) for name in names)
 
 
 def _signed(files: dict[str, Any]) -> dict[str, Any]:

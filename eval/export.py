@@ -16,7 +16,7 @@ from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pret
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
 from cramming.progress import say
-from cramming.record import run_folder
+from cramming.record import WITHOUT_MODEL, run_folder
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
 from eval.report.model_card import CARD_TAG, Exported, write_card
@@ -92,6 +92,8 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     run, final = load_run(home), home / "final"
     require(not run.problem, f"name={name}: {run.problem}; `cramming pretrain name={name}` makes a run")
     status = run.record.training.status
+    other = "train under another name, or give model_path=<folder>"
+    require(status not in WITHOUT_MODEL, f"name={name}: the run in {home} is {status} and has no model; {other}")
     require(
         status == "finished",
         f"name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"

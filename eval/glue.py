@@ -17,6 +17,7 @@ from cramming.environment import environment
 from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
 from cramming.record import (
+    WITHOUT_MODEL,
     create_run_folder,
     is_run,
     load_record,
@@ -150,6 +151,8 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
         return open_model(config["model_path"])
     final, name = folder / "final", config["name"]
     hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
+    if is_run(folder) and (status := read_record(load_record(folder)).training.status) in WITHOUT_MODEL:
+        hint = f"the run is {status}; train under another name, or give model_path=<folder>"
     require(final.is_dir(), f"{final}: no trained model; {hint}")
     source = open_model(final)
     if is_run(folder) and (wrong := altered(read_record(load_record(folder)), source.files)):

@@ -254,8 +254,8 @@ def _varlen_reason_against(device: torch.device, dtype: torch.dtype) -> str | No
     if device.type != "cuda":
         return "runs on CUDA only"
     if not has_flash(device):
-        name = torch.cuda.get_device_name(device)
-        return f"FlashAttention needs an Ampere or newer GPU (compute capability 8.0), this is {name}"
+        here = f"this is torch {torch.__version__} on {torch.cuda.get_device_name(device)}"
+        return f"FlashAttention needs torch 2.11 and an Ampere or newer GPU (compute capability 8.0), {here}"
     if dtype not in FLASH_TYPES:
         name = str(dtype).removeprefix("torch.")
         return f"FlashAttention computes in 16 bits, not in {name} (precision=bf16 would do)"

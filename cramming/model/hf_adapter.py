@@ -120,7 +120,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
         """
         for name in NOT_TAKEN:
             if others.get(name) is not None and others[name] is not False:
-                raise ValueError(f"{name}: this model does not take it; positions are counted from each row's mask")
+                raise ValueError(f"{name}: this model does not take it; give input_ids and attention_mask alone")
         mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions_BL = places_L - mask_BL.int().argmax(dim=1, keepdim=True)  # counted from each row's first token

@@ -1,7 +1,7 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB, LARS, Muon and NorMuon.
 
-To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file. Beside
-those of `OptimConfig` they are named as the arguments of its class.
+To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file. The
+dataclass's own fields have the names of the optimizer class's arguments.
 """
 
 from collections.abc import Callable, Collection

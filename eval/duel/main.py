@@ -354,5 +354,5 @@ def say_pair(duel: Duel, count: int) -> None:
     losses = ", ".join(
         f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure] is not None
     )
-    said = ladder.numbers(state, duel.test.first_look)
+    said = failure(duel) or ladder.numbers(state, duel.test.first_look)
     say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}")

@@ -25,7 +25,7 @@ from eval.tasks.metrics import mean_of
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OVER = ("finished", *WITHOUT_MODEL)  # states of a run that trains no more
-PROGRESS = re.compile(rb'"progress": ([0-9.e-]+)')
+PROGRESS = re.compile(rb'"progress": ([0-9.e-]+)[,}]')
 POLL_SECONDS = 0.5
 
 

@@ -24,7 +24,7 @@ from eval.finetune import history
 from eval.finetune.config import SELECTION, EvalConfig, Hyperparameters, Init
 from eval.finetune.encode import EncodedTask, encode_tasks
 from eval.finetune.loop import FINETUNING_VERSION, Predictions, TaskRun
-from eval.finetune.models import ModelSource, trained_pooler
+from eval.finetune.models import ModelSource
 from eval.finetune.store import RunStore, is_subset, summarise, with_seconds, write_json
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
@@ -59,14 +59,12 @@ def score_model(
     # A sweep compares its points: each on one machine.
     store = RunStore(folder, past, anywhere=competes) if suite.section == "glue" else RunStore(folder)
     protocol = {**numerics, "selection": "last"}
-    if any(name.endswith(".bin") for name in source.files) and trained_pooler(source, init, hyper):
-        protocol["pooler"] = "trained"  # which was taken from safetensors alone
 
     def stored(d: TaskData) -> int:
         asked = conditions(d, source, init, protocol, machine)
         return sum(store.load(d, seed, key_of(asked, hyper, seed)) is not None for seed in settings.seeds)
 
-    # A task that was begun with its test sets goes on with them, asked for or not: nothing is fine-tuned twice.
+    # A task begun with its test sets keeps them, even if predict_test is now false: nothing is fine-tuned twice.
     data = [max(d, d.whole, key=stored) if d.unasked else d for d in data]
     by_name = {d.task.name: d for d in data}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}

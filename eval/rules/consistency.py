@@ -168,7 +168,7 @@ def _corpus(e: Evidence) -> Iterator[str]:
     """The manifest of what was read against its hash, which the journal has too, and against the record's words."""
     file, told = e.folder / "corpus.json", e.record.raw["corpus"]
     if not file.exists():
-        if e.setups:  # as old
+        if e.setups:  # a run from before 2026-11-25
             yield "is not beside the record"
         return
     manifest = json.loads(file.read_text(encoding="utf-8"))

@@ -66,9 +66,9 @@ def kept(record: Record, init: str) -> list[FineTuning]:
 
 
 def made_later(record: Record, init: str) -> dict[str, Any]:
-    """Of results that the history has behind what the record's section of this initialisation came after, by the
-    SHA-256 of their predictions the key: of a scoring with other settings that was broken off, and has put them in the
-    place of the section's. R20, R21 and R26 see to them."""
+    """Keys by the SHA-256 of their predictions, of the history's lines written after the record's section, by a scoring
+    with other settings that was broken off: its results have replaced the section's files. R20, R21 and R26 judge them.
+    """
     section, entries = record.glue.get(init), record.history_file.entries if record.history_file else []
     count, own = int(section.history_entries or 0) if section else 0, {line.key for line in kept(record, init)}
     later = (line for line in entries[count:] if line.init == init and line.key not in own)

@@ -156,7 +156,7 @@ def _silent(e: Evidence, step_seconds: float) -> Iterator[str]:
     """Processes with hardly any of the heartbeats that config.yaml has them write, whatever the disk's pace was.
 
     One that is stopped for a while writes none, and one when it goes on: of the time between two events counts what its
-    steps take, and as much more as asks for one heartbeat."""
+    steps take, plus the time in which one heartbeat must be written."""
     every = e.config["budget"]["heartbeat_seconds"]
     for process in {event["process"]: None for event in e.events}:
         own = [event for event in e.events if event["process"] == process]

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import BertModel
 
 from cramming.data.task_files import GLUE
 from cramming.device import describe
@@ -198,25 +196,6 @@ def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
     main(few)
     assert done == ["cola"] * 3 and glue_json(few) == before
     assert (folder / "predictions/cola-seed0.npz").read_bytes() == kept
-
-
-@pytest.mark.parametrize("pickled", [False, True])
-def test_what_began_with_an_untrained_pooler_is_done_again(
-    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], model: Path, done: list[str], pickled: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """As by versions that found a trained one in safetensors alone."""
-    BertModel.from_pretrained(model).save_pretrained(model)
-    if pickled:
-        torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
-        (model / "model.safetensors").unlink()
-    few = with_eval(config, tasks=["cola"], seeds=[0])
-    with monkeypatch.context() as patch:
-        patch.setattr("eval.finetune.scoring.trained_pooler", lambda *_: {})
-        main(few)
-    main(few)
-    main(few)
-    assert done == ["cola"] * (1 + pickled)
 
 
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:
