@@ -6,7 +6,7 @@ Attention is the suite's too, whatever `attn_implementation` says. Shapes: B row
 """
 
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
-    ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
@@ -66,6 +65,11 @@ class CrammingConfig(PretrainedConfig):
         super().__init__(**{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs})
 
 
+# What a model gives, the encoder's first: sentence-transformers (6.2) takes the first class that `forward` names for a
+# dataclass, which ModelOutput is not.
+Output: TypeAlias = (
+    BaseModelOutput | MaskedLMOutput | SequenceClassifierOutput | TokenClassifierOutput | QuestionAnsweringModelOutput
+)
 NOT_TAKEN = ("position_ids", "inputs_embeds", "head_mask", "output_attentions")
 
 
@@ -112,7 +116,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **others: Any,  # what callers pass to any model, such as output_attentions=None
-    ) -> ModelOutput | tuple[Any, ...]:
+    ) -> Output | tuple[Any, ...]:
         """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side.
 
         `hidden_states`, where asked for: what goes into each block, and the last hidden state. ValueError for an
@@ -137,7 +141,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
             output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
         return output.to_tuple() if return_dict is False else output
 
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))
 
 
@@ -178,7 +182,7 @@ class CrammingForMaskedLM(CrammingPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         logits = _padded(capped(self.decoder(self.transform(hidden_TD)), self.choices.logit_softcap), mask_BL)
         loss = None if targets is None else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
         return MaskedLMOutput(loss=loss, logits=logits)
@@ -195,7 +199,7 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         pooling = POOLINGS[self.config.classifier_pooling]
         pooled_BD = self.pooler(pooling(hidden_TD, _bounds(mask_BL))).tanh()
         logits = self.classifier(self.dropout(pooled_BD))
@@ -210,7 +214,7 @@ class CrammingForTokenClassification(CrammingPreTrainedModel):
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         logits = _padded(self.classifier(self.dropout(hidden_TD)), mask_BL)
         loss = None if targets is None else self.loss_function(logits, targets, self.config)
         return TokenClassifierOutput(loss=loss, logits=logits)
@@ -222,7 +226,7 @@ class CrammingForQuestionAnswering(CrammingPreTrainedModel):
     def _build(self, config: CrammingConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
-    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> ModelOutput:
+    def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         starts, ends = _padded(self.qa_outputs(hidden_TD), mask_BL).unbind(-1)
         loss = None if targets is None else self.loss_function(starts, ends, *targets)
         return QuestionAnsweringModelOutput(loss=loss, start_logits=starts, end_logits=ends)

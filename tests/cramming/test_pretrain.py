@@ -19,6 +19,7 @@ from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.journal import checkpoints_of, read_journal
 from cramming.record import load_metrics, load_record
+from cramming.recorded import RecordedRun
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
@@ -211,6 +212,7 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, s
     assert section["status"] == "diverged" and 0 < section["steps"] <= steps and section["final_files"] is None
     assert section["steps"] == read_journal(tmp_path / "runs" / "a" / "budget.jsonl")[-1]["steps"]
     assert not (tmp_path / "runs" / "a" / "final").exists()
+    assert list(RecordedRun.read(tmp_path / "runs" / "a").contradictions()) == []
     before = (tmp_path / "runs" / "a" / "record.json").read_bytes()
     with pytest.raises(UserError, match=r"diverged.*give another name"):
         start("name=a")

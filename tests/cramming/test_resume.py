@@ -501,6 +501,16 @@ def test_an_unfinished_run_and_a_resume_with_other_settings(refused: Refused, br
     assert "optim.lr=0.001" in message
 
 
+def test_a_resume_may_find_the_corpus_elsewhere(
+    start: Start, make_corpus: Callable[..., Path], tmp_path: Path, break_run: Break
+) -> None:
+    """As one that newer settings would name otherwise; that it is the same, its manifest tells."""
+    corpus = make_corpus(tmp_path / "corpus", documents=50)
+    break_run(4, "crash", "name=a", f"data.corpus={corpus}")
+    moved = corpus.rename(tmp_path / "moved")
+    assert load_record(start("name=a", "resume=true", f"data.corpus={moved}"))["pretrain"]["status"] == "finished"
+
+
 @pytest.mark.parametrize("setting", ["data.corpus", "train.validation_corpus"])
 def test_a_resume_with_another_corpus_in_the_same_place(
     make_corpus: Callable[..., Path], tmp_path: Path, refused: Refused, setting: str, break_run: Break

@@ -71,6 +71,8 @@ def test_what_lies_on_another_disk_is_in_it(run: Path, tmp_path: Path) -> None:
     for name in ("glue", "final"):
         shutil.move(run / name, tmp_path / "disk" / name)
         (run / name).symlink_to(tmp_path / "disk" / name)
+    (run / "data").symlink_to("/")  # is not looked into
+    (tmp_path / "disk" / "glue" / "again").symlink_to(run)  # nor gone around in
     assert pack(run, tmp_path / "b.zip") == listed
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
 

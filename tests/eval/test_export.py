@@ -167,6 +167,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
             lambda r: write_record_section(r / "stock", pretrain={"status": "interrupted"}),
             "is interrupted, not finished",
         ),
+        (lambda r: write_record_section(r / "stock", pretrain={"status": "diverged"}), "is diverged and has no model"),
         (lambda r: edit_json(r / "stock/record.json", lambda n: n.pop("pretrain")), "is missing, not finished"),
         (lambda r: (r / "stock/final/model.safetensors").unlink(), r"final: no weights"),
         (
