@@ -161,7 +161,7 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
         monkeypatch.setattr(study, "_given_overrides", lambda given=given: given)
         for folder, sha256, problem in (
             (folders[1], hashes[1], None),
-            (folders[2], hashes[2], f"{key}={folders[2]}"),
+            (folders[2], hashes[2], f"{key}={folders[2]}|corpus manifest_sha256={hashes[2]}"),
             (folders[0], hashes[2], f"corpus manifest_sha256={hashes[2]}"),
         ):
             earlier(f"{key}={folder}", corpus=sections(sha256))
