@@ -72,18 +72,14 @@ def validate_fully(state: TrainState) -> dict[str, Any]:
 
     Of a run that tells replaced tokens these are None but for the numbers of tokens: `replaced_token_loss` (nats per
     token) and `replaced_token_accuracy` are there instead. The log's last row has the same."""
-
-    def all_mask() -> dict[str, Any]:
-        if state.config.objective.replaces_tokens:
-            return dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte"))
-        batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
-        loss, accuracy, _ = state.engine.evaluate(batches)
+    further: dict[str, Any] = dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte"))
+    if not state.config.objective.replaces_tokens:
+        loss, accuracy, _ = state.engine.evaluate(state.data.held_out.batches(ALL_MASK, state.config.train.rows))
         bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
+        further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
         said = "" if bits is None else f", {bits:.3f} bits per byte"
         say(f"all targets behind [MASK]: validation loss {loss:.3f}, accuracy {accuracy:.3f}{said}")
-        return {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
-
-    return {**state.validate(1.0, all_mask), "tokens": len(state.data.held_out.ids_N)}
+    return {**state.validate(1.0, further), "tokens": len(state.data.held_out.ids_N)}
 
 
 def export(state: TrainState) -> dict[str, str]:

@@ -4,7 +4,7 @@ Nothing is written before all that can be refused has been checked. What a resum
 how a run ends in cramming/finish.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -235,9 +235,9 @@ class TrainState:
         }
         self.metrics.write(row)
 
-    def validate(self, progress: float, further: Callable[[], dict[str, Any]] = dict) -> dict[str, Any]:
-        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training. What
-        is measured `further` goes into the same row.
+    def validate(self, progress: float, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training, in one
+        row with what was measured `further`.
 
         Of a run that tells replaced tokens it is the encoder's loss at that, under a name of its own: its generator's
         would say nothing about the encoder. All processes share the work; rank 0 has the result.
@@ -253,7 +253,7 @@ class TrainState:
         row = {"step": step, "progress": progress, "tokens": self.work.tokens, "seconds": self.clock.elapsed_seconds()}
         name = objective.validation_name
         say(f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}")
-        found |= further()
+        found |= further or {}
         self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
         return {**found, "targets": targets}
 

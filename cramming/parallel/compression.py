@@ -18,6 +18,7 @@ own: a resume begins with none of it, and the errors go when a step is skipped, 
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,17 +32,21 @@ LEVELS = 127  # of int8 on each side of zero
 START_POWER_SGD = 10  # steps that are reduced whole: early gradients change fast, and torch builds its buckets anew
 
 
-class Hook:
+class Hook(ABC):
     """What is sent of a bucket, and what comes back: the sum over the group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.kept: tuple[dict[int, Any], ...] = ()  # by bucket: what one step's gradients leave for the next
 
+    @abstractmethod
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        raise NotImplementedError
+        """The sum of the bucket, exact or nearly."""
 
     def forget(self) -> None:
         """The step is skipped: no error of its gradients may enter the next."""
+        for kept in self.kept:
+            kept.clear()
 
 
 def hook_of(config: CompressionConfig, group: dist.ProcessGroup) -> Hook:
@@ -87,6 +92,7 @@ class PowerSgd(Hook):
         self.state = powerSGD_hook.PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD
         )
+        self.kept = self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         found = _sum_of_mean(self.hook(self.state, bucket), self.group)
@@ -94,17 +100,13 @@ class PowerSgd(Hook):
             found.wait()  # next bucket's first, in another order on each process
         return found
 
-    def forget(self) -> None:
-        for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
-            kept.clear()
-
 
 def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tensor]:
     """torch's hooks divide by the number of processes."""
     return mean.then(lambda done: done.value().mul_(group.size()))
 
 
-class Gathered(Hook, ABC):
+class Gathered(Hook):
     """Each process's message goes to all others, who add up what the messages mean."""
 
     @abstractmethod
@@ -137,6 +139,7 @@ class TopK(Gathered):
         super().__init__(group)
         self.density = density
         self.errors: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+        self.kept = (self.errors,)
 
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
         order = tuple(map(id, bucket.parameters()))  # DDP orders its buckets anew after the first step
@@ -147,9 +150,6 @@ class TopK(Gathered):
         wanted[places] = 0
         self.errors[bucket.index()] = order, wanted
         return torch.cat([places.int(), values.float().view(torch.int32)])
-
-    def forget(self) -> None:
-        self.errors.clear()
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
         places, values = message.chunk(2)

@@ -349,10 +349,10 @@ def failure(duel: Duel) -> str | None:
 def say_pair(duel: Duel, count: int) -> None:
     """The test's state after `count` pairs, as a line."""
     terms, measure = duel.terms, duel.terms["measure"]
-    state = duel.test.look(replace(duel, pairs=duel.pairs[:count]).differences(measure))
+    seen = replace(duel, pairs=duel.pairs[:count])
     pair = duel.pairs[count - 1]
     losses = ", ".join(
         f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure] is not None
     )
-    said = failure(duel) or ladder.numbers(state, duel.test.first_look)
+    said = failure(seen) or ladder.numbers(duel.test.look(seen.differences(measure)), duel.test.first_look)
     say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}")

@@ -191,20 +191,18 @@ def build_classifier(source: ModelSource, init: Init, outputs: int, hyper: Hyper
     refuse_changed(source.folder, source.settings if source.own else source.files)
     size = encoder.config.hidden_size if hyper.pooler else None
     model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    if model.pooler is not None and (trained := trained_pooler(source, init, hyper)):
+    trained = pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
+    if trained and model.pooler is not None:
         model.pooler.load_state_dict(trained)
     return model
 
 
-def trained_pooler(source: ModelSource, init: Init, hyper: Hyperparameters) -> dict[str, Tensor]:
-    """The dense layer that BERT's next-sentence task has trained on the first token, where fine-tuning takes that and a
-    BERT folder has one: it starts from it, as `BertForSequenceClassification` does."""
-    wanted = init == "pretrained" and hyper.pooler and hyper.pooling == "cls"
-    return _pooler_in(source.folder) if wanted else {}
-
-
 @lru_cache(maxsize=1)
-def _pooler_in(folder: Path) -> dict[str, Tensor]:
+def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
+    """The dense layer that BERT's next-sentence task has trained on the first token, where a BERT folder has one.
+
+    Fine-tuning starts from it, as `BertForSequenceClassification` does.
+    """
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") != "bert":
         return {}
     found = {}

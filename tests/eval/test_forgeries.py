@@ -21,6 +21,7 @@ from cramming.data.task_files import GLUE
 from cramming.journal import first_line_sha256
 from eval.archive import _signed, _text, list_of
 from eval.finetune.history import stamp
+from eval.rules.load import load_run
 from eval.tasks.metrics import spread
 from eval.tasks.readers import read_file
 from eval.verify import Means, verify_run
@@ -601,3 +602,14 @@ def test_a_forged_run_is_not_of_the_closed_division(name: str, copied: Path, mea
     FORGERIES[name](copied)
     found = verify_run(copied, means)
     assert (bool(found.problems) or found.division != "closed") == (name not in MISSED)
+
+
+def test_each_word_of_the_record_on_its_corpus_has_a_witness(copied: Path) -> None:
+    """corpus.json, where the corpus itself is not at hand: whatever `Corpus.describe` puts into a record."""
+    file = copied / "record.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    told = record["corpus"].keys() - {"folder", "manifest_sha256", "validation", "changed"}
+    assert {"sources", "settings", "documents"} <= told
+    for key in told:
+        file.write_text(json.dumps({**record, "corpus": {**record["corpus"], key: None}}), encoding="utf-8")
+        assert any(problem.startswith("corpus.json: ") for problem in load_run(copied).record.contradictions or ()), key

@@ -153,15 +153,18 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
     folders = [make_corpus(tmp_path / name, documents=20, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     hashes = [Manifest.load(folder / "manifest.json").sha256() for folder in folders]
     assert hashes[0] == hashes[1] != hashes[2]
-    for key, sections in (
-        ("data.corpus", lambda sha256: {"manifest_sha256": sha256}),
-        ("train.validation_corpus", lambda sha256: {"validation": {"manifest_sha256": sha256}}),
-    ):
+    for key, sections, other in (
+        ("data.corpus", lambda sha256: {"manifest_sha256": sha256}, f"corpus manifest_sha256={hashes[2]}"),
+        (
+            "train.validation_corpus", lambda sha256: {"validation": {"manifest_sha256": sha256}},
+            f"train.validation_corpus={folders[2]}",
+        ),
+    ):  # fmt: skip
         given = ["budget.hours=1", f"{key}={folders[0]}"]
         monkeypatch.setattr(study, "_given_overrides", lambda given=given: given)
         for folder, sha256, problem in (
             (folders[1], hashes[1], None),
-            (folders[2], hashes[2], f"{key}={folders[2]}|corpus manifest_sha256={hashes[2]}"),
+            (folders[2], hashes[2], other),
             (folders[0], hashes[2], f"corpus manifest_sha256={hashes[2]}"),
         ):
             earlier(f"{key}={folder}", corpus=sections(sha256))
