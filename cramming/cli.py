@@ -10,15 +10,19 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from cramming.children import run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home
 from cramming.files import explained
 from cramming.overrides import CHECK, Words, compose, one_line, parse, points_of
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Verb(NamedTuple):
@@ -88,6 +92,15 @@ def _terminate(*_: object) -> NoReturn:
     raise Terminated
 
 
+def _send_again(ignored: "UnraisableHookArgs") -> None:
+    """An interrupt that came inside a destructor or a callback from C ends nothing there: it is sent once more."""
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        number = _ending(ignored.exc_value)[1] - 128
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def usage() -> str:
     """The text of `cramming` alone."""
     lines = ["usage: cramming <verb> [setting=value ...]", "", "verbs:"]
@@ -121,6 +134,7 @@ def main() -> None:
         _fail(f"torchrun: {verb} is one process; start it as `cramming {verb} ...`")
     else:
         signal.signal(signal.SIGTERM, _terminate)
+        sys.unraisablehook = _send_again
         with ending_in_one_line():
             run_verb(verb, rest)
 

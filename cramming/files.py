@@ -167,12 +167,13 @@ def write_atomically(path: Path, text: str) -> None:
     overwrite_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def overwrite_atomically(path: Path, write: Callable[[Path], object], *, synced: bool = True) -> None:
     """Replace `path`, a file or a folder, by what `write(temporary)` makes; a reader sees the old or the new whole.
 
     The temporary lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves either
     version; only to replace a folder takes two renames, between which the old one is called `.old`. On an error the
-    temporary is removed and the target is untouched.
+    temporary is removed and the target is untouched. Without `synced` a power cut may leave an empty file: for many
+    files that the same command writes again.
     """
     path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
     make_folder(path.parent)
@@ -181,9 +182,10 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         written = True
-        for file in [temporary] if temporary.is_file() else [f for f in temporary.rglob("*") if f.is_file()]:
-            with file.open("rb") as handle:
-                sync(handle.fileno())
+        for file in [temporary, *temporary.rglob("*")] if synced else []:
+            if file.is_file():
+                with file.open("rb") as handle:
+                    sync(handle.fileno())
         if temporary.is_dir() and path.is_dir():
             _exchange(temporary, path)
         else:

@@ -182,7 +182,7 @@ def _write(path: Path, content: str | bytes) -> None:
         # JSON can hold half of a surrogate pair, UTF-8 cannot.
         temporary.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
-    overwrite_atomically(path, write)
+    overwrite_atomically(path, write, synced=False)
 
 
 def _print(boards: Sequence[Board], runs: Sequence[Run]) -> None:

@@ -318,6 +318,27 @@ cli.main()
         assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
 
 
+def test_an_interrupt_inside_a_destructor_is_not_lost(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, time, types
+from cramming import cli
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[-1].removeprefix("name=")))
+def work(settings):
+    Slow()
+    time.sleep(10)
+    print("went on")
+sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
+cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
+cli.main()
+"""
+    for name, code, said in (("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")):
+        command = [sys.executable, "-c", program, "glue", f"name={name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", f"cramming: {said}\n")
+
+
 def test_an_interrupt_of_the_first_import_is_one_line() -> None:
     program = """
 import sys
