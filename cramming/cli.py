@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 from cramming.children import run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home
 from cramming.files import explained
-from cramming.overrides import CHECK, Words, compose, one_line, parse, points_of
+from cramming.overrides import CHECK, Words, compose, literal, one_line, parse, points_of
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -272,10 +272,13 @@ def check_points(verb: str, points: Sequence[list[str]]) -> None:
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
-    """`study vocab` is short for `study study.what=vocab`: the word right after the verb, where the verb has one."""
+    """`study vocab` is short for `study study.what=vocab`: the word right after the verb, where the verb has one. What
+    exists is a path, whatever its name; as in a shell, `-x` is written `./-x`.
+    """
     setting, rest = VERBS[verb].positional, list(arguments)
-    if setting is not None and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~")):
-        rest[0] = f"{setting}={rest[0]}"
+    word = rest[0] if rest else "-"
+    if setting is not None and not word.startswith(("-", "~")) and ("=" not in word or os.path.lexists(word)):
+        rest[0] = f"{setting}={word and literal(word)}"
     return rest
 
 

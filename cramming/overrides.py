@@ -101,7 +101,7 @@ def _written_out(override: str) -> str:
 
 def with_quotes(overrides: Sequence[str]) -> list[str]:
     """`data.paths=[~/a.txt,b.txt,größe]` with `~/a.txt` and `größe` in quotes, which Hydra's grammar wants there."""
-    in_quotes, value = r"'[^']*'|\"[^\"]*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
+    in_quotes, value = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
 
     def quoted(found: re.Match[str]) -> str:
         word = found[0]
@@ -109,6 +109,15 @@ def with_quotes(overrides: Sequence[str]) -> list[str]:
         return word if plain else f'"{word}"'
 
     return [re.sub(f"{in_quotes}|{value}", quoted, override) for override in overrides]
+
+
+def literal(text: str) -> str:
+    """A text as a value that Hydra's grammar and OmegaConf's interpolation give back as it is."""
+    text = re.sub(
+        r"(\\*)\$\{", r"\1\1\\${", text
+    )  # OmegaConf: a backslash before it; of those before that, two for one
+    text = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+    return f"'{text}'"
 
 
 def points_of(overrides: Sequence[str]) -> list[list[str]]:

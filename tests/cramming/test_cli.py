@@ -280,6 +280,19 @@ class TestCheck:
         assert "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
 
 
+@pytest.mark.parametrize("name", ["lr=1/a", "a,b.record.zip", "b (1).record.zip", "${seed}.record.zip", "é'"])
+def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    for verb in ("verify", "submit"):
+        ended = run(verb, name)
+        said = ended.out + ended.err
+        assert name in said and ("no such record" in said or "no finished corpus here" in said), ended
+
+
+def test_an_empty_word_behind_a_verb_names_nothing(run: Run) -> None:
+    assert "data.corpus= has no value" in run("verify", "").err
+
+
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = ModuleType("stub_verb")
     cleaned = []
@@ -298,45 +311,39 @@ def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPa
     assert cleaned
 
 
-def test_an_interrupt_that_a_library_wrapped_is_still_one(tmp_path: Path) -> None:
-    """As when Ctrl-C comes while a compiled module is imported, which answers with an error of its own."""
-    program = """
-import sys, types
-from cramming import cli
-def work(settings):
+WRAPPED = """
     try:
-        raise cli.Terminated if sys.argv[-1] == "name=t" else KeyboardInterrupt
+        raise cli.Terminated if sys.argv[-1] == "name=SIGTERM" else KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
         raise ImportError("initialization failed") from interrupt
-sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
-cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
-cli.main()
 """
-    for name, code, said in (("t", 143, "terminated"), ("i", 130, "interrupted")):
-        command = [sys.executable, "-c", program, "glue", f"name={name}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (code, f"cramming: {said}\n")
-
-
-def test_an_interrupt_inside_a_destructor_is_not_lost(tmp_path: Path) -> None:
-    program = """
-import os, signal, sys, time, types
-from cramming import cli
-class Slow:
-    def __del__(self):
-        os.kill(os.getpid(), getattr(signal, sys.argv[-1].removeprefix("name=")))
-def work(settings):
+DESTROYED = """
+    class Slow:
+        def __del__(self):
+            os.kill(os.getpid(), getattr(signal, sys.argv[-1].removeprefix("name=")))
     Slow()
     time.sleep(10)
     print("went on")
+"""
+
+
+@pytest.mark.parametrize("work", [WRAPPED, DESTROYED], ids=["wrapped by a library", "in a destructor"])
+@pytest.mark.parametrize(("name", "code", "said"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+def test_an_interrupt_ends_the_verb_wherever_it_comes(
+    tmp_path: Path, work: str, name: str, code: int, said: str
+) -> None:
+    """Also while a compiled module is imported, which answers with an error of its own."""
+    program = f"""
+import os, signal, sys, time, types
+from cramming import cli
+def work(settings): {work}
 sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
 cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
 cli.main()
 """
-    for name, code, said in (("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")):
-        command = [sys.executable, "-c", program, "glue", f"name={name}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (code, "", f"cramming: {said}\n")
+    command = [sys.executable, "-c", program, "glue", f"name={name}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"cramming: {said}\n")
 
 
 def test_an_interrupt_of_the_first_import_is_one_line() -> None:

@@ -1,16 +1,19 @@
 """What is typed means what it says, whatever stands in the configuration that it changes."""
 
+import random
 import shlex
 from typing import Any, get_args
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from cramming.budget import BudgetConfig
 from cramming.checks import Config
 from cramming.config import UserError, build, config_folder
 from cramming.journal import Unit
-from cramming.overrides import compose, one_line, parse, with_implied
+from cramming.overrides import compose, literal, one_line, parse, with_implied, with_quotes
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 UNITS = (*get_args(Unit), "minutes")
@@ -39,6 +42,16 @@ def test_text_that_needs_quotes_is_refused_with_the_way_to_quote_it(value: str) 
     (word,) = shlex.split(said.partition(", as in ")[2])
     items = value.strip("[]").split(",")
     assert compose(["data=text", word])["data"]["paths"] == (items if value.startswith("[") else items[0])
+
+
+def test_a_literal_is_read_back_as_it_is() -> None:
+    """Names of files come from strangers: none may be another file's, or a setting."""
+    pieces = [*"\\'\"${},=[]()üa:\n*? ", "${seed}", "\\${", "\\\\"]
+    draw, parser = random.Random(0), OverridesParser.create()
+    for text in ("".join(draw.choices(pieces, k=draw.randint(1, 7))) for _ in range(2000)):
+        (override,) = with_quotes([f"runs={literal(text)}"])
+        config = OmegaConf.create({"seed": 3, "runs": parser.parse_override(override).value()})
+        assert OmegaConf.to_container(config, resolve=True) == {"seed": 3, "runs": text}, text
 
 
 @pytest.mark.parametrize("second", ["budget.hours=1", "++budget.minutes=3"])

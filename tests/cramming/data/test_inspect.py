@@ -80,4 +80,4 @@ def test_a_corpus_that_was_altered_is_shown_and_named(
 def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no corpus here"):
         main(config(tmp_path / "none"))
-    assert with_positional("inspect", ["corpora/x"]) == ["data.corpus=corpora/x"]
+    assert with_positional("inspect", ["corpora/x"]) == ["data.corpus='corpora/x'"]

@@ -106,6 +106,6 @@ def test_a_manifest_without_its_five_special_tokens_is_one_line(
 
 
 def test_a_word_after_the_verb_is_the_folder(tmp_path: Path) -> None:
-    assert with_positional("verify", ["corpora/x"]) == ["data.corpus=corpora/x"]
+    assert with_positional("verify", ["corpora/x"]) == ["data.corpus='corpora/x'"]
     with pytest.raises(UserError, match="no finished corpus here"):
         main({"data": {"corpus": str(tmp_path)}, "tokenizer": {}})
