@@ -9,6 +9,7 @@ with that product. A neighbour behind [MASK] is not used.
 """
 
 import argparse
+import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cramming.config import UserError
 from cramming.data.batches import ALL_MASK, PINNED, STRETCH, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
@@ -107,10 +109,15 @@ def answers(held_out: HeldOut, form: ObjectiveConfig, neighbours: Neighbours, ma
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--tokens", type=float, default=None, help="count only so many; all by default")
+    parser.add_argument("--tokens", type=float, default=math.inf, help="count only so many; all by default")
     parser.add_argument("--validation-tokens", type=int, default=32768)
     args = parser.parse_args()
-    corpus = Corpus.open(args.corpus)
+    if not (args.tokens >= 1 and args.validation_tokens >= 1):
+        parser.error("--tokens and --validation-tokens are at least 1")
+    try:
+        corpus = Corpus.open(args.corpus)
+    except UserError as error:
+        parser.error(str(error))
     if corpus.vocab_size > MOST_ENTRIES:
         parser.error(
             f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MOST_ENTRIES} can be counted"
@@ -118,7 +125,7 @@ def main() -> None:
     masker = Masker(PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0)
     held_out = HeldOut(BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens)
     stream = corpus.stream("train")
-    begin, count = time.process_time(), min(int(args.tokens or stream.num_tokens), stream.num_tokens)
+    begin, count = time.process_time(), int(min(args.tokens, stream.num_tokens))
     neighbours = Neighbours(stream.gather(np.zeros(1, np.int64), count).reshape(-1).astype(np.int64), corpus.vocab_size)
     print(f"{count:,} tokens counted in {time.process_time() - begin:.1f} s of CPU time")
     for name, form in (("pinned", PINNED), ("all hidden", ALL_MASK)):

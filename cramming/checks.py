@@ -18,7 +18,8 @@ from cramming import device as devices
 from cramming.budget import BudgetConfig
 from cramming.checkpoint import CheckpointConfig
 from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
-from cramming.data.corpus import MANIFEST, ORDERS
+from cramming.data.corpus import ORDERS
+from cramming.data.manifest import MANIFEST
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import RuntimeConfig
 from cramming.model import attention

@@ -36,7 +36,7 @@ def run_process(command: list[str], stdout: int | None = None) -> int:
     # The handler comes first: a signal that arrives while the child starts must not end us alone.
     previous = signal.signal(signal.SIGTERM, pass_on)
     try:
-        ended_with_us = _end_with_parent(os.getpid()) if sys.platform == "linux" else None
+        ended_with_us = end_with_parent(os.getpid()) if sys.platform == "linux" else None
         children.append(subprocess.Popen(command, preexec_fn=ended_with_us, env=environment_as_given(), stdout=stdout))
         if asked:
             children[0].terminate()
@@ -60,8 +60,8 @@ def environment_as_given() -> dict[str, str]:
     return {**ours, **GIVEN_CACHES}
 
 
-def _end_with_parent(parent: int) -> Callable[[], None]:
-    """For a new process, before its program starts: the kernel sends it a SIGTERM when its parent has died."""
+def end_with_parent(parent: int) -> Callable[[], None]:
+    """For a new process to call: the kernel (Linux) sends it a SIGTERM when its parent has died."""
     prctl = ctypes.CDLL(None).prctl  # found here: little may be done between fork and exec
 
     def begin() -> None:

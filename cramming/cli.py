@@ -8,6 +8,7 @@ that escapes is a defect of ours and keeps its traceback.
 import importlib
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -16,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
-from cramming.children import run_or_exit
+from cramming.children import end_with_parent, run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home
 from cramming.files import explained
-from cramming.overrides import CHECK, Words, compose, literal, one_line, parse, points_of
+from cramming.overrides import CHECK, SIDE, Words, compose, literal, one_line, parse, points_of, with_implied
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -122,6 +123,7 @@ def main() -> None:
     if (system := platform.system()) not in SYSTEMS:
         _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
     verb, *rest = sys.argv[1:] or ["help"]
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if verb in ("-h", "--help", "help"):
         print(usage())
     elif verb == "--version":
@@ -130,10 +132,12 @@ def main() -> None:
         print(completion_script(rest[0] if rest else "bash"))
     elif verb not in VERBS:
         _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
-    elif "TORCHELASTIC_RUN_ID" in os.environ and not VERBS[verb].several:
+    elif by_torchrun and not VERBS[verb].several:
         _fail(f"torchrun: {verb} is one process; start it as `cramming {verb} ...`")
     else:
         signal.signal(signal.SIGTERM, _terminate)
+        if by_torchrun and sys.platform == "linux":  # else a killed torchrun leaves its processes training
+            end_with_parent(os.getppid())()
         sys.unraisablehook = _send_again
         with ending_in_one_line():
             run_verb(verb, rest)
@@ -187,12 +191,25 @@ _COMPLETION = """_cramming() {{
     if [ "$COMP_CWORD" -gt 1 ]; then
         local -a words=($COMP_LINE)
         word="${{COMP_LINE##* }}"
-        choices=$(COMP_LINE="cramming ${{COMP_LINE#* * }}" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
+        choices=$(COMP_LINE="$COMP_LINE" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
     fi
     COMPREPLY=($(compgen -o nospace -W "$choices" -- "$word"))
 }}
 COMP_WORDBREAKS=${{COMP_WORDBREAKS//=}}
 complete -o nospace -o default -F _cramming cramming"""
+
+
+def _offer(verb: str, line: str) -> None:
+    """What may be typed for the verb's positional, on stdout; what Hydra then completes, in the environment: the line
+    without its verb and what Hydra cannot read: flags of ours, a positional, a duel's sides, what is in quotes.
+    """
+    *before, last = [*line.split()[2:], *[""] * line.endswith(" ")]
+    settings = [word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]*", word)]
+    os.environ["COMP_LINE"] = " ".join(["cramming", *with_implied(settings), last])
+    if not before and verb == "study":
+        print("vocab pipelines", *compose()["study"]["variants"])
+    elif not before and verb == "duel":
+        print("ladder")
 
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
@@ -210,6 +227,8 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     words = parse(verb, with_positional(verb, arguments))
     if words.check and verb not in ("run", *PIPELINE):
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
+    if "-sc" in words.flags:
+        _offer(verb, os.environ["COMP_LINE"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -309,8 +328,19 @@ def _check_root(settings: dict[str, Any]) -> None:
 def check(verb: str, settings: dict[str, Any]) -> None:
     """UserError for what a verb, or each verb of `run`, would refuse in its turn; nothing is written."""
     _check_root(settings)
-    for name in _pipeline(settings) if verb == "run" else [verb]:
+    verbs = _pipeline(settings) if verb == "run" else [verb]
+    for name in verbs:
         importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
+    if "pretrain" in verbs and _has_corpus(settings, "prepare" not in verbs):
+        _load("cramming.pretrain:check_corpus")(settings)
+
+
+def _has_corpus(settings: dict[str, Any], made: bool) -> bool:
+    """Whether there is a corpus already, or has to be: one that is given and that no `prepare` will have `made`."""
+    from cramming.data.manifest import MANIFEST, corpus_folder
+
+    folder = corpus_folder(settings)
+    return bool(settings["data"]["corpus"]) or folder.is_dir() if made else (folder / MANIFEST).is_file()
 
 
 def _pipeline(settings: dict[str, Any]) -> list[str]:

@@ -58,11 +58,11 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
 
 
 def take_average(state: TrainState) -> None:
-    """Let the mean of the weights along the way be the final ones, where one was made."""
-    average = state.engine.average
-    if average and average.count:
+    """Let the mean of the weights along the way be the final ones, if the run makes one."""
+    if average := state.engine.average:
         average.take()
-        say(f"{state.folder}: the final weights are the mean of {average.count} along the way (train.average)")
+        mean, none = f"the mean of {average.count} along the way", "the last ones, as no step began from its start on"
+        say(f"{state.folder}: the final weights are {mean if average.count else none} (train.average)")
 
 
 def validate_fully(state: TrainState) -> dict[str, Any]:

@@ -4,10 +4,8 @@ No line can be changed, added or removed without rewriting all that follow. A ru
 spent (`Event`), and the history of its fine-tunings (eval/finetune/history.py).
 """
 
-import errno
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
@@ -64,7 +62,7 @@ def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
     units: tuple[Unit, ...] = get_args(Unit)
     limits = dict(budget)
     if limits.get("minutes") is not None:
-        limits["hours"] = limits["minutes"] / 60
+        limits["hours"] = float(limits["minutes"]) / 60
     return {unit: limits[unit] for unit in units if limits[unit] is not None}
 
 
@@ -209,11 +207,13 @@ class Journal:
     def write(self, event: Mapping[str, Any]) -> None:
         """Append one event. On an error nothing of it is left behind."""
         line = json.dumps({**event, "previous": self._previous}).encode()
+        left = line + b"\n"
         try:
-            if self._file.write(line + b"\n") <= len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            while left:  # a write that stops short of a limit: the next one says which
+                left = left[self._file.write(left) :]
             sync(self._file.fileno())
-        except OSError:
+        except OSError as error:
+            error.filename = str(self.path)
             self._file.truncate(self._end)
             raise
         self._previous = _sha256(line)

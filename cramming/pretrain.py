@@ -27,11 +27,11 @@ from cramming.engine import DivergedError, StepStats
 from cramming.files import clear, explained
 from cramming.finish import finish, out_of_memory
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
-from cramming.parallel.mesh import STRATEGIES, Mesh
+from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
 from cramming.record import is_run, is_untouched, load_record, refuse_finished_run, run_folder, run_lock
 from cramming.schedule import learning_rate_factor, sequences_per_step
-from cramming.train_state import ResumeWithLessError, TrainState, build_train_state
+from cramming.train_state import ResumeWithLessError, RunData, TrainState, build_train_state, fit_to_corpus
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -73,8 +73,16 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
 def check(settings: dict[str, Any]) -> None:
     """UserError for what can be known to be wrong before there is a corpus; nothing is written."""
     run_folder(settings)
-    device = devices.select(settings["device"])
-    check_run(settings, Config.of(settings), device, processes=1)
+    config, processes = Config.of(settings), launched_processes()
+    if processes > 1:  # one alone may ask about a run of several, of which it does not know how many
+        data_size(config.parallel, processes)
+    check_run(settings, config, devices.select(settings["device"]), processes)
+
+
+def check_corpus(settings: dict[str, Any]) -> None:
+    """UserError for a corpus that is missing or damaged, or does not fit these settings; nothing is written."""
+    config = Config.of(settings)
+    fit_to_corpus(config.model, RunData.open(settings, config, verify=True).corpus)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
@@ -85,10 +93,10 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
         state = build_train_state(settings, folder, mesh, device)
         if mesh.is_main:
             state.announce()
-            if state.config.division == "closed":
+            if load_record(folder)["division_requested"] == "closed":
                 warn(state, judge)
         reason = train_and_finish(state, stop)
-    except (UserError, OSError) as error:
+    except Exception as error:
         has_steps = (state is not None and state.work.steps > 0) or has_trained(read_journal(folder / JOURNAL))
         started = not is_new or has_steps or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
@@ -150,7 +158,7 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
 
 
 def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") -> EndReason:
-    """The experiment. Returns why it ended: "stopped" once `stop` is true."""
+    """The experiment. Returns why it ended: "stopped" once `stop` is true, on any rank."""
     work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
     objective = config.objective.at(0.0)
     batches = micro_batch_stream(state, objective)
@@ -158,19 +166,21 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
     recent = deque[tuple[float, StepStats]](maxlen=config.train.log_every)  # each with what it began at
     timer = config.budget.timer
     began = last_save = time.monotonic()
-    tokens_at_start, reached, update_seconds = work.tokens, clock.progress() if clock else 0.0, 0.0
+    is_logged, tokens_at_start, reached, update_seconds = True, work.tokens, clock.progress() if clock else 0.0, 0.0
     saved_for_good = clock.progress_of_work() if clock else 0.0
     reason: EndReason = "finished"
 
     if not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
         state.save_checkpoint(kept=True)
+    if clock and work.steps:  # rows of the log are means over as many steps as without the interruption
+        from cramming.resume import logged_steps
+
+        recent.extend(logged_steps(state.folder, work.steps))
     with Progress(title, total=100.0, unit="%", before=100 * reached) as bar:
         while True:
             progress, fits, stopped = before_step(state, pace, stop)
-            if not fits:
-                break
-            if stopped:
-                reason = "stopped"
+            if stopped or not fits:
+                reason = "stopped" if fits else "finished"
                 break
 
             step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
@@ -181,10 +191,12 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = timer() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
+            if engine.spread:
+                engine.spread.begin_step(config.seed, work.steps)
             is_whole = engine.forward_backward(step_batches, stop)
             update_began = timer()
             fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
-            fits, stopped = map(bool, mesh.broadcast(fits, stop()))
+            fits, stopped = map(bool, mesh.max(fits, stop()))
             if not fits:  # the update would end after the deadline
                 engine.discard()
                 reason = "stopped" if stopped else reason
@@ -194,14 +206,14 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 engine.average.add_if_due(progress)
             if not stats.skipped:  # a skipped one says nothing about how long an update takes
                 update_seconds = timer() - update_began
-            is_kept = clock is None or clock.step_synchronised(update_seconds)
-            if is_kept:
+            is_late = clock is not None and not clock.step_synchronised(update_seconds)
+            if not is_late:
                 work.add_step(
                     sequences=size.sequences, tokens=size.tokens, flops=size.flops, skipped=stats.skipped,
                     data_wait_seconds=data_wait, recompilations=stats.recompilations,
                 )  # fmt: skip
             is_validated = is_saved = is_to_keep = False
-            if clock and is_kept:
+            if clock and not is_late:
                 seconds, compiled = timer() - step_began, compiled_graphs() != graphs
                 pace.note(size.micro_batches, seconds, update_seconds, compiled)
                 recent.append((progress, stats))
@@ -214,14 +226,14 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 is_to_keep = config.checkpoint.is_to_keep(saved_for_good, reached)
                 saved_for_good = reached
                 is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
-                is_logged = work.steps % config.train.log_every == 0 or is_saved  # so the log knows of each checkpoint
-                if is_logged:
-                    state.log_step(recent, reached, rate)
                 is_validated = is_validation_due(config.train, before, reached)
                 is_validated = is_validated and has_room_to_validate(state, reached, pace, size.micro_batches)
-            each = mesh.broadcast(is_kept, is_validated, is_saved, is_to_keep)
-            is_kept, is_validated, is_saved, is_to_keep = map(bool, each)
-            if not is_kept:  # the machine stood still in the update
+                is_logged = work.steps % config.train.log_every == 0 or is_saved or is_validated
+                if is_logged:  # so the log knows of each checkpoint, and of a step before its validation
+                    state.log_step(recent, reached, rate)
+            each = mesh.max(is_late, is_validated, is_saved, is_to_keep)
+            is_late, is_validated, is_saved, is_to_keep = map(bool, each)
+            if is_late:  # the machine stood still in the update
                 state.take_back()
                 recent.clear()
                 break
@@ -257,13 +269,13 @@ def step_size(state: TrainState, progress: float) -> StepSize:
 
 
 def before_step(state: TrainState, pace: Pace, stop: Callable[[], bool]) -> tuple[float, bool, bool]:
-    """What rank 0 finds, on every rank: the progress, whether a step fits into the budget, and whether to stop."""
-    clock, progress, fits = state.clock, 0.0, False
+    """The same on every rank: the progress, whether a step fits into the budget, and whether any rank is to stop."""
+    clock, progress, fits = state.clock, 0.0, False  # of which rank 0 alone has a clock
     if clock:
         progress = clock.progress()
         size = step_size(state, progress)
         fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
-    progress, *flags = state.mesh.broadcast(progress, fits, stop())
+    progress, *flags = state.mesh.max(progress, fits, stop())
     return progress, bool(flags[0]), bool(flags[1])
 
 

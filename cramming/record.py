@@ -195,20 +195,20 @@ def create_run_folder(
     """Write what is known at the start: config.yaml, environment.json, git.diff and the record's first sections.
 
     A resumed run keeps what its first start wrote; the record adds where and with which code it goes on, and the
-    division claimed now.
+    division claimed now: the open one, once claimed, stays.
     """
-    if resume and is_run(folder):
-        resumed = [*load_record(folder).get("resumed", []), environment]
-        write_record_section(folder, resumed=resumed, division_requested=settings["division"])
+    before = load_record(folder) if resume and is_run(folder) else {}
+    division = "open" if before.get("division_requested") == "open" else settings["division"]
+    if before:
+        resumed = [*before.get("resumed", []), environment]
+        write_record_section(folder, resumed=resumed, division_requested=division)
         return
     text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
     write_atomically(folder / "config.yaml", text)
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
     if diff := git("diff-index", "-p", "HEAD"):
         write_atomically(folder / "git.diff", diff + "\n")
-    write_record_section(
-        folder, config=dict(settings), environment=environment, division_requested=settings["division"]
-    )
+    write_record_section(folder, config=dict(settings), environment=environment, division_requested=division)
 
 
 @contextmanager

@@ -58,6 +58,7 @@ def _value(hint: Any, raw: Any, place: str, problems: list[str]) -> Any:
     return found
 
 
+@cache
 def _is_section(kind: Any) -> bool:
     return is_dataclass(kind)
 
@@ -110,6 +111,7 @@ class Environment:
     cpu_count: Number
     device: Device
     git: Git
+    compile_cache: Text  # own | given; of a process that trained, since 2026-11-26
     raw: Any
 
 
@@ -217,6 +219,7 @@ class Pretraining:
     skipped_steps: Number
     seed: Number
     forced: list[Any] | None
+    gate: dict[str, Any]
     train_loss: Number
     validation: Validation
     tokens_per_second: Number
@@ -229,7 +232,7 @@ class Pretraining:
     attention_kernels: list[Any]
     peak_learning_rate: Number
     compiled: bool | None
-    compile_cache: Text
+    compile_cache: Text  # of runs from before 2026-11-26
     journal_start: Text
     final_sha256: Text
     final_files: dict[str, Any] | None
@@ -426,6 +429,11 @@ class Record:
     def training(self) -> Pretraining:
         """The pretraining, empty where there was none."""
         return self.pretrain or read(Pretraining)
+
+    @property
+    def claims_open(self) -> bool:
+        """Whether the run claimed the open division for itself, at its start or in a resume."""
+        return "open" in (self.config.get("division"), self.division_requested)
 
     @property
     def trained(self) -> Scores | None:

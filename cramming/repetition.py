@@ -7,7 +7,7 @@ loop is that of `pretrain`, by a clock that repeats the progress on record. File
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,11 +85,13 @@ class Replay:
 
     @classmethod
     def of(cls, run: RecordedRun, settings: Mapping[str, Any]) -> "Replay":
-        """By the run's own settings. UserError where its corpus is not here, or is another."""
+        """By the run's own settings. UserError where its corpus is not here, or is another, and where one process here
+        has other numbers than the run's."""
         device = devices.select(settings["device"])
         differing = ", ".join(differences_of_place(run, device))
         own = settings_of(run, settings, HOW if differing else ())
         config = Config.of(own)
+        refuse_other_numbers(run, config, device)
         data = RunData.open(own, config, verify=True)
         for was, now in zip(_corpora(run.record["corpus"]), _corpora(data.describe()), strict=True):
             require(
@@ -298,6 +300,33 @@ def differences_of_place(run: RecordedRun, device: torch.device) -> Iterator[str
         for name in SAME_BITS:
             if there.get(name) != here[name]:
                 yield f"{name} {there.get(name)}, here {here[name]}"
+
+
+def refuse_other_numbers(run: RecordedRun, config: Config, device: torch.device) -> None:
+    """UserError for a run that one process cannot do once more here, not even nearly: however honest it is, its losses
+    would be called false. Compression needs the others' gradients; dropout has a random stream in each process, and
+    each kind of GPU draws other numbers from it."""
+    processes, model = run.record["pretrain"].get("devices", 1), config.model
+    has_dropout = model.dropout > 0 or model.attention_dropout > 0
+    compression = run.record["config"]["parallel"].get("compression", {}).get("name", "none")
+    places = (run.record["environment"], *run.record.get("resumed", []))
+    drawn_on = {_generator(there["device"]) for there in places}
+    here = _generator(asdict(devices.describe(device)))
+    for what, is_so in {
+        f"parallel.compression={compression} on {processes} processes": processes > 1 and compression != "none",
+        f"dropout on {processes} processes, each with random numbers of its own": processes > 1 and has_dropout,
+        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout and drawn_on != {here},
+    }.items():
+        require(
+            not is_so,
+            f"{run.folder}: trained with {what}, which one process on {here} does not repeat, so a replay here cannot"
+            " judge it; `cramming verify` looks at what the folder says",
+        )
+
+
+def _generator(device: Mapping[str, Any]) -> str:
+    """Devices of one name draw the same numbers from one seed, and so do all CPUs."""
+    return "a CPU" if device["kind"] == "cpu" else str(device["name"])
 
 
 def settings_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ before anything is written. A whole folder that was put back to an earlier momen
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from cramming import checkpoint
 from cramming.budget import BudgetConfig
 from cramming.config import UserError, file_sha256
+from cramming.engine import StepStats
 from cramming.journal import (
     JOURNAL,
     MAX_HEARTBEAT_SECONDS,
@@ -55,6 +57,20 @@ def checkpoint_to_resume(
             f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, what was spent is spent"
         )
     return found
+
+
+def logged_steps(folder: Path, steps: int) -> list[tuple[float, StepStats]]:
+    """What a run's loop had of its latest steps when it saved a checkpoint after so many: the log's row of it has the
+    progress, loss and accuracy of each. Nothing where an earlier version wrote the row."""
+    rows = (row for row in load_metrics(folder) if row["step"] == steps and "each_accuracy" in row)
+    row = next(rows, None)
+    if row is None:
+        return []
+    each = zip(row["each_progress"], row["each_loss"], row["each_accuracy"], strict=True)
+    return [
+        (progress, StepStats(math.nan if loss is None else loss, accuracy, math.nan, skipped=False))
+        for progress, loss, accuracy in each
+    ]
 
 
 def altered_since_the_end(folder: Path) -> str | None:

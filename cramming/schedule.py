@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from cramming.config import Fraction, Positive, Share
+from cramming.config import Count, Fraction, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,45 @@ SCHEDULES: dict[str, type[Schedule]] = {
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     """The learning rate at `progress` as a share of its peak."""
     return max(0.0, schedule.factor(min(max(progress, 0.0), 1.0)))  # rounding may give -1e-16 at the end
+
+
+@dataclass(frozen=True)
+class BatchScale:
+    """`optim.lr` is for a batch of `base_batch` sequences; `rule` carries it over to others.
+
+    Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky 2014,
+    section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section 4.2).
+    """
+
+    rule: Literal["linear", "sqrt"]
+    base_batch: Count
+
+
+@dataclass(frozen=True)
+class WidthScale:
+    """`optim.lr` is for a model of width `base_width`; others take it times (width / base_width) ** power.
+
+    Power -1 is right for hidden matrices under Adam, 0 for embeddings (Yang et al. 2022, table 8): one is between.
+    """
+
+    base_width: Count
+    power: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakRate:
+    """The settings of section `optim` that the peak of the learning rate follows from."""
+
+    lr: Positive
+    lr_scale: BatchScale | None
+    lr_width: WidthScale | None
+
+    def peak_learning_rate(self, batch_size: int, width: int) -> float:
+        """The peak for a batch of `batch_size` sequences and a model of this hidden size."""
+        rate = self.lr
+        if by := self.lr_scale:
+            rate *= (batch_size / by.base_batch) ** (1 if by.rule == "linear" else 0.5)
+        return rate * (width / self.lr_width.base_width) ** self.lr_width.power if self.lr_width else rate
 
 
 @dataclass(frozen=True)

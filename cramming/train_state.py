@@ -216,7 +216,7 @@ class TrainState:
     def log_step(self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float) -> None:
         """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second.
 
-        What each of these steps began at, its progress, and its own loss are what a replay needs (cramming/replay.py).
+        Of each of these steps it has what a replay (cramming/replay.py) and a resume (`logged_steps`) need to know.
         """
         assert self.metrics
         each_progress, each = zip(*recent, strict=True)
@@ -232,6 +232,7 @@ class TrainState:
             "tokens_per_second": rate,
             "each_progress": each_progress,
             "each_loss": [s.loss for s in each],
+            "each_accuracy": [s.accuracy for s in each],
         }
         self.metrics.write(row)
 
@@ -306,7 +307,8 @@ def begin_record(
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
     What any process of the run forced, or compiled elsewhere, a resume without it does not take back.
     """
-    here = environment_here(device)
+    cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
+    here = {**environment_here(device), "compile_cache": cache}
     create_run_folder(folder, settings, here, resume=config.resume)
     write_atomically(folder / "corpus.json", data.corpus.manifest.to_json())
     before = load_record(folder).get("pretrain", {})
@@ -314,13 +316,11 @@ def begin_record(
     joules = devices.nvml_reader(device, "TotalEnergyConsumption") if alone else lambda: None
     witnesses = {"corpus": data.corpus.manifest_sha256, "setup": setup_hash(here)}
     clock = BudgetClock(config.budget, folder / JOURNAL, joules, **witnesses)
-    cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),
         "forced": sorted({*before.get("forced", []), *(trick for trick, state in gates.items() if state == "forced")}),
         "devices": max(mesh.world_size, before.get("devices", 1)),
-        "compile_cache": "given" if before.get("compile_cache") == "given" else cache,
     }
     write_record_section(folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun)
     data.note_changed_files(folder)
@@ -345,8 +345,6 @@ def start_engine(
             from cramming.start import start_engine_from_text
 
             start_engine_from_text(engine, data.corpus, config, config.start)
-        if place := mesh.rank // config.parallel.tp:  # each replica and stage has a dropout of its own
-            torch.manual_seed(config.seed + 1_000_003 * place + work.steps)
         return engine, work
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):

@@ -28,6 +28,7 @@ MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
+NOT_KNOWN = "not known (ready-made ids)"  # of their text
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
@@ -143,14 +144,18 @@ def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
 def _card(manifest: Manifest) -> str:
     found, info = manifest.statistics, manifest.tokenizer
     licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
-    total = max(1, sum(row["bytes"] for row in found["by_source"].values()))
+    total, text, per_token = found["bytes"], NOT_KNOWN, NOT_KNOWN
+    if total:
+        text = f"{total:,} bytes, {found['characters']:,} characters, {found['words']:,} words"
+        text += " (normalised: single spaces, no indentation, no blank lines)"
+        per_token = f"{found['tokens_per_byte']}, {found['tokens_per_word']}"
     rows = [
         *([f"{split} tokens", sum(s.tokens for s in shards)] for split, shards in manifest.splits.items()),
         ["documents", manifest.counts["documents"]],
         ["median tokens per document", found["median_length"]],
-        ["text", f"{found['bytes']:,} bytes, {found['characters']:,} characters, {found['words']:,} words"],
+        ["text", text],
         ["tokenizer", f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur"],
-        ["tokens per byte, per word", f"{found['tokens_per_byte']}, {found['tokens_per_word']}"],
+        ["tokens per byte, per word", per_token],
         ["unknown tokens", f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)"],
         ["characters that no token stands for", _lost(manifest)],
         ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
@@ -177,6 +182,8 @@ def _card(manifest: Manifest) -> str:
         "source|documents|bytes|share of the bytes",
         (
             [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"]
+            if total
+            else [name, row["documents"], NOT_KNOWN, NOT_KNOWN]
             for name, row in found["by_source"].items()
         ),
     )
@@ -190,7 +197,7 @@ def _lost(manifest: Manifest) -> str:
     found, unknown = manifest.statistics, manifest.counts["unknown_tokens"]
     if found["characters_lost"] is not None:
         return f"{100 * found['characters_lost']:.4f} %"
-    return f"at least {100 * unknown / found['characters']:.4f} %" if found["characters"] else "not known"
+    return f"at least {100 * unknown / found['characters']:.4f} %" if found["characters"] else NOT_KNOWN
 
 
 def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -153,16 +153,19 @@ def _begin(preparation: Preparation, state: Unfinished | None) -> Unfinished:
     """The interrupted run's `state`, if it was of the same settings and sources, or a new one."""
     folder = preparation.folder
     if state:
+        finished = sum(map(len, state.shards.values()))
         problem: str | None = "since then has changed: settings, or the rules for text"
         if state.settings_hash == preparation.settings_hash:
             changed = preparation.changed(state.sources, state.compared)
             problem = f"since then has changed: {changed}" if changed else state.damaged(folder)
         if problem is None:
-            finished = sum(map(len, state.shards.values()))
             say(f"{folder}: going on with an interrupted run, {finished} shards are finished")
             state.keep_only_finished(folder)
             return state
-        say(f"{folder}: an interrupted run was here and cannot go on ({problem}); starting over")
+        say(
+            f"{folder}: an interrupted run was here and cannot go on ({problem}); starting over: {finished} finished"
+            " shards go (a run goes on only with the settings and sources that it began with)"
+        )
         discard(folder)
     shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
     state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, [], compared=preparation.compared)
@@ -259,6 +262,8 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         f" {manifest.counts['documents']:,} documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed:"
         f" {manifest.removed or 'nothing'}"
     )
+    if missing := [order for order in preparation.data.orders if order not in manifest.orders]:
+        say(f"no order files for {', '.join(missing)}: ready-made ids have no text to measure")
     if remark := manifest.statistics.get("remark"):
         say(remark)
     for line in corpus_card.advice(manifest, preparation.data, _cut_by(preparation.source)):

@@ -18,7 +18,8 @@ from typing import Any
 
 from cramming.config import NotNegative, UserError, build, file_sha256, require
 from cramming.data import inspect
-from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.journal import JOURNAL, read_journal
 from cramming.progress import say, use_stderr
 from cramming.record_schema import Record

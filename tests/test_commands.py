@@ -71,9 +71,11 @@ def composed(words: list[str]) -> dict[str, Any] | None:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the commands name: texts, and `x` or `...` as folder of GLUE and of a model."""
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) -> None:
+    """What the commands name: texts, a corpus, and `x` or `...` as folder of GLUE and of a model."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpora").mkdir()
+    (tmp_path / "corpora" / "x").symlink_to(tiny_corpus)
     for folder in ("x", "..."):
         for name in ("train", "dev"):
             file = tmp_path / folder / "RTE" / f"{name}.tsv"

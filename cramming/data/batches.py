@@ -29,13 +29,12 @@ from torch import Tensor
 from cramming.config import UserError
 from cramming.data.corpus import TokenStream
 from cramming.data.manifest import Manifest
-from cramming.data.masking import IGNORE, Masked, Masker, ObjectiveConfig, hash64
+from cramming.data.masking import BLOCK, IGNORE, PER_BLOCK, Masked, Masker, ObjectiveConfig, hash64
 from cramming.model.attention import Packing
 
 Packed = Literal["rows", "documents"]
 
-# Of the validation: of each BLOCK tokens PER_BLOCK are targets, in a text of stretches of STRETCH tokens.
-SEED, BLOCK, PER_BLOCK, STRETCH = 20_221_228, 20, 3, 1024
+SEED, STRETCH = 20_221_228, 1024  # of the validation, whose text is stretches of so many tokens
 PINNED = ObjectiveConfig("mlm", PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
 ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # no target shows itself
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers

@@ -28,22 +28,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from cramming.config import UserError, file_sha256
-from cramming.data.manifest import (
-    DAMAGED,
-    INDEX_DTYPE,
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
-    Shard,
-    SpecialIds,
-    Split,
-    corpus_folder,
-)
-
-__all__ = [
-    "CURRICULA", "MANIFEST", "ORDERS", "SPLITS", "TASKS", "Corpus", "Curriculum", "OrderedStream", "TokenStream",
-    "corpus_folder", "damage", "wrong_sizes",
-]  # fmt: skip
+from cramming.data.manifest import DAMAGED, INDEX_DTYPE, MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split
 
 TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -199,16 +184,15 @@ class Corpus:
         UserError: no such folder, half-written, unknown format version, a file missing, cut short or altered.
         """
         if not (folder / MANIFEST).is_file():
-            what = (
-                f"half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again, it goes on where"
-            )
-            what += " it stopped"
             if not folder.is_dir():
-                what = (
-                    "no corpus here; make it with `cramming prepare` and the same data and tokenizer settings, or name"
+                raise UserError(
+                    f"{folder}: no corpus here; make it with `cramming prepare` and the same data and tokenizer"
+                    " settings, or name one with data.corpus=<folder>"
                 )
-                what += " one with data.corpus=<folder>"
-            raise UserError(f"{folder}: {what}")
+            raise UserError(
+                f"{folder}: half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again, it"
+                " goes on where it stopped"
+            )
         corpus = cls(folder, found := Manifest.load(folder / MANIFEST))
         for problem in chain(wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)):
             raise UserError(f"{problem}; the corpus is damaged: {DAMAGED}")
@@ -271,10 +255,10 @@ class Corpus:
             return np.arange(documents)
         if name not in self.manifest.orders:
             known = ", ".join(("shuffled", "source", *self.manifest.orders))
-            raise UserError(
-                f"train.order={name}: {self.folder} has no such order file, only: {known}; prepare it with"
-                f" data.orders=[{name}]"
-            )
+            cure = f"prepare it with data.orders=[{name}]"
+            if name != "token_prevalence" and self.manifest.statistics.get("characters") == 0:
+                cure = "ready-made ids have no text to order by"
+            raise UserError(f"train.order={name}: {self.folder} has no such order file, only: {known}; {cure}")
         order_D: np.ndarray = np.load(self.folder / self.manifest.orders[name])
         assert len(order_D) == documents
         return order_D

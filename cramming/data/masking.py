@@ -14,6 +14,7 @@ import numpy as np
 from cramming.config import Fraction, Positive, Share, Within, require
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
+BLOCK, PER_BLOCK = 20, 3  # of the validation: of each so many tokens so many are targets
 
 # Streams of random numbers that must not be correlated with each other.
 _SELECT, _REPLACE, _TOKEN, _SAMPLE = 1, 2, 3, 4

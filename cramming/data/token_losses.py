@@ -8,9 +8,9 @@ The model also learns how often which token is hidden, and where hard ones are p
 often than in uniform masks. Hence `until`, from where on masks are uniform again. Training losses are meanwhile those
 of harder targets; the validation has its own masks.
 
-Batches are made ahead, so weights change at fixed points of the budget only: `start`, `start + every` and so on. At
-each point, also at those that lie before `start`, all sums are halved: the losses of a weaker model fade. Shapes: V
-vocabulary, M targets.
+Batches are made ahead, so weights change at fixed points of the budget only: `start`, `start + every` and so on, and
+`until`. At each of the former, also at those that lie before `start`, all sums are halved: the losses of a weaker model
+fade. Shapes: V vocabulary, M targets.
 """
 
 import math
@@ -53,12 +53,11 @@ class TokenLosses:
 
     def weigh_if_due(self, progress: float) -> bool:
         """Before a step at `progress`: whether it passed another point, and with it weights changed."""
-        start, every = self.config.start, self.config.every
-        point = math.floor((progress - start) / every + 1e-9)
-        if point == self.point:
+        point = math.floor((progress - self.config.start) / self.config.every + 1e-9)
+        is_weighted = point >= 0 and progress < self.config.until - 1e-9
+        if point == self.point and is_weighted == (self.weights_V is not None):
             return False
         before, self.point = self.weights_V, point
-        is_weighted = point >= 0 and start + point * every < self.config.until - 1e-9
         self.weights_V = weights_of(self.totals_2V.cpu().numpy(), self.config.power) if is_weighted else None
         self.totals_2V /= 2
         return before is not self.weights_V

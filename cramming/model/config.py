@@ -37,7 +37,7 @@ class ModelConfig:
     rope_theta_global: float = 160_000.0
     rope_theta_local: float = 10_000.0
     local_window: int | None = None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
-    global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
+    global_every: int = 3  # layer i is global when i % global_every == 0; the others are local if there is a window
     qk_norm: bool = False  # RMS norm of each head's queries and keys
     # The last so many layers take keys and values from the states that enter the first of them (the stream that all
     # tokens have), so each token's way through them depends on no other's: pretraining computes them at targets alone
@@ -78,10 +78,11 @@ class ModelConfig:
     attention_init: Literal["random", "mimetic"] = "random"  # mimetic: see init.py
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_length", "global_every"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        _require(self.vocab_size is None or self.vocab_size >= 1, f"vocab_size={self.vocab_size} must be at least 1")
-        _require(self.convolution >= 0, f"convolution={self.convolution} must be at least 0")
+        least = {"vocab_size": 1, "hidden_size": 1, "num_layers": 1, "num_heads": 1, "intermediate_size": 1}
+        least |= {"max_length": 1, "local_window": 2, "global_every": 1, "convolution": 0, "token_types": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            _require(value is None or value >= bound, f"{name}={value} must be at least {bound}")
         _require(
             self.hidden_size % self.num_heads == 0,
             f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}",
@@ -89,9 +90,6 @@ class ModelConfig:
         _require(
             self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
             f"positions={self.positions} needs an even head size, not {self.head_size} (hidden_size / num_heads)",
-        )
-        _require(
-            self.local_window is None or self.local_window >= 2, f"local_window={self.local_window} must be 2 or more"
         )
         _require(not (self.norm == "rmsnorm" and self.norm_bias), "norm=rmsnorm has no bias: set norm_bias=false")
         _require(
@@ -102,11 +100,9 @@ class ModelConfig:
             0 <= 2 * self.value_embeddings <= self.num_layers,
             f"value_embeddings={self.value_embeddings} must be from 0 to half of num_layers={self.num_layers}",
         )
-        _require(self.token_types >= 0, f"token_types={self.token_types} must not be negative")
-        for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local"):
-            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
-        cap = self.logit_softcap
-        _require(cap is None or cap > 0, f"logit_softcap={cap} must be positive, or null for none")
+        for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local", "logit_softcap"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"{name}={value} must be positive")
         for name in ("dropout", "attention_dropout"):
             _require(0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)")
 
@@ -177,11 +173,8 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     body += vocab if config.decoder_bias else 0
     body += 0 if config.tie_embeddings else vocab * width
     body += 1 if config.positions == "scaled_sinusoidal" else 0
-    tables = (
-        vocab * (1 + config.value_embeddings)
-        + config.token_types
-        + (config.max_length if config.positions == "learned" else 0)
-    )
+    tables = vocab * (1 + config.value_embeddings) + config.token_types
+    tables += config.max_length if config.positions == "learned" else 0
     return ParameterCount(body + tables * width, body)
 
 

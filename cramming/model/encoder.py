@@ -12,7 +12,7 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import MLP, Dropout, LearnedPositions, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
+from .layers import MLP, Dropout, LearnedPositions, RMSNorm, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
@@ -61,8 +61,8 @@ class Attention(nn.Module):
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
-        self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+        self.q_norm = RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
         width, heads, sources = config.hidden_size, config.num_heads, config.value_sources(layer)
         self.gate = nn.Linear(width, heads, bias=config.attention_bias) if config.attention_gate else None
         self.value_scales = nn.Parameter(torch.empty(1 + sources)) if sources else None

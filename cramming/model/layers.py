@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     "layernorm": lambda c, width: nn.LayerNorm(width, eps=c.norm_eps, bias=c.norm_bias),
-    "rmsnorm": lambda c, width: nn.RMSNorm(width, eps=c.norm_eps),
+    "rmsnorm": lambda c, width: RMSNorm(width, eps=c.norm_eps),
 }
 
 Rope = tuple[Tensor, Tensor]
@@ -32,6 +32,13 @@ Rope = tuple[Tensor, Tensor]
 def make_norm(config: ModelConfig, present: bool = True, width: int | None = None) -> nn.Module:
     """The configured norm over D, or another `width`; the identity where the configuration has none."""
     return NORMS[config.norm](config, width or config.hidden_size) if present else nn.Identity()
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in fp32, as autocast has it on a GPU; given two types on a CPU torch warns, and computes the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 class MLP(nn.Module):

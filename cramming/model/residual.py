@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .encoder import Block, Encoder
+from .layers import RMSNorm
 
 Normalize = Callable[..., Tensor]
 
 NORMALIZE: dict[type[nn.Module], Normalize] = {
     nn.LayerNorm: lambda x, eps, weight, bias=None: F.layer_norm(x, weight.shape, weight, bias, eps),
-    nn.RMSNorm: lambda x, eps, weight: F.rms_norm(x, weight.shape, weight, eps),
+    RMSNorm: lambda x, eps, weight: F.rms_norm(x, weight.shape, weight, eps),
 }
 
 

@@ -7,63 +7,24 @@ dataclass's own fields have the names of the optimizer class's arguments.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from cramming.config import Count, Fraction, NotNegative, Positive, Within
+from cramming.config import Fraction, NotNegative, Positive, Within
+from cramming.schedule import PeakRate
 
 Groups = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class LearningRateScale:
-    """`optim.lr` is for a batch of `base_batch` sequences; `rule` carries it over to others.
-
-    Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky 2014,
-    section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section 4.2).
-    """
-
-    rule: Literal["linear", "sqrt"]
-    base_batch: Count
-
-    def factor(self, batch_size: int) -> float:
-        """By which the learning rate is multiplied for batches of `batch_size` sequences."""
-        ratio = batch_size / self.base_batch
-        return ratio if self.rule == "linear" else ratio**0.5
-
-
-@dataclass(frozen=True)
-class LearningRateWidth:
-    """`optim.lr` is for a model of width `base_width`; others take it times (width / base_width) ** power.
-
-    Power -1 is right for hidden matrices under Adam, 0 for embeddings (Yang et al. 2022, table 8): one is between.
-    """
-
-    base_width: Count
-    power: float
-
-    def factor(self, width: int) -> float:
-        """By which the learning rate is multiplied for a model of this width."""
-        return float((width / self.base_width) ** self.power)
-
-
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(PeakRate):
     """What all optimizers have: the peak learning rate, and the largest global gradient norm (null: no clipping)."""
 
     name: str
-    lr: Positive
-    lr_scale: LearningRateScale | None
-    lr_width: LearningRateWidth | None
     weight_decay: NotNegative
     clip: Positive | None
-
-    def peak_learning_rate(self, batch_size: int, width: int) -> float:
-        """The peak for a batch of `batch_size` sequences and a model of this hidden size."""
-        rate = self.lr * self.lr_scale.factor(batch_size) if self.lr_scale else self.lr
-        return rate * self.lr_width.factor(width) if self.lr_width else rate
 
     def groups(self, model: nn.Module) -> Groups:
         """The model's parameters as this optimizer treats them."""

@@ -12,8 +12,9 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
     qsgd      (1 + 4 / BLOCK) P (N - 1): 8 bits a number, rounded at random to the right mean (Alistarh et al. 2017)
 
 The last two are gathered, not reduced, so they grow with N: top-k sends less than DDP below density 1 / N, QSGD below
-N = 8. What a hook keeps (errors of feedback, the generator of the rounding, PowerSGD's count of steps) is a process's
-own: a resume begins with none of it, and the errors go when a step is skipped, as they hold what was not finite.
+N = 8. What a hook keeps (errors of feedback, PowerSGD's count of steps) is a process's own: a resume begins with none
+of it, and the errors go when a step is skipped, as they hold what was not finite. Blocks and the choice of entries
+follow DDP's buckets, which are others in the first step of a process. So the last three do not resume bit for bit.
 """
 
 import math
@@ -38,10 +39,15 @@ class Hook(ABC):
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.kept: tuple[dict[int, Any], ...] = ()  # by bucket: what one step's gradients leave for the next
+        self.seed = group.rank()
 
     @abstractmethod
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The sum of the bucket, exact or nearly."""
+
+    def begin_step(self, seed: int) -> None:
+        """What this process draws in the step follows from `seed`."""
+        self.seed = seed
 
     def forget(self) -> None:
         """The step is skipped: no error of its gradients may enter the next."""
@@ -163,9 +169,13 @@ class Qsgd(Gathered):
         super().__init__(group)
         self.generator: torch.Generator | None = None  # of its own: dropout's numbers are the run's
 
+    def begin_step(self, seed: int) -> None:
+        super().begin_step(seed)
+        self.generator = None
+
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
         if self.generator is None:
-            self.generator = torch.Generator(gradient.device).manual_seed(self.group.rank())
+            self.generator = torch.Generator(gradient.device).manual_seed(self.seed)
         padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BLOCK))
         blocks_NB = padded.view(-1, BLOCK)
         scales_N = blocks_NB.abs().amax(1).clamp(min=1e-30) / LEVELS

@@ -27,7 +27,7 @@ from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.compression import hook_of
 from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig, ShardConfig
-from cramming.parallel.spread import Found, OnePass, Spread, State
+from cramming.parallel.spread import Found, OnePass, Spread, State, seed_of
 
 
 def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_host: bool) -> Spread:
@@ -50,6 +50,10 @@ class Replicas(Spread):
         # A hook in any case: DDP's own reduction takes the mean, a step's gradient is the sum.
         self.hook = hook_of(config.compression, group)
         self.ddp.register_comm_hook(self.hook, lambda hook, bucket: hook(bucket))
+
+    def begin_step(self, seed: int, step: int) -> None:
+        super().begin_step(seed, step)
+        self.hook.begin_step(seed_of(seed, self.mesh.world_size + self.mesh.rank, step))  # behind those of dropout
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()

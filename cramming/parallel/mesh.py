@@ -4,9 +4,9 @@ Processes stand on a mesh of three dimensions, pp x dp x tp (torch's DeviceMesh;
 are on one machine). Along `dp` processes differ in the samples that they compute: `data_rank` of `data_size` says which
 are this one's, and the sample stream is a pure function of these two. Along `tp` and `pp` they have the same samples
 and different parts of the model. So what is counted per sample (targets, losses) is summed over `dp`; numbers that
-steer the run (progress, stop) come from rank 0, which alone reads the clock and writes files, so that replicas cannot
-drift apart; parameters are reduced as `parallel/apply.py` has placed them. Without torchrun a Mesh is one process and
-each of its methods is free.
+steer the run come from rank 0, which alone reads the clock and writes files, so that replicas cannot drift apart (but
+any rank can ask to stop); parameters are reduced as `parallel/apply.py` has placed them. Without torchrun a Mesh is one
+process and each of its methods is free.
 """
 
 import os
@@ -98,7 +98,7 @@ class Mesh:
 
     def __init__(self, config: ParallelConfig, device: torch.device):
         self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.world_size = launched_processes()
         self.data_size, self.data_rank = data_size(config, self.world_size), 0
         self.dims: Any = None
         if self.world_size > 1:
@@ -147,24 +147,19 @@ class Mesh:
         if self.data_size > 1:
             dist.all_reduce(tensor, group=self.dims.get_group("dp"))
 
-    def min(self, value: float) -> float:
-        """The smallest `value` of all ranks."""
-        return self._exchanged((value,), lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MIN))[0]
+    def max(self, *values: float) -> list[float]:
+        """The largest of each of the `values`, of all ranks."""
+        return self._exchanged(values, lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MAX))
 
     def from_main(self, value: float) -> float:
         """Rank 0's `value`, on every rank."""
-        return self.broadcast(value)[0]
-
-    def broadcast(self, *values: float) -> list[float]:
-        """Rank 0's `values`, on every rank."""
-        return self._exchanged(values, lambda tensor: dist.broadcast(tensor, src=0))
+        return self._exchanged((value,), lambda tensor: dist.broadcast(tensor, src=0))[0]
 
     def object_from_main(self, value: T) -> T:
         """Rank 0's `value`, which can be pickled, on every rank."""
-        if self.world_size == 1:
-            return value
         found = [value]
-        dist.broadcast_object_list(found, src=0)
+        if self.world_size > 1:
+            dist.broadcast_object_list(found, src=0)
         return found[0]
 
     def barrier(self) -> None:
@@ -176,6 +171,11 @@ class Mesh:
         """Leave the process group."""
         if self.world_size > 1:
             dist.destroy_process_group()
+
+
+def launched_processes() -> int:
+    """How many the launcher has started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def data_size(config: ParallelConfig, world_size: int) -> int:

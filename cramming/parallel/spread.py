@@ -37,6 +37,13 @@ class Spread:
         self.model, self.mesh = model, mesh
         self.forward: Callable[..., Any] = model
 
+    def begin_step(self, seed: int, step: int) -> None:
+        """Seed what a step draws, as a function of the run's seed, of the place and of the step: so a resume draws what
+        the unbroken run would have. Each replica and stage has a dropout of its own. The first's is one process's,
+        which goes on from step to step and is in checkpoints."""
+        if place := self.mesh.rank // self.mesh.dims["tp"].size():
+            torch.manual_seed(seed_of(seed, place, step))
+
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         """Around the passes of one micro-batch, which is the step's last or not."""
         return nullcontext()
@@ -82,6 +89,11 @@ class Spread:
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp.set_model_state_dict(self.model, dict(weights), options=options)  # which it changes
         _cut_again(dict(self.model.named_parameters()), weights)
+
+
+def seed_of(seed: int, stream: int, step: int) -> int:
+    """Of one of a run's random streams in one of its steps."""
+    return seed + 1_000_003 * stream + step
 
 
 @torch.no_grad()

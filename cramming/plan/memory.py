@@ -4,6 +4,7 @@ The real model, optimizer and engine, with the memory tricks applied, run under 
 predicted by the code that executes it; a `StorageTracker` sees every allocation and release. Not simulated:
 `torch.compile` (which chooses by itself what to keep), fp8's copies in 8 bits, what an allocator wastes, and what lies
 outside torch's tensors. Within `fake_gpu` CPU tensors are treated as a GPU that this machine lacks would treat them.
+Bounds of sequences have no values here: a kernel that would read them is given sequences of one length.
 """
 
 from collections import Counter
@@ -140,6 +141,7 @@ class Simulation:
         """Everything inside happens on tensors without data; random states stay as they are."""
         self.tracker.category, self.tracker.phase = category, "pass"
         with ExitStack() as stack:
+            stack.enter_context(patch.dict(attention.KERNELS, padded=PADDED))
             stack.enter_context(self._faking())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -230,6 +232,23 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool]) -> int | None
         middle = (low + high) // 2
         low, high = (middle + 1, high) if fits(sizes[middle]) else (low, middle)
     return sizes[low - 1] if low else None
+
+
+def _prepare_padded(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
+    """One group, its masks those of `attention_kernels._padded_prepare`: padding only where the length is rounded."""
+    sequences = len(packing.bounds_S) - 1
+    longest = -(-num_tokens // sequences)
+    places = torch.arange(sequences * longest, device=packing.bounds_S.device)
+    is_cut = half_window is not None and half_window < longest - 1
+    keys = (sequences, 1) if len(places) > num_tokens and not packing.causal else ()
+    mask = torch.empty(*keys, longest if is_cut else 1, longest, dtype=torch.bool, device=places.device)
+    groups = ((sequences, longest),)
+    return Layout(
+        "padded", packing, half_window, groups, (mask if keys or is_cut else None,), places, places[:num_tokens]
+    )
+
+
+PADDED = attention.KERNELS["padded"]._replace(prepare=_prepare_padded, restrict=lambda *_: None)
 
 
 # A GPU that is not there ----------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def find_micro_batch(engine: Engine, make_batch: MakeBatch, config: Config, sequ
     """
     sizes, on_gpu = micro_batch_sizes(sequences), engine.device.type == "cuda"
     largest, how = by_trying(engine, make_batch, config, sizes) if on_gpu else by_prediction(engine, config, sizes)
-    rows = int(engine.mesh.min(float(largest or 0)))
+    rows = int(-engine.mesh.max(-float(largest or 0))[0])
     if rows == 0:
         raise UserError(
             f"train.micro_batch=auto: not even one sequence of {config.train.sequence_length} fits in the memory of"

@@ -150,8 +150,8 @@ class TextFile:
 
             def place(start: int, block: bytes = block, offset: int = offset, line: int = line) -> str:
                 return (
-                    f": not UTF-8 at byte {offset + start} (line {line + _count_lines(block[:start])}); convert it, for"
-                    f" example `iconv -f latin1 -t utf-8 {self.path.name}`"
+                    f": not UTF-8 at byte {offset + start} (line {line + _count_lines(block[:start])}); convert it:"
+                    f" `iconv -f <its encoding> -t utf-8 {self.path.name}`, for example latin1, shift_jis, gb18030"
                 )
 
             text = self.decode(block, place)

@@ -1,6 +1,7 @@
 """Readers of files of records: JSON lines, CSV, TSV, parquet, and the extracted text of web crawls (WET).
 
-Each is a generator of the records' texts, in bounded memory; every complaint names the file and the record.
+Each is a generator of the records' texts, in bounded memory; every complaint names the file and the record. In TSV
+quote characters are text, as in GLUE's files, so a field holds neither a tab nor a line break.
 """
 
 import csv
@@ -61,6 +62,7 @@ def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) ->
     lines = (line + "\n" for line in file.lines(LONGEST_RECORD))
     rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     begin = 1  # the line where the row begins that is being read
+    row = before = list[str]()
     try:
         header = next(rows)
         begin = rows.line_num + 1
@@ -69,9 +71,11 @@ def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) ->
             if len(row) != len(header):
                 raise csv.Error(f"{len(row)} columns, the header has {len(header)}")
             yield row[column]
-            begin = rows.line_num + 1
+            begin, before = rows.line_num + 1, row
     except csv.Error as error:
         hint = f" (its row begins in line {begin}: is a quote left open there?)" if rows.line_num > begin else ""
+        if quoting == csv.QUOTE_NONE and any(text[:1] == '"' and text.count('"') % 2 for text in (*before, *row)):
+            hint = " (a quoted field with a line break? in TSV quotes are text and a line is a row: write it as CSV)"
         raise UserError(f"{file.path}:{rows.line_num}: {error}{hint}") from None
 
 
@@ -93,7 +97,7 @@ def read_parquet(file: TextFile, field: str) -> Iterator[str]:
             for batch in table.iter_batches(batch_size=256, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
-                    yield record_text(f"{file.path} row {row}", field, value)
+                    yield record_text(f"{file.path} row {row}", field, {field: value})
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             words = str(error).splitlines()[0]
             raise UserError(f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew") from None

@@ -241,16 +241,18 @@ def check_seeds(
 ) -> None:
     """UserError where the same two recipes have met with one of these seeds: another number of pairs or first look for
     numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
-    known, sides = ledger.configurations(), set(map(_opponent, settings, corpora))
+    known, now = ledger.configurations(), list(map(_opponent, settings, corpora))
     for duel in ledger.duels().values():
         terms = duel.terms
         met = range(terms["seed"], terms["seed"] + len(duel.pairs))
         theirs = [known[terms[side]["hash"]] for side in ("base", "candidate")]
-        same = terms["corpora"] is not None and sides == set(map(_opponent, theirs, terms["corpora"]))
+        before = list(map(_opponent, theirs, terms["corpora"])) if terms["corpora"] is not None else []
+        said = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
+        other = "under another rule or fine-tuning" if before == now else "with base and candidate exchanged"
         require(
-            not (same and terms["device"] == device and set(met) & set(seeds)),
-            f"duel: the same sides met in duel {duel.id} with seeds {met.start} to {met.stop - 1}, under another rule"
-            f" or fine-tuning; take others, seed={met.stop}, or that duel's own settings to see it",
+            not (set(before) == set(now) and terms["device"] == device and set(met) & set(seeds)),
+            f"duel: the same sides met in duel {duel.id} with {said}, {other}; take others, seed={met.stop}, or that"
+            " duel's own settings to see it",
         )
 
 

@@ -7,6 +7,7 @@ side outlives the duel that is killed: the next call finds it at work, or finish
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -147,10 +148,10 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
         raise
     for side in sides:
         if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
-            code = f" (code {started[side.folder].returncode})" if side.folder in started else ""
+            how = _ending(started[side.folder].returncode if side.folder in started else None, _log(side))
             raise UserError(
-                f"duel: `cramming {verb}` of {side.folder.name} did not end well{code}: {_last_line(_log(side))}; see"
-                f" {_log(side)}; the same command goes on with the duel"
+                f"duel: `cramming {verb}` of {side.folder.name} {how}; see {_log(side)}; the same command goes on with"
+                " the duel"
             )
 
 
@@ -179,6 +180,12 @@ def _log(side: Side) -> Path:
     return side.folder.with_name(f"{side.folder.name}.log")
 
 
-def _last_line(log: Path) -> str:
+def _ending(code: int | None, log: Path) -> str:
+    """How a side ended that is not over, by its exit code, where we have it; one that was killed did not say why."""
+    if code is not None and code < 0:
+        return f"was killed by signal {-code}{' (out of memory?)' * (code == -signal.SIGKILL)}"
+    if code == 128 + signal.SIGTERM:
+        return "was terminated"
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("cramming: ") if lines else "without a word"
+    last = lines[-1].removeprefix("cramming: ") if lines else "without a word"
+    return f"did not end well{'' if code is None else f' (code {code})'}: {last}"

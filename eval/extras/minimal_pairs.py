@@ -20,7 +20,7 @@ from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from eval.finetune.encode import load_encoder, mask_and_frame
 from eval.finetune.loop import by_length
-from eval.finetune.models import ModelSource
+from eval.finetune.models import TELLING, ModelSource, lacking, transformers_at_work
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
@@ -129,12 +129,9 @@ def _own_model(folder: Path, device: torch.device) -> LogProbabilities:
 def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     from transformers import AutoModelForMaskedLM
 
-    try:
-        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder}: no masked language model ({reason})") from None
-    missing = sorted(loaded["missing_keys"])
+    with transformers_at_work(folder, "no masked language model"):
+        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **TELLING)
+    missing = lacking(loaded)
     require(not missing, f"{folder}: no masked language model: its weights lack {', '.join(missing[:3])}")
     model.to(device).eval()
 

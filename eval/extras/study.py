@@ -11,6 +11,7 @@ no study of runs, but of update rules, and has a module of its own (eval/extras/
 
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import Any
 
 from cramming.children import run_process
 from cramming.config import Count, UserError, build, expand_home, folder_name, require
-from cramming.data.corpus import MANIFEST
-from cramming.data.manifest import corpus_folder
+from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK
@@ -31,6 +31,7 @@ from eval.report.ranking import columns_of
 from eval.rules.load import Run, load_run
 from eval.tasks.suites import AVERAGES
 
+OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs
 HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss", "tokens seen")
 
 
@@ -49,6 +50,8 @@ class StudyConfig:
     def __post_init__(self) -> None:
         known = sorted({*self.variants, "vocab", "pipelines"})
         require(self.what in known, f"what={self.what!r}: choose one of {', '.join(known)}")
+        for name, values in {"seeds": self.seeds, "vocab_sizes": self.vocab_sizes}.items():
+            require(len(values) == len(set(values)), f"{name}={values}: name each once")
 
     @property
     def fine_tunes(self) -> bool:
@@ -59,8 +62,13 @@ class StudyConfig:
         """Each variant's name and overrides, for runs that have these settings otherwise; UserError for none."""
         found = {name: [multiplied(one, settings) for one in changes] for name, changes in self._table.items()}
         require(self.seeds and found, f"study: nothing to run: seeds={self.seeds}, variants={sorted(found)}")
-        for name in found:
+        for name, changes in found.items():
             folder_name(name, f"study.variants.{self.what}", "runs")
+            forbidden = [one for one in changes if one.lstrip("+").startswith((*OWN, "runs="))]
+            require(
+                not forbidden,
+                f"study.variants.{self.what}.{name}: {' '.join(forbidden)} is for the whole study, not for a variant",
+            )
         return found
 
     @property
@@ -91,7 +99,7 @@ def main(settings: dict[str, Any]) -> None:
     config = build(StudyConfig, settings["study"], "study")
     runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
-    shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(("study.", "name=", "seed=", "resume="))]
+    shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(OWN)]
     if config.what == "pipelines":
         from eval.extras import pipelines  # it trains in this process, so it needs torch
 
@@ -163,7 +171,9 @@ def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     sizes = [size for run in runs if (size := run.record.corpus.vocab_size) is not None]
     std = statistics.stdev(means) if len(means) > 1 else None
     cells = [_cell(sizes[:1], 0), _cell(means, 1), _cell([std] if std is not None else [], 2), _cell(losses, 3)]
-    seeds = f"{len(runs)} ({len(runs) - len(ended)} without a loss)" if len(ended) < len(runs) else str(len(runs))
+    lost = Counter(status for run in runs if (status := run.record.training.status) in WITHOUT_MODEL)
+    why = ", ".join(f"{count} {status}" for status, count in sorted(lost.items()))
+    seeds = f"{len(runs)} ({why})" if why else str(len(runs))
     return [variant, seeds, *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
 
 

@@ -6,7 +6,8 @@ fine-tuning seed, of the scale that the folder's own run drew.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cramming.config import UserError, expand_home, file_sha256, require, settings_hash
+from cramming.device import is_out_of_memory
 from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
@@ -26,11 +28,7 @@ from cramming.record_schema import Record
 from eval.finetune.config import Hyperparameters, Init
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
-# Their first position is that behind the padding token's number.
-POSITIONS_BEHIND_PADDING = (
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer",
-    "mpnet",
-)  # fmt: skip
+CANNOT_LOAD = "transformers cannot load it"
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # with those that are sharded
 # What no number depends on: weights that are not the loaded ones, and what only people read.
 NOT_SETTINGS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".md")
@@ -91,9 +89,56 @@ def open_model(path: str | Path) -> ModelSource:
     causal = f"{file}: this {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
     require(not _is_causal(config), causal)
     positions = config.get("max_position_embeddings")
-    if positions is not None and kind in POSITIONS_BEHIND_PADDING:
-        positions -= 1 + (config.get("pad_token_id") or 0)
+    if positions is not None:
+        positions -= _first_position(folder)
     return ModelSource(folder, str(path), False, config["vocab_size"], positions, sha256, size, files)
+
+
+@contextmanager
+def transformers_at_work(folder: Path, failing: str) -> Iterator[None]:
+    """Without its report and progress bars, which would come with every task and seed; UserError for what it raises."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
+        raise UserError(f"{folder}: {failing} ({' '.join(str(error).split())[:200]})") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# What transformers says of shapes that differ stands in the report alone, if it is to raise for them.
+TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+
+
+def lacking(loaded: Mapping[str, Any]) -> list[str]:
+    """The weights that a model has not from its files, by what transformers tells: missing, or of another shape."""
+    return sorted({*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])})
+
+
+def _encoder_class(model_type: str) -> Any:
+    """transformers' automatic class for the encoder of this type: `AutoModel` gives T5's a decoder as well."""
+    from transformers import AutoModel, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS
+
+    return AutoModelForTextEncoding if model_type in ENCODERS else AutoModel
+
+
+def _first_position(folder: Path) -> int:
+    """How many rows of the table of positions no token reads: RoBERTa and its like begin behind the padding's."""
+    from transformers import AutoConfig
+
+    with transformers_at_work(folder, CANNOT_LOAD), torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder)
+        model = _encoder_class(config.model_type).from_config(config)
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    paddings = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return 1 + max(paddings, default=-1)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -229,32 +274,31 @@ def _pretrained_state(folder: Path, files: tuple[tuple[str, str], ...]) -> dict[
 class StockEncoder(nn.Module):
     """Any `AutoModel` behind the interface of the suite's encoder: packed tokens in, packed hidden states out."""
 
-    DROPOUTS = ("hidden_dropout_prob", "dropout", "embd_pdrop", "hidden_dropout", "embedding_dropout", "mlp_dropout")
+    DROPOUTS = (
+        "hidden_dropout_prob", "dropout", "dropout_rate", "embd_pdrop", "hidden_dropout", "embedding_dropout",
+        "mlp_dropout",
+    )  # fmt: skip
     ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
     def __init__(self, folder: Path, init: Init, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoConfig
 
         missing: list[str] = []
-        try:
+        with transformers_at_work(folder, CANNOT_LOAD):
             config = AutoConfig.from_pretrained(folder)
             for names, rate in ((self.DROPOUTS, dropout), (self.ATTENTION_DROPOUTS, attention_dropout)):
                 for name in names:
                     if isinstance(getattr(config, name, None), float | int):
                         setattr(config, name, rate)
+            encoder = _encoder_class(config.model_type)
             if init == "pretrained":
-                self.model, loaded = AutoModel.from_pretrained(
-                    folder, config=config, dtype=torch.float32, output_loading_info=True
-                )
-                missing = sorted(name for name in loaded["missing_keys"] if "pooler" not in name)  # not used here
+                self.model, loaded = encoder.from_pretrained(folder, config=config, dtype=torch.float32, **TELLING)
+                missing = [name for name in lacking(loaded) if "pooler" not in name]  # not used here
             else:
-                self.model = AutoModel.from_config(config, dtype=torch.float32)
-        except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
-            raise UserError(f"{folder}: transformers cannot load it ({' '.join(str(error).split())[:200]})") from None
-        require(
-            not missing, f"{folder}: its weights lack {', '.join(missing[:3])} ...; they are not of this config.json"
-        )
+                self.model = encoder.from_config(config, dtype=torch.float32)
+        lack = f"its weights lack {', '.join(missing[:3])} ..., or have them in another shape"
+        require(not missing, f"{folder}: {lack}; they are not of this config.json")
         self.pad_id = config.pad_token_id or 0
         self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
         std = getattr(config, "initializer_range", None) or 0.02
@@ -276,11 +320,14 @@ class StockEncoder(nn.Module):
             inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
         try:
             hidden_SLD = self.model(**inputs).last_hidden_state
-        except RuntimeError as error:
-            if "without overflow" not in str(error):  # as DeBERTa fills its masks
+        except (RuntimeError, ValueError) as error:
+            what = f"model type {self.model.config.model_type!r}: transformers' code for it"
+            reason = " ".join(str(error).split())[:200]
+            if isinstance(error, ValueError):  # as of X-MOD, where its config.json has no default_language
+                raise UserError(f"{what} refuses its input ({reason})") from None
+            if is_out_of_memory(error) or not torch.is_autocast_enabled(ids_T.device.type):
                 raise
-            what = f"model type {self.model.config.model_type!r}: transformers' code for it needs 32 bits ({error})"
-            raise UserError(f"{what}; set eval.precision=fp32") from None
+            raise UserError(f"{what} fails in 16 bits ({reason}); set eval.precision=fp32") from None
         # By place, not by `valid_SL`, whose count the host would wait for.
         row_T = torch.bucketize(torch.arange(len(ids_T), device=ids_T.device), packing.bounds_S[1:], right=True)
         place_T = row_T * packing.max_length + positions_T

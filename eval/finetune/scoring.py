@@ -83,8 +83,8 @@ def score_model(
         f"{source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
         " eval.hyperparameters.pooling=pairs compares; take mean or cls",
     )
-    if todo and init == "pretrained":
-        warn_of_choices(past, [pair for pair in todo if competes and not is_subset(suite.name, by_name[pair[0]])])
+    if todo and competes:  # a sweep is a choice by what it is, and its record says so
+        warn_of_choices(past, [pair for pair in todo if not is_subset(suite.name, by_name[pair[0]])])
     runs = [
         TaskRun(name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads)
         for name, seed in todo

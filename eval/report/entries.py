@@ -82,8 +82,8 @@ class Entry:
     @property
     def label(self) -> str:
         """Its runs' name without the seed, where that is one; else that of its best run."""
-        stems = {SEED_IN_NAME.sub("", row.run.label) for row in self.rows}
-        return stems.pop() if self.confirmed and len(stems) == 1 else self.first.run.label
+        stems = {SEED_IN_NAME.sub("", row.run.name) for row in self.rows}
+        return (stems.pop() if self.confirmed and len(stems) == 1 else "") or self.first.run.label
 
     @property
     def bounds(self) -> tuple[float, float] | None:

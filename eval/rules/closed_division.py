@@ -4,13 +4,12 @@ Each check's docstring is the rule's sentence in docs/rules.md (a test compares 
 What they say of the scores stands in `eval.rules.fine_tuning`.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cramming.data.task_files import ENTRIES
-from cramming.record_schema import Git, Record
+from cramming.data.task_files import ENTRIES, TASKS
+from cramming.record_schema import Git, Record, Source
 from eval.rules.evidence import Outcome, all_or, failed, few, kept, names_of
 from eval.tasks.suites import AVERAGES
 
@@ -18,10 +17,15 @@ MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
 # Words that corpus and task share, by which a document counts as overlapping (data_prep/dedup/decontaminate.py).
 MAX_OVERLAP_WORDS = 13
-# GLUE's tasks and the data sets that their texts come from, as words in a source's name or path.
+# GLUE's tasks and the data sets that their texts come from, as words in the name of a data set of the hub.
 DOWNSTREAM = re.compile(
     r"(?<![a-z0-9])(?:super)?(?:glue|cola|sst-?2?|mrpc|qqp|sts-?b|stsbenchmark|mnli|multi_?nli|qnli|rte|wnli|squad)(?![a-z0-9])"
 )
+# Files of tasks where they lie in the official folders and in those of the hub, in whatever form.
+_FILES = [file for task in TASKS.values() for file in (task.train, *task.scored, *task.blind)]
+_PLACES = {file.path.lower().split(".")[0] for file in _FILES}
+_PLACES |= {f"{file.hub_config}/{file.hub_split}" for file in _FILES if file.hub_config}
+DOWNSTREAM_FILE = re.compile(rf"(?:^|/)(?:{'|'.join(sorted(_PLACES))})(?:[.-][^/]*)?$")
 
 
 def one_device(record: Record) -> Outcome:
@@ -93,7 +97,7 @@ def no_downstream_text(record: Record) -> Outcome:
     removed = ", ".join(f"{task} {count}" for task, count in search.removed.items())
     searched = f"searched for runs of {search.ngram} words; documents removed: {removed}"
     searched = searched if removed else "no overlap search on record"
-    found = [source for source in sources if DOWNSTREAM.search(json.dumps(source.raw, default=str).lower())]
+    found = [source for source in sources if _is_downstream(source)]
     if not sources:
         return False, "no source is declared"
     if found:
@@ -103,6 +107,15 @@ def no_downstream_text(record: Record) -> Outcome:
     if gaps := list(_search_gaps(record)):
         return all_or([searched, *gaps], "")
     return True, f"no downstream data set among the declared sources; {searched}"
+
+
+def _is_downstream(source: Source) -> bool:
+    """By its name, of a data set of the hub; of a file, by whether it lies as the tasks' do. What else is in a path
+    says nothing of a text: the search decides."""
+    name = (source.name or "").lower()
+    if source.dataset or (source.kind == "hub" and not source.folder):  # older records lack `dataset`
+        return bool(DOWNSTREAM.search(f"{source.dataset} {name}".lower()))
+    return bool(DOWNSTREAM_FILE.search(name))
 
 
 def _search_gaps(record: Record) -> Iterator[str]:
@@ -172,7 +185,9 @@ def nothing_forced(record: Record) -> Outcome:
 
 def compiled_on_the_clock(record: Record) -> Outcome:
     """Code was compiled on the clock, into the run's own folder, empty at its start, or nothing was compiled."""
-    compiled, cache = record.training.compiled, record.training.compile_cache or "not on record"
+    processes = (found.compile_cache for found in (record.environment, *record.resumed))
+    caches = {*processes, record.training.compile_cache} - {None}
+    compiled, cache = record.training.compiled, "own" if caches == {"own"} else "given" if caches else "not on record"
     if compiled is None:
         return False, f"cache {cache}; whether code was compiled is not on record"
     return cache == "own" or not compiled, f"compiled: {compiled}, cache {cache}"

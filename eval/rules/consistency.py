@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import build, choose
-from cramming.data.masking import OBJECTIVES
+from cramming.data.masking import BLOCK, OBJECTIVES, PER_BLOCK
 from cramming.journal import JOURNAL
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan import cards
 from cramming.record import setup_hash
 from cramming.record_schema import Record
-from cramming.schedule import SCHEDULES
+from cramming.schedule import SCHEDULES, PeakRate
 from eval.rules.evidence import Outcome, all_or
 from eval.rules.journal import Read, parsed
 from eval.rules.scores_agree import scores_disagree
@@ -60,7 +60,8 @@ def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[
             found = found or read()
             yield from [f"{file}: {problem}" for problem in check(found)]
         except Exception as error:  # of a damaged or a forged file nearly anything can come
-            yield f"{file}: not as this suite writes it ({type(error).__name__}: {str(error)[:80]})"
+            what = "this or record.json" if file != "record.json" else "this"
+            yield f"{file}: {what} is not as the suite writes it ({type(error).__name__}: {str(error)[:80]})"
 
 
 def _evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Evidence:
@@ -98,6 +99,8 @@ def _configuration(e: Evidence) -> Iterator[str]:
     yield from (
         f"{key} is not what the record has" for key in {**config, **recorded} if config.get(key) != recorded.get(key)
     )
+    if e.record.name != str(config["name"]):
+        yield f"name is {config['name']}, in the record {e.record.name}"
     objective = choose(OBJECTIVES, config["objective"], "objective")
     start = config["start"]
     told = {"seed": config["seed"], "start": start.get("name") or start["embeddings"], "objective": objective.kinds}
@@ -105,15 +108,16 @@ def _configuration(e: Evidence) -> Iterator[str]:
         told["precision"] = config["precision"]["mode"]
     if config["runtime"]["compile"] != "off":
         told["compiled"] = True
-    optim = config["optim"]
-    if not optim.get("lr_scale") and not optim.get("lr_width"):
-        told["peak_learning_rate"] = optim["lr"]
     model = build(ModelConfig, {**config["model"], "vocab_size": _vocabulary(e)}, "model")
+    peak = build(PeakRate, {field.name: config["optim"].get(field.name) for field in fields(PeakRate)}, "optim")
+    rate = peak.peak_learning_rate(config["train"]["batch_size"], model.hidden_size)
+    if not math.isclose(rate, training["peak_learning_rate"], rel_tol=1e-9):  # powers have another last bit elsewhere
+        yield f"the peak of the learning rate is {rate}, in the record {training['peak_learning_rate']}"
     if not objective.replaces_tokens:
         told |= count_parameters_of(model)
     yield from (f"{name} is {value}, pretrain.{name} of the record {training.get(name)}"
                 for name, value in told.items() if training.get(name) != value)  # fmt: skip
-    if not {trick for trick, state in training.get("gate", {}).items() if state == "forced"} <= {*training["forced"]}:
+    if not {trick for trick, state in e.record.training.gate.items() if state == "forced"} <= {*training["forced"]}:
         yield "the record's list of forced tricks lacks some of its gate"
     if objective.phases is None and not objective.replaces_tokens:
         length = config["train"]["sequence_length"]
@@ -219,10 +223,15 @@ def _ranges(e: Evidence) -> Iterator[str]:
         if validation.get(loss) is not None and validation[loss] < (1 - validation[accuracy]) * math.log(2) - 1e-9:
             said = f"{loss} is {validation[loss]:.3f}, {accuracy} {validation[accuracy]:.3f}"
             yield f"{said}: a target that is not the likeliest costs ln 2 at least"
-    if validation["tokens"] > (most := e.config["train"]["validation_tokens"]):
-        yield f"validated on {validation['tokens']} tokens, by config.yaml on {most} at most"
-    if not 0.1 * validation["tokens"] <= validation["targets"] <= 0.2 * validation["tokens"]:
-        yield f"{validation['targets']} targets of {validation['tokens']} tokens"
+    tokens, targets, train = validation["tokens"], validation["targets"], e.config["train"]
+    if tokens > (most := max(train["validation_tokens"], train["sequence_length"])):
+        yield f"validated on {tokens} tokens, by config.yaml on {most} at most"
+    if not 0.1 * tokens <= targets <= tokens // BLOCK * PER_BLOCK + min(tokens % BLOCK, PER_BLOCK):
+        yield f"{targets} targets of {tokens} tokens"
+    for name in ("accuracy", "all_mask_accuracy"):
+        right = (validation.get(name) or 0) * targets
+        if abs(right - round(right)) > 1e-6:
+            yield f"validation.{name} is {validation[name]}, no share of {targets} targets"
 
 
 # Behind the file that is named with the problem.

@@ -48,6 +48,12 @@ class Run:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     problem: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Its record's, which several runs of one report may have; else its folder's."""
+        name = self.record.name or ""
+        return _printable(name if name.strip() else self.folder.name)
+
     @cached_property
     def verdict(self) -> Verdict:
         """What the rules say of the record."""
@@ -147,10 +153,10 @@ def _read(folder: Path) -> Run:
         raw["journal"] = vars(record.journal)
     found = None if record.known else list(contradictions(folder, events, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
-    label = record.name if record.name and record.name.strip() else folder.name
     # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
     slim = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in metrics]
-    return Run(folder, _printable(label), record, slim)
+    run = Run(folder, "", record, slim)
+    return replace(run, label=run.name)
 
 
 def _refuse_nested(folder: Path, raw: Any) -> None:

@@ -97,7 +97,7 @@ def judge(record: Record) -> Verdict:
     broken = {rule.division for rule, finding in zip(RULES, findings) if not finding.ok}
     if "both" in broken:
         return Verdict("invalid", findings)
-    return Verdict("open" if broken or record.division_requested == "open" else "closed", findings)
+    return Verdict("open" if broken or record.claims_open else "closed", findings)
 
 
 def foreseen(known: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cramming.config import choose
+from cramming.config import build, choose
 from cramming.journal import MAX_HEARTBEAT_SECONDS
 from cramming.plan import cards
 from cramming.record_schema import Record
@@ -63,7 +63,7 @@ class Evidence:
 def counters_disagree(e: Evidence) -> Iterator[str]:
     """Counters of the journal: they grow, belong to each other, and the last ones are the record's."""
     train = e.config["train"]
-    ramp = BatchRamp(**train["batch_ramp"]) if train["batch_ramp"] else None
+    ramp = build(BatchRamp, train["batch_ramp"], "train.batch_ramp") if train["batch_ramp"] else None
     most, least = train["batch_size"], ramp_step(ramp, train["batch_size"])
     saved: dict[str, Any] = {}
     for before, now in pairwise([e.events[0], *e.events]):
@@ -157,7 +157,7 @@ def _silent(e: Evidence, step_seconds: float) -> Iterator[str]:
 
     One that is stopped for a while writes none, and one when it goes on: of the time between two events counts what its
     steps take, plus the time in which one heartbeat must be written."""
-    every = e.config["budget"]["heartbeat_seconds"]
+    every = float(e.config["budget"]["heartbeat_seconds"])
     for process in {event["process"]: None for event in e.events}:
         own = [event for event in e.events if event["process"] == process]
         most = [(b["steps"] - a["steps"]) * step_seconds + every / FEWEST_BEATS for a, b in pairwise(own)]
@@ -233,7 +233,8 @@ def _rows(e: Evidence) -> Iterator[str]:
     schedule, train = choose(SCHEDULES, config["schedule"], "schedule"), config["train"]
     budget, peak = e.training["budget"], e.training["peak_learning_rate"]
     before: Mapping[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "progress": 0.0}
-    for row in e.rows:
+    # Versions before 2026-11-26 wrote the row of a step behind that of its validation where the process ended there.
+    for row in sorted(e.rows, key=lambda row: (row["step"], "loss" not in row)):
         step, where = row["step"], f"step {row['step']}"
         size = step * train["batch_size"] * length
         if row["tokens"] > size or (train["batch_ramp"] is None and row["tokens"] != size):
@@ -251,9 +252,7 @@ def _rows(e: Evidence) -> Iterator[str]:
             if not spent - 1e-9 <= row["progress"] <= spent + 0.01 + 5 / (3600 * budget["limit"]):
                 yield f"{where}: progress is {row['progress']:.4f}, {spent:.4f} of the budget"
         if "loss" in row:
-            expected = peak * learning_rate_factor(schedule, row["progress"])
-            if not (abs(row["lr"] - expected) <= 0.01 * peak or _within(row["lr"], peak, schedule, before, row)):
-                yield f"{where}: the learning rate is {row['lr']:.3g}, by the schedule {expected:.3g}"
+            yield from (f"{where}: {problem}" for problem in _other_rate(peak, schedule, before, row))
             each = row.get("each_loss") or [row["loss"]]
             if None not in (row["loss"], *each) and not math.isclose(sum(each) / len(each), row["loss"], rel_tol=1e-9):
                 yield f"{where}: the loss is {row['loss']}, the mean of its steps {sum(each) / len(each)}"
@@ -263,11 +262,18 @@ def _rows(e: Evidence) -> Iterator[str]:
         before = {key: row[key] for key in before}
 
 
-def _within(rate: float, peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether the schedule takes this learning rate somewhere between two rows, within 1 % of the peak."""
-    span = [before["progress"] + (row["progress"] - before["progress"]) * n / 32 for n in range(33)]
+def _other_rate(peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
+    """The learning rate is the schedule's where the row's last step began; in rows of older versions, which do not say
+    where, somewhere between two rows, within 1 % of the peak."""
+    low, high, slack = before["progress"], row["progress"], 0.01 * peak
+    span = [low + (high - low) * n / 32 for n in range(33)]
+    if begun := row.get("each_progress"):
+        span, slack = begun[-1:], 1e-9 * peak
+        if not low <= begun[-1] <= high:
+            yield f"its last step began at progress {begun[-1]:.4f}, not from {low:.4f} to {high:.4f}"
     rates = [peak * learning_rate_factor(schedule, progress) for progress in span]
-    return min(rates) - 0.01 * peak <= rate <= max(rates) + 0.01 * peak
+    if not min(rates) - slack <= row["lr"] <= max(rates) + slack:
+        yield f"the learning rate is {row['lr']:.3g}, by the schedule {rates[-1]:.3g}"
 
 
 def too_fast(e: Evidence) -> Iterator[str]:

@@ -41,12 +41,12 @@ def format_and_versions(record: Record) -> Outcome:
 def finite_numbers(record: Record) -> Outcome:
     """Every number in the record is finite; what could not be measured is null."""
 
-    def walk(value: Any, path: str) -> Iterator[str]:
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{path} is {value}"
-        elif isinstance(value, dict | list):
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from walk(inner, f"{path}.{key}" if path else str(key))
+    def walk(node: Any, path: str) -> Iterator[str]:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{path}{key} is {value}"
+            elif isinstance(value, (dict, list)):
+                yield from walk(value, f"{path}{key}.")
 
     return all_or(walk(record.raw, ""), "all numbers are finite")
 

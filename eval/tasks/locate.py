@@ -11,7 +11,8 @@ from typing import Any
 
 from cramming.config import UserError, require
 from cramming.data.corpus import TASKS as TASK_FOLDER
-from cramming.data.corpus import Corpus, corpus_folder, damage
+from cramming.data.corpus import Corpus, damage
+from cramming.data.manifest import corpus_folder
 from cramming.data.task_files import GLUE, Task
 from eval.tasks.datasets import TaskData
 from eval.tasks.readers import read_file, read_hub_task

@@ -1,5 +1,6 @@
 """Counted neighbours give probabilities, know a text that repeats itself, and use nothing behind [MASK]."""
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,52 @@ import numpy as np
 import pytest
 
 from cramming.data.batches import ALL_MASK, PINNED
+from cramming.data.corpus import Corpus
 
 MASK, VOCABULARY = 0, 6
 TEXT = np.tile([1, 2, 3, 4, 5, 3], 50)
 
 
 @pytest.fixture
-def neighbours(monkeypatch: pytest.MonkeyPatch) -> Any:
+def ngrams(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import ngrams
+    return importlib.import_module("ngrams")
 
+
+@pytest.fixture
+def neighbours(ngrams: Any) -> Any:
     return ngrams.Neighbours(TEXT, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "nowhere: no corpus here"),
+        *[
+            ([".", option, value], "at least 1")
+            for option in ("--tokens", "--validation-tokens")
+            for value in "0 -5".split()
+        ],
+        ([".", "--tokens", "nan"], "at least 1"),
+    ],
+)
+def test_a_mistake_is_no_traceback(
+    ngrams: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ngrams.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        ngrams.main()
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_no_more_tokens_are_counted_than_there_are(
+    ngrams: Any, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = f"{Corpus.open(tiny_corpus).stream('train').num_tokens:,}"
+    for words, counted in (([], there), (["--tokens", "1e3"], "1,000"), (["--tokens", "1e99"], there)):
+        monkeypatch.setattr("sys.argv", ["ngrams.py", str(tiny_corpus), "--validation-tokens", "64", *words])
+        ngrams.main()
+        assert capsys.readouterr().out.startswith(f"{counted} tokens counted")
 
 
 @pytest.mark.parametrize("window", [[1, 2, MASK, 4, 5], [5, MASK, MASK, MASK, 1], [4, 1, 3, 2, 2]])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from cramming import budget
-from cramming import journal as journals
 from cramming.budget import BudgetClock, BudgetConfig, Pace, Work, process_age_seconds
 from cramming.config import UserError, build
 from cramming.journal import MAX_HEARTBEAT_SECONDS, processes_of, read_journal, spent_seconds
@@ -82,7 +81,7 @@ class TestHeartbeat:
         clock = BudgetClock(config(0.01, hours=1), tmp_path / "budget.jsonl")
         clock.step_synchronised(0.1)
         with monkeypatch.context() as patch:
-            patch.setattr(journals.os, "fsync", _no_space)
+            patch.setattr(os, "fsync", _no_space)
             clock._thread.join(5)
         with pytest.raises(OSError, match="No space"):
             clock.step_synchronised(0.1)
@@ -95,7 +94,7 @@ class TestHeartbeat:
         def refuse(_: int) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(journals.os, "fsync", refuse)
+        monkeypatch.setattr(os, "fsync", refuse)
         with pytest.raises(UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"):
             BudgetClock(config(1, hours=1), tmp_path / "budget.jsonl")
         assert read_journal(tmp_path / "budget.jsonl") == []
@@ -109,7 +108,7 @@ class TestHeartbeat:
         now, journal = [0.0], tmp_path / "budget.jsonl"
         monkeypatch.setitem(budget.TIMERS, kind, lambda: now[0])
         if kind == "wall":
-            monkeypatch.setattr(journals.os, "fsync", lambda _: now.__setitem__(0, now[0] + 8))
+            monkeypatch.setattr(os, "fsync", lambda _: now.__setitem__(0, now[0] + 8))
         clock = BudgetClock(config(5, hours=1, clock=kind), journal)
         for _ in range(6):
             now[0] += 4

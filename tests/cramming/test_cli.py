@@ -269,6 +269,60 @@ class TestCheck:
             cli.check("run", compose(*arguments))
         assert all(name in str(caught.value) for name in names), caught.value
 
+    def test_of_a_run_leaves_a_corpus_to_prepare(
+        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path
+    ) -> None:
+        missing = compose(*tiny_overrides, f"data.corpus={tmp_path / 'c'}", f"runs={tmp_path}")
+        cli.check("run", missing)
+        with pytest.raises(UserError, match="c: no corpus here; make it with `cramming prepare`"):
+            cli.check("pretrain", missing)
+        cli.check("pretrain", compose(f"corpora={tmp_path}"))  # none is named, and none made yet
+        (tmp_path / "c").mkdir()
+        with pytest.raises(UserError, match="c: half-written corpus"):
+            cli.check("pretrain", missing)
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (["train.order=sentence_length"], r"train\.order=sentence_length: .* has no such order file"),
+            (["train.sequence_length=2048", "model.max_length=2048"], r"validation split: \d+ tokens are fewer"),
+            (["model.vocab_size=64"], r"model\.vocab_size=64: the tokenizer of .* has 300 entries"),
+            (["train.validation_corpus={other}"], r"it has another tokenizer than"),
+            (["data.corpus={other}"], r"train-00001\.bin: its SHA-256 is not the manifest's"),
+        ],
+    )
+    @pytest.mark.parametrize("verb", ["run", "pretrain"])
+    def test_opens_a_corpus_as_the_run_does(
+        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], make_corpus: Callable[..., Path],
+        tmp_path: Path, verb: str, overrides: list[str], message: str,
+    ) -> None:  # fmt: skip
+        other = make_corpus(tmp_path / "other", spelling="<pad>")
+        shard = other / "train-00001.bin"
+        shard.write_bytes(bytes(shard.stat().st_size))
+        values = [override.format(other=other) for override in overrides]
+        with pytest.raises(UserError, match=message):
+            cli.check(verb, compose(*tiny_overrides, f"runs={tmp_path}", *values))
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (
+                ["parallel=zero1", "train.micro_batch=8", "optim=muon"],
+                "optim.name=muon: not where a process has a part of each weight",
+            ),
+            (["train.batch_size=8", "train.micro_batch=8"], "is not a multiple of train.micro_batch=8 x 2 process(es)"),
+            (["parallel.dp=3"], "a mesh of 3 x 1 x 1 = 3 processes, and there are 2"),
+        ],
+    )
+    def test_under_torchrun_is_about_all_of_its_processes(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+    ) -> None:
+        assert run("pretrain", *arguments, "--check") == (0, "", "")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for more in (["--check"], ["--multirun", "name=a,b"]):
+            ended = run("pretrain", *arguments, *more)
+            assert ended.code == 2 and is_one_line(ended.err) and says in ended.err
+
     def test_on_the_command_line(self, run: Run, tmp_path: Path) -> None:
         assert run("run", "--check") == (0, "", "")
         ended = run("run", "experiment=crammed-bert-day", "data=embedded", "--check")
@@ -369,6 +423,32 @@ def test_completion_scripts_are_valid_shell() -> None:
         ["bash", "-n"], input=cli.completion_script("bash"), text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("cramming stu", {"study"}),
+        ("cramming study mask", {"masking"}),
+        ("cramming study masking optim=mu", {"optim=muon"}),
+        ("cramming duel lad", {"ladder"}),
+        ("cramming duel base='' candidate='optim.lr=1e-3 model.qk_norm=true' optim.lr_w", {"optim.lr_width="}),
+        ("cramming duel base='' candidate='optim.lr=1e-3 optim=mu", {"optim=muon"}),
+        ("cramming project runs project.h", {"project.hours="}),
+        ("cramming pretrain --check precision=fp32 'name=a b' optim=sgd optim.mom", {"optim.momentum="}),
+    ],
+)
+def test_a_shell_completes_whatever_stands_before(tmp_path: Path, line: str, offered: set[str]) -> None:
+    script = f"""{cli.completion_script("bash")}
+cramming() {{ {sys.executable} -m cramming "$@"; }}
+COMP_LINE=$1; COMP_WORDS=($1); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_cramming
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", line], text=True, capture_output=True, check=True, cwd=tmp_path
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
 
 
 LAUNCHER = """

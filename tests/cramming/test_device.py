@@ -232,13 +232,13 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     monkeypatch.setattr(device, "compiled_graphs", lambda: 0)
     run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
-    section = load_record(run)["pretrain"]
-    assert (section["compile_cache"], section["compiled"]) == ("own", how == "blocks")
+    found = load_record(run)
+    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == ("own", how == "blocks")
     monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
     monkeypatch.setattr(device, "compiled_graphs", lambda: 1)
-    section = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))["pretrain"]
+    found = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
-    assert (section["compile_cache"], section["compiled"]) == ("given", True)
+    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == ("given", True)
 
 
 @pytest.mark.parametrize("has_trained", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cramming import checkpoint, pretrain, train_state
+from cramming import checkpoint, device, pretrain, train_state
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.engine import Engine
@@ -74,10 +74,16 @@ def test_an_honest_resume_takes_an_entry_of_its_journal_and_keeps_r5(
     assert finding(crashed)[0] and finding(unbroken)[0]
 
 
-def test_what_a_process_forced_or_compiled_elsewhere_stays_on_record(start: Start, crashed: Path) -> None:
-    write_record_section(crashed, pretrain={"forced": ["fp8"], "compile_cache": "given"})
-    section = load_record(start("name=a", "resume=true", EVERY))["pretrain"]
-    assert (section["forced"], section["compile_cache"]) == (["fp8"], "given")
+def test_what_a_process_forced_or_compiled_elsewhere_stays_on_record(
+    start: Start, crashed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record_section(crashed, pretrain={"forced": ["fp8"]})
+    monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
+    found = load_record(start("name=a", "resume=true", EVERY))
+    assert found["pretrain"]["forced"] == ["fp8"]
+    caches = [process["compile_cache"] for process in (found["environment"], *found["resumed"])]
+    witnesses = {event["setup"] for event in read_journal(crashed / "budget.jsonl") if "setup" in event}
+    assert caches == ["own", "given"] and len(witnesses) == 2
 
 
 @pytest.mark.parametrize("lines", [None, 0, 1, 2])

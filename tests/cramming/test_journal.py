@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cramming import journal as journals
 from cramming.config import UserError
 from cramming.journal import Journal, Saved, checkpoints_of, ended_after, processes_of, read_journal, spent_seconds
 
@@ -142,7 +144,7 @@ def test_a_write_that_fails_leaves_nothing_behind(journal: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(journals.os, "fsync", no_space)
+        patch.setattr(os, "fsync", no_space)
         writer.write(event(2, 1.0))
     assert journal.read_bytes() == before
     writer.write(event(2, 2.0))
@@ -170,3 +172,21 @@ def test_what_a_copy_did_to_it_is_named_with_its_cure(
     journal.write_bytes(change(journal.read_bytes()))
     with pytest.raises(UserError, match=says):
         read_journal(journal)
+
+
+def test_a_limit_on_a_files_size_is_named_and_leaves_nothing_behind(journal: Path) -> None:
+    """The kernel writes up to the limit and says why it stopped only when it is asked for the rest."""
+    before = journal.read_bytes()
+    code = f"""
+import resource
+from cramming.journal import Journal
+from pathlib import Path
+writer = Journal(Path({str(journal)!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 40}, resource.RLIM_INFINITY))
+try:
+    writer.write({event(2, 1.0)!r})
+except OSError as error:
+    print(error.strerror, error.filename, sep=", ")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"File too large, {journal}\n" and journal.read_bytes() == before

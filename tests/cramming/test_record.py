@@ -166,6 +166,8 @@ def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
     assert after == before
     added = {"resumed": [{"torch": "2"}], "division_requested": "open"}
     assert record_after == record_before | added  # a resume may run elsewhere, with other code: it must show
+    create_run_folder(tmp_path, changed(resume=True, division="closed"), {"torch": "3"}, resume=True)
+    assert load_record(tmp_path)["division_requested"] == "open"  # a claim that stays
 
 
 class TestMetrics:

@@ -62,13 +62,16 @@ def test_a_model_that_is_too_large_leaves_the_name_free(
     assert not (tmp_path / "runs" / "a").exists()
 
 
-def test_another_runtime_error_is_our_own_defect(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_runtime_error_is_our_own_defect_and_leaves_the_name_free(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr(train_state, "build_engine", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         start("name=a")
+    assert not (tmp_path / "runs" / "a").exists()
 
 
 def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

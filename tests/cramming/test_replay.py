@@ -434,6 +434,33 @@ def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
     assert all(a != b for a, b in zip(once.losses, twin.losses, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("settings", "change", "says"),
+    [
+        (["parallel.compression=qsgd"], {"pretrain": {"devices": 2}}, "parallel.compression=qsgd on 2 processes"),
+        (["model.dropout=0.2"], {"pretrain": {"devices": 2}}, "dropout on 2 processes"),
+        (
+            ["model.attention_dropout=0.2"],
+            {"environment": {"device": {"kind": "cuda", "name": "H9"}}},
+            "dropout by random numbers of H9",
+        ),
+        (["parallel.compression=qsgd"], {}, ""),
+        ([], {"pretrain": {"devices": 2}}, ""),
+    ],
+)
+def test_a_run_with_numbers_that_one_process_here_does_not_have_is_refused_not_called_false(
+    honest: Start, tmp_path: Path, again: Callable[..., list[str]], settings: list[str], change: Any, says: str
+) -> None:
+    run = tmp_path / "a"
+    shutil.copytree(honest(*settings), run)
+    edit_record(run, lambda record: [record[section].update(values) for section, values in change.items()])
+    if not says:
+        assert again(run) == []
+        return
+    with pytest.raises(UserError, match=f"{says}.* does not repeat, so a replay here cannot judge it"):
+        again(run)
+
+
 def test_what_is_missing_is_said_in_one_line(
     honest: Start, tmp_path: Path, compose: Compose, make_corpus: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:

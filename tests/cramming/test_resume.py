@@ -91,6 +91,21 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
 
 
+@pytest.mark.parametrize("log_every", [5, 50])
+def test_rows_of_the_log_are_means_of_the_same_steps_after_a_resume(
+    start: Start, break_run: Break, log_every: int, result: Result
+) -> None:
+    settings = (f"train.log_every={log_every}", "checkpoint.every_steps=3")
+    whole = start("name=whole", *settings)
+    for resume, step, how in (("false", 5, "stop"), ("true", 4, "crash")):
+        break_run(step, how, "name=a", f"resume={resume}", *settings)
+    run = start("name=a", "resume=true", *settings)
+    assert result(run) == result(whole)
+    same = ("step", "loss", "accuracy", "grad_norm", "lr", "each_progress", "each_loss", "each_accuracy")
+    logs = [[{key: row[key] for key in same} for row in load_metrics(r) if "loss" in row] for r in (run, whole)]
+    assert [row for row in logs[0] if row["step"] != 4] == logs[1]
+
+
 def test_files_beside_the_record_are_witnesses_of_its_corpus_and_of_each_processs_environment(
     start: Start, break_run: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +217,8 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 
 def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of the log was due before it, and a resume finds no step left to do."""
-    settings, save = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20"), TrainState.save_checkpoint
+    settings = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20", "train.validations=0")
+    save = TrainState.save_checkpoint
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash()))
         start("name=a", *settings)

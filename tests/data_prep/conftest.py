@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramming.data.corpus import Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import corpus_folder
 from data_prep import prepare
 
 SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()

@@ -197,6 +197,14 @@ ERRORS = {
     "json array": (".json", b'[\n {"text": "a"}\n]', r"not a JSON object on one line .*`jq -c '\.\[\]'`"),
     "json field": (".jsonl", b'{"title": "a", "body": "b"}', "no text in field 'text' .*fields title, body"),
     "json type": (".jsonl", b'{"text": 3}', "no text in field 'text' of a record, but int"),
+    "parquet list": (".parquet", as_parquet([["a"], ["b"]]), r"row 1: .*, but list \(set data.text_field\)"),
+    "shift-jis": (".txt", "日本".encode("shift_jis"), r"`iconv -f <its encoding> -t utf-8 a\.txt`, .*shift_jis"),
+    "tsv quotes": (
+        ".tsv",
+        b'id\ttext\n1\t"first line\nsecond line"\n',
+        r"a\.tsv:3: 1 columns.*a quoted field with a line",
+    ),
+    "tsv quotes first": (".tsv", b'text\tid\n"first line\nsecond line"\t1\n', r"a\.tsv:2: 1 columns.*a quoted field"),
     "json list of texts": (".jsonl", b'[{"text": "a"}]', r"but list \(turn other JSON into lines"),
     "csv field": (".csv", b"title,body\n1,2\n", "not one column 'text' among title, body"),
     "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
@@ -225,6 +233,14 @@ def test_a_bad_file_is_a_one_line_user_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         texts_of(path)
     assert path.name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_quotes_are_text_in_tsv_as_glue_has_it(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"Yes," she said.\n2\t"No."\n3\ta 5" disk\n')
+    assert texts_of(tmp_path / "a.tsv") == ['"Yes," she said.', '"No."', 'a 5" disk']
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\tone "two"\n2\n')
+    with pytest.raises(UserError, match=r"a\.tsv:3: 1 columns, the header has 2$"):
+        texts_of(tmp_path / "a.tsv")
 
 
 def test_what_the_system_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

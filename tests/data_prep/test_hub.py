@@ -17,7 +17,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from cramming.config import UserError
-from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.record_schema import read_record
 from data_prep import prepare
 from data_prep.prepare import UNFINISHED, main
@@ -86,7 +87,7 @@ def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
 
 
 def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
-    tmp_path: Path, hub_config: Config, text_file: Path, text_config: Config, run: Run
+    tmp_path: Path, hub_config: Config, text_file: Path, text_config: Config, run: Run, capsys: Any
 ) -> None:
     own = run(text_config(text_file))
     model = Tokenizer.from_file(str(own.tokenizer_file))
@@ -102,6 +103,14 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
         bounds = [*stream.document_starts.tolist(), stream.num_tokens]
         found |= {tuple(stream.gather(np.array([a]), b - a)[0].tolist()) for a, b in pairwise(bounds)}
     assert found == {(2, *row[:5], 3) for row in rows}
+    said = capsys.readouterr().out
+    assert "no order files for sentence_length, compressibility: ready-made ids have no text to measure" in said
+    with pytest.raises(UserError, match=r"only: shuffled, source; ready-made ids have no text to order by"):
+        corpus.stream("train", "sentence_length")
+    with pytest.raises(UserError, match=r"prepare it with data\.orders=\[token_prevalence\]"):
+        corpus.stream("train", "token_prevalence_reversed")
+    page = (corpus.folder / "corpus_card.md").read_text()
+    assert page.count("not known (ready-made ids)") == 5 and "None, None" not in page and "| 0 bytes" not in page
     entry = corpus.manifest.sources[-1]
     assert (entry["kind"], entry["name"]) == ("tokenizer", f"{folder}/tokenizer/tokenizer.json")
     corpus_of_record = {"tokenizer": {"kind": "wordpiece", "sha256": "0"}, "sources": [entry]}

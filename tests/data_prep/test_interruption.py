@@ -15,7 +15,8 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data import manifest
-from cramming.data.corpus import Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import corpus_folder
 from cramming.files import lock
 from data_prep import prepare, shard_writer
 from data_prep.prepare import UNFINISHED, main
@@ -147,6 +148,20 @@ def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
     run(config)
     said = capsys.readouterr().out
     assert "train-00002.bin: " in said and "cannot go on" in said and "starting over" in said
+
+
+def test_a_changed_source_says_how_much_finished_work_is_made_anew(
+    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: Any
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(config)
+    finished = sum(map(len, json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"].values()))
+    text_file.write_text(text_file.read_text(encoding="utf-8") + "\n\none more document, added since", encoding="utf-8")
+    run(config)
+    said = capsys.readouterr().out
+    assert finished > 5 and f"has changed: {text_file}); starting over: {finished} finished shards go" in said
 
 
 def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(

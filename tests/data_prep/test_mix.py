@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import corpus_folder
 from data_prep.prepare import main, parse
 
 Config = Callable[..., dict[str, Any]]
@@ -70,7 +71,7 @@ def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> 
     assert sum(row["documents"] for row in rows.values()) == corpus.manifest.counts["documents"]
     assert [entry["weight"] for entry in corpus.manifest.sources] == [1, 2, 1]
     card = (corpus.folder / "corpus_card.md").read_text()
-    assert "| part 1: file1 | 300 |" in card
+    assert "| part 1: file1 | 300 |" in card and "(normalised: single spaces, no indentation, no blank lines) |" in card
     assert "The mix ended with part 1: file1, which has no more; " in card
     main(config)  # a no-op: the inventory compares equal
 

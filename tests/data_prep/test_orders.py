@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
-from cramming.data.corpus import CURRICULA, ORDERS, Corpus, OrderedStream, TokenStream, corpus_folder
+from cramming.data.corpus import CURRICULA, ORDERS, Corpus, OrderedStream, TokenStream
+from cramming.data.manifest import corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]

@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from cramming.config import UserError, config_folder
-from cramming.data.corpus import Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import corpus_folder
 from data_prep.prepare import main
 
 Config = Callable[..., dict[str, Any]]

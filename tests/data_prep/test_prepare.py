@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from cramming.config import UserError
-from cramming.data.corpus import MANIFEST, Corpus, corpus_folder
+from cramming.data.corpus import Corpus
+from cramming.data.manifest import MANIFEST, corpus_folder
 from data_prep import pipeline, workers
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
 from data_prep.prepare import main, parse

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build, config_folder
-from cramming.data.corpus import corpus_folder
+from cramming.data.manifest import corpus_folder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig

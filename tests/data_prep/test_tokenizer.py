@@ -70,6 +70,9 @@ def test_loads_in_stock_transformers_and_encodes_pairs(tmp_path: Path, kind: Any
     assert tokenizer.encode("Kalo mi", "rentas").type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
     assert fast("kalo")["input_ids"] == fast("KALO")["input_ids"]
     assert fast.decode(first).strip() == "kalo mi"
+    words = "Kalo mi, rentas!".split()
+    spaced = [words[0], *(" " + word for word in words[1:])]  # as README.md has it for byte-level BPE
+    assert fast(spaced, is_split_into_words=True)["input_ids"] == fast(" ".join(words))["input_ids"]
 
 
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])

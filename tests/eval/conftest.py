@@ -265,6 +265,8 @@ def write_run() -> Callable[..., Path]:
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
         path, past = folder / "budget.jsonl", history_file(folder)
         _write_journal(path, journal_lines())
+        if "name" in record.get("config", {}):
+            record["config"]["name"] = record["name"]
         settings = record.get("config", {}) | {"budget": _config()["budget"]}
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
         if "pretrain" in record:

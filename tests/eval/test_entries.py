@@ -1,5 +1,6 @@
 """Entries by recipe, their tracks, and the places that pretraining seeds leave them."""
 
+import shutil
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,15 @@ def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_pa
     assert [old.p, older.p] == pytest.approx(adjusted(pairs)[::2])
     assert new.p is None and old.needed is None and older.needed is not None
     assert not any(one.entry.remarks for one in (new, old, older))
+
+
+def test_an_entrys_name_is_its_runs_whoever_else_has_theirs(write: Write, tmp_path: Path) -> None:
+    """A copy of one of them makes its label longer, not its name; of runs named by number nothing would be left."""
+    for seed, base in enumerate((0.7, 0.706, 0.703)):
+        write(f"a_{seed}", base, 0, seed)
+        write(str(seed), base - 0.1, 1, seed)
+    shutil.copytree(tmp_path / "a_1", tmp_path / "other-a_1")
+    assert [one.entry.label for one in _ranked_entries(tmp_path)] == ["a", "1"]
 
 
 def test_single_runs_look_as_simple_as_they_are(write: Write, tmp_path: Path) -> None:

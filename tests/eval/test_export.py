@@ -21,6 +21,7 @@ from eval import export
 from eval.rules.table import judge
 
 Export = Callable[..., Path]
+SPLIT_WORDS = '[words[0], *(" " + word for word in words[1:])]'  # README.md says it too
 OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks
 
 
@@ -106,6 +107,9 @@ def test_the_card_says_what_the_record_says(
     verdict = judge(read_record(load_record(runs / "own")))
     assert all(finding.rule in body for finding in verdict.broken)
     assert str(runs) not in body and corpus["folder"] not in body
+    assert SPLIT_WORDS not in body
+    write_record_section(runs / "own", corpus={"tokenizer": {**corpus["tokenizer"], "kind": "bpe"}})
+    assert SPLIT_WORDS in card(run_export("name=own"))[1]
 
 
 def test_without_scores_or_record_the_card_says_so(runs: Path, run_export: Export, tmp_path: Path) -> None:

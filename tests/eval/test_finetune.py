@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    T5Config,
+    T5EncoderModel,
+)
+from transformers.utils import logging
 
 from cramming import progress
 from cramming.config import UserError
@@ -264,6 +274,55 @@ def test_another_architecture_is_fine_tuned(tmp_path: Path, write_tokenizer: Cal
     for init in get_args(Init):
         found = finetune(TaskRun("sst2", 0, init, encoded, source, replace(HYPER, epochs=1), "fp32", "cpu"))
         assert np.isfinite(found.scored["sst2"]).all()
+
+
+def test_t5s_encoder_is_fine_tuned_without_a_decoder(tmp_path: Path, write_tokenizer: Callable[..., None]) -> None:
+    T5EncoderModel(T5Config(vocab_size=45, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(
+        tmp_path
+    )
+    write_tokenizer(tmp_path, 40)
+    encoder = classifier(tmp_path, stock=True).encoder
+    assert isinstance(encoder, StockEncoder) and isinstance(encoder.model, T5EncoderModel)
+    split = PackedSplit(encode(tmp_path, make_data("rte", 30)).train, CPU)
+    batch = split.batch(torch.arange(5))
+    assert encoder(batch.ids_T, batch.positions_T, batch.packing).shape == (len(batch.ids_T), 16)
+    rates = {module.p for module in encoder.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {HYPER.dropout}
+
+
+@pytest.mark.parametrize(
+    ("error", "autocast", "raised", "says"),
+    [
+        (RuntimeError("dtypes differ\n!"), True, UserError, r"16 bits \(dtypes differ !\); set eval\.precision=fp32$"),
+        (RuntimeError("dtypes differ\n!"), False, RuntimeError, "dtypes differ"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True, RuntimeError, "allocate"),
+        (ValueError("Input language\nunknown"), False, UserError, r"refuses its input \(Input language unknown\)$"),
+    ],
+)
+def test_what_transformers_cannot_do_is_no_traceback(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, autocast: bool, raised: type[Exception], says: str
+) -> None:
+    model = classifier(bert, stock=True)
+    split = PackedSplit(encode(bert, make_data("rte", 30)).train, CPU)
+
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(model.encoder, "model", torch.nn.Module())
+    monkeypatch.setattr(model.encoder.model, "forward", fail)
+    monkeypatch.setattr(model.encoder.model, "config", BertConfig(), raising=False)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(raised, match=says):
+        logits(model, split, [0])
+
+
+def test_transformers_reports_nothing_of_what_is_not_used(
+    bert: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """BertForMaskedLM's weights have no pooler. What the user set of transformers is as before."""
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    classifier(bert, stock=True)
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_a_diverged_run_has_no_predictions(bert: Path) -> None:

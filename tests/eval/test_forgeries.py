@@ -487,6 +487,7 @@ FORGERIES: dict[str, Change] = {
     "longer sequences": settings("train.sequence_length", 512),
     "another schedule": settings("schedule", {"name": "constant", "start": 0.0, "warmup": 0.0}),
     "a higher rate": settings("optim.lr", 1.0),
+    "a higher rate for the batch": settings("optim.lr_scale", {"rule": "linear", "base_batch": 2}),
     "bf16 that was fp32": settings("precision.mode", "bf16"),
     "another budget": settings("budget.steps", 6000),
     "only the file": settings("model.num_layers", 12, in_record=False),
@@ -517,8 +518,11 @@ FORGERIES: dict[str, Change] = {
     "another commit": put("environment.git.commit", "feedfeedfeedfeedfeed"),
     "dirty code": put("environment.git.dirty", True),
     "forced checks": put(P + "forced", ["fp8"]),
+    "another name": put("name", "somebody else's"),
+    "one target more": put(P + "validation.targets", lambda v: v + 1),
+    "one target less": put(P + "validation.targets", lambda v: v - 1),
     "GLUE among the sources": record(
-        lambda r: r["corpus"]["sources"].append({**r["corpus"]["sources"][0], "name": "GLUE/SST-2"})
+        lambda r: r["corpus"]["sources"].append({**r["corpus"]["sources"][0], "name": "GLUE/SST-2/train.tsv"})
     ),
     "no licence": record(lambda r: [source.update(license=None) for source in r["corpus"]["sources"]]),
     "a corpus that was written to": put("corpus.changed", {"train-00000.bin": "overwritten"}),

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cramming import pretrain
-from cramming.record import setup_hash
+from cramming.record import load_metrics, setup_hash
+from cramming.train_state import TrainState
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
@@ -55,6 +56,20 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "rows of odd steps": (*STEPS, "train.log_every=7"),
     "recomputed activations": (*STEPS, "memory.checkpoint_every=1"),
     "shorter than a row of the log": ("budget.steps=3",),
+    "a short run, a peak between two rows": (
+        "budget.steps=8",
+        "train.log_every=7",
+        "train.validations=0",
+        "schedule=triangle",
+    ),
+    "validated on one row": (*STEPS, "train.validation_tokens=10"),
+    "validated on a block and a bit": (*STEPS, "train.sequence_length=22", "train.validation_tokens=22"),
+    "numbers as text": ("budget.minutes='0.05'", "optim.lr='1e-3'", "budget.heartbeat_seconds='0.5'"),
+    "a rate by batch and width": (
+        *STEPS,
+        "optim.lr_scale={rule: sqrt, base_batch: 64}",
+        "optim.lr_width={base_width: 64, power: -0.5}",
+    ),
     "the open division": (*STEPS, "division=open"),
     "two tasks, five seeds": (*STEPS, "eval.tasks=[rte,stsb]", "eval.seeds=[0,1,2,3,4]"),
     "from random weights too, and baselines": (*STEPS, "eval.init=[pretrained,random]", "eval.baselines=true"),
@@ -140,6 +155,29 @@ def test_a_run_that_was_interrupted_and_went_on_is_in_order(
     ended: list[tuple[int, str]], train: Run, assert_in_order: Check
 ) -> None:
     assert_in_order(train(*STEPS, ended=ended))
+
+
+@pytest.mark.parametrize("version", ["now", "before 2026-11-26"])
+def test_a_run_that_was_stopped_while_it_validated_is_in_order(
+    version: str, settings: Compose, train: Run, assert_in_order: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the step before its validation; earlier versions wrote it when they stopped, behind it."""
+    original = TrainState.validate
+
+    def stopped(self: TrainState, *rest: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *rest)
+
+    chosen = (*STEPS, "train.log_every=50")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(TrainState, "validate", stopped)
+        pretrain.main(settings(*chosen))
+    run = train(*chosen, "resume=true")
+    log = [(row["step"], "validation_loss" in row) for row in load_metrics(run)]
+    assert log == [(15, False), (20, False), (20, True), (30, False), (40, False), (40, True)]
+    if version != "now":
+        lines("metrics.jsonl", lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])(run)
+    assert_in_order(run)
 
 
 def test_a_run_by_the_clock_that_was_killed_is_in_order(settings: Compose, assert_in_order: Check) -> None:

@@ -94,7 +94,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "metrics-nested": (in_json("metrics.jsonl", "more", nested(500)), ""),
     "half-a-pair": (in_json("record.json", "name", r'"\ud800x"'), ""),
     "control": (in_json("record.json", "name", r'"\u0000\u001b[2J\u202e"'), ""),
-    "aliases": (aliases, "not as this suite writes it"),
+    "aliases": (aliases, "this or record.json is not as the suite writes it"),
 }
 
 
@@ -151,3 +151,29 @@ def test_predictions_are_numbers_or_none(name: str, tmp_path: Path) -> None:
     (tmp_path / "cola-seed0.npz").write_bytes(PREDICTIONS[name])
     with pytest.raises(ValueError, match=r"cola-seed0\.npz: no predictions"):
         predicted(tmp_path / "cola-seed0.npz", "dev.cola")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "wanted"),
+    [
+        ("gate", 5, "record.json: pretrain.gate is 5, not a section"),
+        ("train_loss", "low", "record.json: pretrain.train_loss is 'low', not a finite number"),
+        ("exaflops", None, "config.yaml: this or record.json is not as the suite writes it"),
+    ],
+)
+def test_what_is_wrong_in_the_record_is_not_blamed_on_another_file_alone(
+    tmp_path: Path, make_record: Any, write_run: Any, place: str, value: Any, wanted: str
+) -> None:
+    record = make_record()
+    record["pretrain"][place] = value
+    run = write_run(tmp_path / "a", record)
+    found = load.load_run(run).record.contradictions or []
+    assert any(problem.startswith(wanted) for problem in found), found
+    assert not [problem for problem in found if "Error" in problem and "record.json" not in problem]
+
+
+def test_a_gate_without_a_value_is_none(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+    """As of runs from before there was one."""
+    record = make_record()
+    record["pretrain"]["gate"] = None
+    assert load.load_run(write_run(tmp_path / "a", record)).record.contradictions == []

@@ -174,6 +174,9 @@ def test_no_overflow_and_nothing_serious_for_axe(opened: Page, width: int, schem
     opened.locator("tr.detail canvas").wait_for()
     opened.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = opened.locator("figure svg").first
+    units = float(drawn.get_attribute("viewBox").split()[2])
+    assert drawn.bounding_box()["width"] >= units, "words of 9 units are 9 pixels at least"
     first = opened.locator("table.scores tbody tr:not(.group) > th").first
     before = first.bounding_box()["x"]
     opened.locator("[aria-label=GLUE]").evaluate("one => { one.scrollLeft = 300; }")

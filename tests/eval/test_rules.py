@@ -264,7 +264,8 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R16": [
         lambda r: r["corpus"].update(sources=[]),
         lambda r: r["corpus"]["sources"].append({"name": "data/GLUE/RTE/train.tsv", "license": "x"}),
-        lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "license": "x"}),
+        lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "kind": "hub", "license": "x"}),
+        lambda r: r["corpus"]["sources"].append({"name": "x/y", "dataset": "nyu-mll/glue", "license": "x"}),
         lambda r: r["corpus"].pop("decontamination"),
         lambda r: r["corpus"]["decontamination"].update(ngram=50),
         lambda r: r["corpus"]["decontamination"].pop("development"),
@@ -321,7 +322,12 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["history_file"]["entries"][0].update(git={"commit": "c", "dirty": True}),
     ],
     "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
-    "R25": [lambda r: r["pretrain"].update(compile_cache="given"), lambda r: r["pretrain"].pop("compiled")],
+    "R25": [
+        lambda r: r["pretrain"].update(compile_cache="given"),
+        lambda r: r["resumed"][0].update(compile_cache="given"),
+        lambda r: r["pretrain"].pop("compile_cache"),
+        lambda r: r["pretrain"].pop("compiled"),
+    ],
     "R26": [
         lambda r: r.pop("beside"),
         lambda r: r["beside"]["predictions"].pop("rte-seed1.npz"),
@@ -346,6 +352,31 @@ def test_each_rule_can_be_broken(number: str, glue: Record) -> None:
         finding = find(number, record)
         assert not finding.ok and finding.evidence, f"{number}, change {index}"
         assert judge(record).division == "invalid" if division == "both" else judge(record).division != "closed"
+
+
+@pytest.mark.parametrize(
+    "name", ["coca-cola/articles.txt", "rte/2024/news.txt", "glue/squad.jsonl", "mycola/train.txt"]
+)
+def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, name: str) -> None:
+    """The search decides, as of any text; of a data set of the hub the name says what it is."""
+    glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
+    assert judge(glue).division == "closed"
+    glue["corpus"]["sources"][-1].update(kind="hub", dataset=name)
+    assert find("R16", glue).ok == name.startswith("mycola")
+
+
+@pytest.mark.parametrize(
+    "name", ["CoLA/dev.tsv", "a/GLUE/mnli/dev_matched.tsv.gz", "sst2/train-00000-of-00001.parquet"]
+)
+def test_a_file_that_lies_as_the_tasks_do_is_downstream(glue: Record, name: str) -> None:
+    glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
+    assert f"downstream data among the sources: {name}" in find("R16", glue).evidence
+
+
+def test_a_claim_of_the_open_division_stays_wherever_it_is_written(good: Record) -> None:
+    """The division of a resume, or that of the start, of which config.yaml has another copy."""
+    assert judge(good | {"division_requested": "open"}).division == "open"
+    assert judge(good | {"config": good["config"] | {"division": "open"}}).division == "open"
 
 
 def test_the_search_for_downstream_text(glue: Record) -> None:

@@ -1,6 +1,7 @@
 """A study runs what is missing, compares variants over seeds, and goes on after an interruption."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -206,7 +207,7 @@ def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
         (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": status}}))
     main(settings(tmp_path, what="data", variants={"data": {"a": ["data/filters=gopher"], "b": []}}, seeds=[0]))
     assert not calls
-    assert "| a | 1 (1 without a loss) | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
+    assert f"| a | 1 (1 {status}) | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
 
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
@@ -229,7 +230,7 @@ def test_a_run_that_ends_without_a_model_does_not_end_the_study(
     monkeypatch.setattr(study, "_given_overrides", list)
     main(settings(tmp_path, glue=True))
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert "| vocab512 | 2 (1 without a loss) | – | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
+    assert f"| vocab512 | 2 (1 {status}) | – | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
 
 
 def scored(name: str, validation: dict[str, str] | None = None, **scores: float | None) -> Run:
@@ -259,6 +260,23 @@ def test_losses_on_one_text_compare(tmp_path: Path) -> None:
         assert ("Validation losses are all on one text." in (tmp_path / "study.md").read_text()) == compare
     write(tmp_path, "masking", {"v": [own], "w": [own]})
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
+
+
+@pytest.mark.parametrize("repeated", [{"seeds": [0, 1, 0]}, {"vocab_sizes": [512, 512]}])
+def test_one_run_does_not_count_as_two(
+    calls: Calls, settings: Settings, tmp_path: Path, repeated: dict[str, list[int]]
+) -> None:
+    with pytest.raises(UserError, match=f"study: {next(iter(repeated))}=.*: name each once"):
+        main(settings(tmp_path, **repeated))
+    assert not calls
+
+
+@pytest.mark.parametrize("word", ["seed=3", "name=y", "runs=elsewhere", "resume=true", "+study.glue=true"])
+def test_what_is_the_studys_own_is_no_variants(calls: Calls, settings: Settings, tmp_path: Path, word: str) -> None:
+    variants = {"data": {"a": [], "b": ["optim=sgd", word]}}
+    with pytest.raises(UserError, match=rf"study\.variants\.data\.b: {re.escape(word)} is for the whole study"):
+        main(settings(tmp_path, what="data", variants=variants))
+    assert not calls
 
 
 def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ import torch
 
 from cramming.data.batches import (
     ALL_MASK,
-    BLOCK,
-    PER_BLOCK,
     PINNED,
     STRETCH,
     BatchSource,
@@ -23,7 +21,7 @@ from cramming.data.batches import (
     validation_text,
 )
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
+from cramming.data.masking import BLOCK, IGNORE, PER_BLOCK, Masker, ObjectiveConfig
 from cramming.record import load_record
 
 

@@ -66,6 +66,17 @@ def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
     assert table.totals_2V[0, 0] == 0.5**10, "at each tenth, the first included"
 
 
+@pytest.mark.parametrize(("until", "even_from"), [(0.6, 60), (0.5, 50), (0.21, 21), (1.0, None)])
+def test_masks_are_uniform_from_until_on_wherever_it_lies(until: float, even_from: int | None) -> None:
+    table = TokenLosses(ByLoss(start=0.2, until=until, every=0.3, power=0.5), 8, CPU)
+    table.totals_2V += 1
+    weighted = []
+    for step in range(100):
+        table.weigh_if_due(step / 100)
+        weighted += [step] * (table.weights_V is not None)
+    assert weighted == list(range(20, even_from or 100))
+
+
 @pytest.fixture
 def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
     config = Config.of(compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000"))

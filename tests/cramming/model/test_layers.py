@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cramming.model.convolution import Convolution
-from cramming.model.layers import Dropout, apply_rope, rope_tables
+from cramming.model.layers import Dropout, RMSNorm, apply_rope, rope_tables
 
 
 def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
@@ -23,6 +23,24 @@ def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
     assert found.grad is not None and expected.grad is not None
     torch.testing.assert_close(found.grad.double(), expected.grad)
     assert torch.equal(queries, found[:, 1])  # what came in is as it was
+
+
+def test_a_norm_of_16_bits_is_that_of_the_same_numbers_in_fp32(recwarn: pytest.WarningsRecorder) -> None:
+    """To the bit what torch computes where the types differ, which it warns of, and rounds at the end."""
+    torch.manual_seed(0)
+    norms, grad = (RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)), torch.randn(33, 64).bfloat16()
+    given, found = torch.randn(33, 64).bfloat16(), []
+    weight = torch.rand(64)
+    for norm, warnings in zip(norms, (0, 1), strict=True):
+        x = given.clone().requires_grad_()
+        norm.weight.data.copy_(weight)
+        torch.set_warn_always(True)  # once only, else
+        normed = norm(x)
+        torch.set_warn_always(False)
+        assert sum("Mismatch dtype" in str(warning.message) for warning in recwarn) == warnings
+        normed.to(x.dtype).backward(grad)
+        found.append([normed.detach().to(x.dtype), x.grad, norm.weight.grad])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

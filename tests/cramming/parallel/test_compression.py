@@ -64,6 +64,12 @@ for name, case in cases.items():
     model.zero_grad()
     loss(ddp).backward()
     after = torch.cat([p.grad.flatten() for p in model.parameters()])
+    drawn = []
+    for seed in (7, 8, 7):
+        hook.begin_step(seed + rank)
+        model.zero_grad()
+        loss(ddp).backward()
+        drawn.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     mean = sum(sums) / steps
     found[name] = {
         "steps": [((each - exact).norm() / exact.norm()).item() for each in sums],
@@ -75,6 +81,7 @@ for name, case in cases.items():
         "nonzero": (sums[-1] != 0).float().mean().item(),
         "same": all(other.equal(sums[-1]) for other in others),
         "random": state.equal(torch.random.get_rng_state()),
+        "follows the seed": drawn[0].equal(drawn[2]) and not drawn[0].equal(drawn[1]),
     }
 if rank == 0:
     print(json.dumps(found))
@@ -131,3 +138,4 @@ def test_qsgd_rounds_each_entry_to_a_level_and_the_mean_to_none(found: Any) -> N
     qsgd = found["qsgd"]
     assert 0 < qsgd["entry"] <= RANKS / LEVELS
     assert qsgd["mean"] < 2 * min(qsgd["steps"]) / STEPS**0.5
+    assert qsgd["follows the seed"]

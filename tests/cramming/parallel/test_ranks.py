@@ -5,6 +5,9 @@ started once, for all cases of a kind.
 """
 
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from cramming.config import UserError
 from cramming.journal import read_journal, spent_seconds
 from cramming.optim.build import NEED_WHOLE_MATRICES, OPTIMIZERS
 from cramming.parallel.mesh import COMPRESSIONS, data_size
-from cramming.record import load_metrics, load_record
+from cramming.record import load_metrics, load_record, run_lock
 
 from .rank_worker import assert_same, launch, run_cases
 
@@ -142,6 +145,25 @@ def assert_is_the_same_run(run: Path, one: Path, devices: int) -> None:
     assert section["devices"] == devices
 
 
+DROPOUT = ["model.dropout=0.2", "model.attention_dropout=0.2"]
+
+
+def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(run: Run, runs: Path) -> None:
+    """SIGTERM to rank 1 in step 6, at whose end rank 0 saves. Each process has a dropout of its own. Of two gradients
+    the sum is the same in any order, so all is the same bit for bit."""
+    ways, cases = ("ddp", "pp"), {}
+    for way in ways:
+        how = [f"parallel={way}", *DROPOUT, "budget.steps=9"]
+        cases[f"unbroken {way}"] = run(2, f"unbroken-{way}", *how)
+        cases[f"stopped {way}"] = run(2, f"stopped-{way}", *how, at=6, rank=1)
+        cases[f"resumed {way}"] = run(2, f"stopped-{way}", *how, "resume=true")
+    launch(runs, cases, VERB)
+    for way in ways:
+        ends = [event for event in read_journal(runs / f"stopped-{way}" / "budget.jsonl") if event["event"] == "end"]
+        assert [(end["steps"], end["reason"]) for end in ends] == [(6, "stopped"), (9, "finished")]
+        assert losses(runs / f"stopped-{way}") == losses(runs / f"unbroken-{way}"), way
+
+
 # Turns of a run: how many processes, and how they share it.
 WAYS: dict[str, list[tuple[int, list[str]]]] = {
     "tensor": [
@@ -215,6 +237,36 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run:
     assert max(event["steps"] for event in events if event["process"] == 0) >= 15
     assert load_record(runs / killed)["pretrain"]["budget"]["spent_seconds"] > first
     assert {event["process"] for event in events} == {0, 1} and spent_seconds(events) > first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the processes")
+def test_the_processes_of_a_killed_torchrun_save_and_end(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    """Whoever kills the launcher wants the run to end, and to resume it: its folder is free again."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run, own = tmp_path / "a", ["budget.steps=null", "budget.minutes=2", f"runs={tmp_path}", "name=a"]
+    launcher = subprocess.Popen([*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *own])
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 3)
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: not is_locked(run))
+    *_, saved, end = read_journal(run / "budget.jsonl")
+    assert (saved["event"], end["event"], end["reason"]) == ("checkpoint", "end", "stopped")
+    assert saved["steps"] == end["steps"] >= max(losses(run))
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_locked(run: Path) -> bool:
+    try:
+        with run_lock(run):
+            return False
+    except UserError:
+        return True
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,23 @@ def test_flash_attention_has_scratch_for_every_sequence(simulate: Simulate) -> N
     }
 
 
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=without_a_gpu)])
+@pytest.mark.parametrize("window", [None, 8])
+def test_sequences_are_padded_by_their_number_alone(simulate: Simulate, kind: str, window: int | None) -> None:
+    """No bound has a value. Rows cost what they do in SDPA, and copies; documents fewer pairs of tokens than rows."""
+    costs = {
+        (packing, kernel): simulate(
+            f"train.packing={packing}", f"attention.kernel={kernel}", "train.sequence_length=64",
+            kind=kind, local_window=window, global_every=2,
+        ).step(16)
+        for packing in ("rows", "documents")
+        for kernel in ("padded", "sdpa")
+    }  # fmt: skip
+    assert costs["rows", "padded"].flops == costs["rows", "sdpa"].flops
+    assert costs["rows", "padded"].peak_bytes > costs["rows", "sdpa"].peak_bytes
+    assert costs["documents", "padded"].flops < costs["documents", "sdpa"].flops
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("bf16", "varlen"), ("fp32", "sdpa")])
 def test_flex_is_planned_on_a_gpu_as_what_runs_uncompiled(
     compose: Callable[..., dict[str, Any]], mode: Mode, expected: str

@@ -128,8 +128,12 @@ def test_another_rule_for_the_same_seeds_is_refused(
     fight(ledger, terms._replace(id="d1"), opponents, config, seed=2)
     first, second = opponents.settings
     spelt = compose("optim=adamw", "device=cpu", "train.log_every=7")  # the same to whoever trains by it
-    for sides_of, corpora_of in (([first, second], ["c0", "c1"]), ([second, spelt], ["c1", "c0"])):
-        with pytest.raises(UserError, match=r"in duel d1 with seeds 2 to 4, .*; take others, seed=5"):
+    for sides_of, corpora_of, why in (
+        ([first, second], ["c0", "c1"], "under another rule or fine-tuning"),
+        ([spelt, second], ["c0", "c1"], "under another rule or fine-tuning"),
+        ([second, spelt], ["c1", "c0"], "with base and candidate exchanged"),
+    ):
+        with pytest.raises(UserError, match=rf"in duel d1 with seeds 2 to 4, {why}; take others, seed=5"):
             main.check_seeds(ledger, sides_of, corpora_of, "Test CPU", range(4, 9))
     main.check_seeds(ledger, [first, second], ["c0", "c1"], "Test CPU", range(5, 10))
     main.check_seeds(ledger, [first, second], ["c0", "c1"], "another", range(9))
@@ -207,9 +211,23 @@ def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_
     for name in at_work:
         (tmp_path / name / ".lock").touch()
         (tmp_path / f"{name}.log").write_text("last words")
-    with pytest.raises(UserError, match=r"base-0 did not end well.*: last words"):
+    how = "did not end well: last words" if at_work else r"was killed by signal 9 \(out of memory\?\)"
+    with pytest.raises(UserError, match=rf"base-0 {how}; see .*base-0\.log"):
         sides._run("pretrain", pair, [None, None], "a duel")
     assert ("base-0: waiting" in capsys.readouterr().out) == bool(at_work)
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (-9, "was killed by signal 9 (out of memory?)"), (-11, "was killed by signal 11"), (143, "was terminated"),
+        (2, "did not end well (code 2): disk full"), (None, "did not end well: disk full"),
+    ],
+)  # fmt: skip
+def test_only_a_side_that_ended_by_itself_is_quoted(tmp_path: Path, code: int | None, how: str) -> None:
+    log = tmp_path / "base-0.log"
+    log.write_text("a warning\ncramming: disk full\n")
+    assert sides._ending(code, log) == how
 
 
 def test_a_file_is_no_folder_of_duels(compose: Compose, tmp_path: Path) -> None:

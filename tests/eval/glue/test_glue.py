@@ -9,10 +9,11 @@ from typing import Any
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import RobertaProcessing
-from transformers import DistilBertConfig, DistilBertModel
+from transformers import AutoConfig, AutoModel, DistilBertConfig, DistilBertModel
 
 from cramming.config import UserError
 from cramming.model.export import file_hashes
@@ -74,6 +75,11 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
         ("config.json", '{"model_type": "gpt2", "vocab_size": 9}', "this 'gpt2' is a decoder"),
         (
             "config.json",
+            '{"model_type": "electra", "vocab_size": 9, "max_position_embeddings": 8, "hidden_act": "none"}',
+            "transformers cannot load it .*none",
+        ),
+        (
+            "config.json",
             '{"model_type": "roberta", "vocab_size": 9, "is_decoder": true}',
             "this 'roberta' is a decoder",
         ),
@@ -128,6 +134,10 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
     distilbert(model, rename="foo.")
     with pytest.raises(UserError, match=r"its weights lack .*; they are not of this config\.json"):
         main({**few, "name": "renamed"})
+    file = distilbert(model) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_dim": 48}))
+    with pytest.raises(UserError, match=r"its weights lack transformer\.layer\.0\.ffn\.lin1.* in another shape"):
+        main({**few, "name": "reshaped"})
     distilbert(model, cut=True)
     with pytest.raises(UserError, match="transformers cannot load it"):
         main({**few, "name": "cut"})
@@ -156,10 +166,19 @@ def test_a_model_without_a_tokenizer_is_refused(config: dict[str, Any], model: P
         main(with_eval(config, tasks=["cola"], seeds=[0]))
 
 
-def test_a_roberta_has_fewer_positions_than_it_says(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("roberta", 22), ("xmod", 22), ("luke", 22), ("ibert", 22), ("electra", 24)]
+)
+def test_the_longest_sequence_is_what_the_model_has_positions_for(model: Path, kind: str, limit: int) -> None:
+    """Those of RoBERTa's kind begin behind the padding's number, whatever their table holds."""
     file = model / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "roberta", "pad_token_id": 1}))
-    assert open_model(model).max_length == 22
+    changes = {"model_type": kind, "pad_token_id": 1, "default_language": "en_XX"}  # which X-MOD asks for
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    assert open_model(model).max_length == limit
+    stock = AutoModel.from_config(AutoConfig.from_pretrained(model))
+    stock(torch.full((1, limit), 7))
+    with pytest.raises((IndexError, RuntimeError)):
+        stock(torch.full((1, limit + 1), 7))
 
 
 def test_a_name_holds_the_scores_of_one_model(

@@ -56,6 +56,20 @@ def test_each_fine_tuning_is_a_line_and_a_second_set_shows(
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
+def test_a_sweep_is_not_warned_of_what_it_is(
+    few: dict[str, Any], with_eval: Change, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate in (1e-3, 2e-3):
+        main(with_eval(few, sweep=True, hyperparameters={**few["eval"]["hyperparameters"], "learning_rate": rate}))
+    assert "warning" not in capsys.readouterr().out
+    assert finding(few, "R20") == (
+        False,
+        "pretrained: last epoch, best of 2 sets of hyperparameters, one of 2 sets in its history",
+    )
+    main(few)  # the first point once more, as what competes
+    assert "a second set of settings" in capsys.readouterr().out
+
+
 def test_what_was_scored_before_there_was_a_history_may_be_scored_again(
     few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
