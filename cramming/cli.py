@@ -204,7 +204,7 @@ def _offer(verb: str, line: str) -> None:
     without its verb and what Hydra cannot read: flags of ours, a positional, a duel's sides, what is in quotes.
     """
     *before, last = [*line.split()[2:], *[""] * line.endswith(" ")]
-    settings = [word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]*", word)]
+    settings = [word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]+", word)]
     os.environ["COMP_LINE"] = " ".join(["cramming", *with_implied(settings), last])
     if not before and verb == "study":
         print("vocab pipelines", *compose()["study"]["variants"])
@@ -227,8 +227,8 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     words = parse(verb, with_positional(verb, arguments))
     if words.check and verb not in ("run", *PIPELINE):
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
-    if "-sc" in words.flags:
-        _offer(verb, os.environ["COMP_LINE"])
+    if "-sc" in words.flags and (line := os.environ.get("COMP_LINE")):
+        _offer(verb, line)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -331,16 +331,19 @@ def check(verb: str, settings: dict[str, Any]) -> None:
     verbs = _pipeline(settings) if verb == "run" else [verb]
     for name in verbs:
         importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
-    if "pretrain" in verbs and _has_corpus(settings, "prepare" not in verbs):
-        _load("cramming.pretrain:check_corpus")(settings)
+    if "pretrain" in verbs:
+        _check_corpus(verb, settings)
 
 
-def _has_corpus(settings: dict[str, Any], made: bool) -> bool:
-    """Whether there is a corpus already, or has to be: one that is given and that no `prepare` will have `made`."""
+def _check_corpus(verb: str, settings: dict[str, Any]) -> None:
+    """UserError for a finished corpus that does not fit; one that `prepare` has yet to finish passes."""
     from cramming.data.manifest import MANIFEST, corpus_folder
 
     folder = corpus_folder(settings)
-    return bool(settings["data"]["corpus"]) or folder.is_dir() if made else (folder / MANIFEST).is_file()
+    if (folder / MANIFEST).is_file():
+        _load("cramming.pretrain:check_corpus")(settings)
+    elif verb == "pretrain" and settings["data"]["corpus"]:
+        print(f"data.corpus={folder}: no finished corpus yet, so what it holds was not checked", file=sys.stderr)
 
 
 def _pipeline(settings: dict[str, Any]) -> list[str]:

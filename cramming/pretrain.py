@@ -80,9 +80,9 @@ def check(settings: dict[str, Any]) -> None:
 
 
 def check_corpus(settings: dict[str, Any]) -> None:
-    """UserError for a corpus that is missing or damaged, or does not fit these settings; nothing is written."""
+    """UserError for a corpus that does not fit these settings; its shards are hashed when the run begins, not here."""
     config = Config.of(settings)
-    fit_to_corpus(config.model, RunData.open(settings, config, verify=True).corpus)
+    fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:

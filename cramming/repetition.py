@@ -89,9 +89,9 @@ class Replay:
         has other numbers than the run's."""
         device = devices.select(settings["device"])
         differing = ", ".join(differences_of_place(run, device))
-        own = settings_of(run, settings, HOW if differing else ())
+        refuse_other_numbers(run, device)
+        own = settings_of(run, settings, HOW if differing and not has_dropout(run) else ())
         config = Config.of(own)
-        refuse_other_numbers(run, config, device)
         data = RunData.open(own, config, verify=True)
         for was, now in zip(_corpora(run.record["corpus"]), _corpora(data.describe()), strict=True):
             require(
@@ -302,20 +302,24 @@ def differences_of_place(run: RecordedRun, device: torch.device) -> Iterator[str
                 yield f"{name} {there.get(name)}, here {here[name]}"
 
 
-def refuse_other_numbers(run: RecordedRun, config: Config, device: torch.device) -> None:
-    """UserError for a run that one process cannot do once more here, not even nearly: however honest it is, its losses
-    would be called false. Compression needs the others' gradients; dropout has a random stream in each process, and
-    each kind of GPU draws other numbers from it."""
-    processes, model = run.record["pretrain"].get("devices", 1), config.model
-    has_dropout = model.dropout > 0 or model.attention_dropout > 0
+def has_dropout(run: RecordedRun) -> bool:
+    """Whether its losses depend on which random numbers are drawn, and so on how it is computed."""
+    model = run.record["config"]["model"]
+    return any(model.get(name) for name in ("dropout", "attention_dropout"))
+
+
+def refuse_other_numbers(run: RecordedRun, device: torch.device) -> None:
+    """UserError for a run whose losses one process here does not come near, however honest they are: compression needs
+    the gradients of each process, dropout the random numbers of each process and kind of device."""
+    processes = run.record["pretrain"].get("devices", 1)
     compression = run.record["config"]["parallel"].get("compression", {}).get("name", "none")
     places = (run.record["environment"], *run.record.get("resumed", []))
     drawn_on = {_generator(there["device"]) for there in places}
     here = _generator(asdict(devices.describe(device)))
     for what, is_so in {
         f"parallel.compression={compression} on {processes} processes": processes > 1 and compression != "none",
-        f"dropout on {processes} processes, each with random numbers of its own": processes > 1 and has_dropout,
-        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout and drawn_on != {here},
+        f"dropout on {processes} processes, each with random numbers of its own": processes > 1 and has_dropout(run),
+        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout(run) and drawn_on != {here},
     }.items():
         require(
             not is_so,
@@ -325,7 +329,7 @@ def refuse_other_numbers(run: RecordedRun, config: Config, device: torch.device)
 
 
 def _generator(device: Mapping[str, Any]) -> str:
-    """Devices of one name draw the same numbers from one seed, and so do all CPUs."""
+    """Whose random numbers: devices of one name draw the same from one seed, and CPUs do in the same code."""
     return "a CPU" if device["kind"] == "cpu" else str(device["name"])
 
 

@@ -37,7 +37,7 @@ class ModelConfig:
     rope_theta_global: float = 160_000.0
     rope_theta_local: float = 10_000.0
     local_window: int | None = None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
-    global_every: int = 3  # layer i is global when i % global_every == 0; the others are local if there is a window
+    global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
     qk_norm: bool = False  # RMS norm of each head's queries and keys
     # The last so many layers take keys and values from the states that enter the first of them (the stream that all
     # tokens have), so each token's way through them depends on no other's: pretraining computes them at targets alone

@@ -38,10 +38,10 @@ class Spread:
         self.forward: Callable[..., Any] = model
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Seed what a step draws, as a function of the run's seed, of the place and of the step: so a resume draws what
-        the unbroken run would have. Each replica and stage has a dropout of its own. The first's is one process's,
-        which goes on from step to step and is in checkpoints."""
-        if place := self.mesh.rank // self.mesh.dims["tp"].size():
+        """Seed what a step draws by the run's seed, the replica or stage, and the step: so a resume draws what the
+        unbroken run would have. The first's random numbers are one process's, which go on from step to step and are in
+        checkpoints."""
+        if place := self.mesh.rank // self.mesh.dims.size(2):  # of one place's parts all draw the same
             torch.manual_seed(seed_of(seed, place, step))
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 
 from cramming import device as devices
 from cramming.checks import Config, Place, attention_kernels, check
-from cramming.config import Count, Positive, UserError
-from cramming.model import attention_kernels as kernels
+from cramming.config import Count, Positive, UserError, require
+from cramming.model import attention
+from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
@@ -70,7 +70,7 @@ class Target:
     @property
     def has_flash(self) -> bool:
         """Whether FlashAttention runs there."""
-        return self.place.capability >= kernels.FLASH_CAPABILITY
+        return self.place.capability >= FLASH_CAPABILITY
 
     @property
     def usable_bytes(self) -> float:
@@ -101,15 +101,12 @@ def planned_config(settings: dict[str, Any]) -> Config:
 
 
 def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
-    """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name.
-
-    UserError where `pretrain` would refuse `attention.kernel` there.
-    """
+    """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
     precision, model = config.precision, config.model
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     if plan.device in ("auto", "cpu", "cuda"):
         here = devices.select(device if plan.device == "auto" else plan.device)
-        attention_kernels(config, here)
+        attention_kernels(config, here)  # refuses what `pretrain` would
         place = replace(Place.here(config, here), trains=False)
         memory: float = devices.describe(here).memory_bytes if here.type == "cuda" else devices.available_bytes()
         rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
@@ -117,22 +114,19 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         card = roofline.named(plan.device)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         place = Place("cuda", card.name, mode, card.capability)
-        refuse_kernel(config, place)
         memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
     power = power_of(here, place.name)
     memory = plan.memory_gb * GIB if plan.memory_gb else memory
-    return Target(place, memory, rates, heap_factor(config, place.kind), *power)
-
-
-def refuse_kernel(config: Config, card: Place) -> None:
-    """UserError where `pretrain` would refuse `attention.kernel` on a card that is not here."""
-    there = replace(config, precision=replace(config.precision, mode=card.mode))
-    with (
-        patch.object(kernels, "has_flash", lambda _: card.capability >= kernels.FLASH_CAPABILITY),
-        patch.object(torch.cuda, "get_device_name", lambda _: card.name),
-    ):
-        if config.attention.kernel != "auto":
-            attention_kernels(there, torch.device("cuda"))
+    target, kernel = Target(place, memory, rates, heap_factor(config, place.kind), *power), config.attention.kernel
+    if place.kind == "cuda" and not target.has_flash and kernel == "varlen":
+        raise UserError(
+            f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0),"
+            f" {place.name} is older; set it to auto, sdpa or padded"
+        )
+    if here is None and kernel not in ("auto", "varlen"):  # a card that is not here
+        reason = attention.reason_against(kernel, torch.device("cuda"), torch.bfloat16, model.attention_dropout)
+        require(not reason, str(reason))
+    return target
 
 
 def power_of(here: torch.device | None, name: str) -> tuple[float | None, str]:

@@ -136,7 +136,7 @@ def submission_lines(run: Run, out: Path | None) -> list[str]:
         return [f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."]
     if not out:
         return []
-    _write(out / "submission.zip", submission.archive(found))
+    _write(out / "submission.zip", submission.archive(found), synced=True)
     return [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."]
 
 
@@ -177,12 +177,14 @@ def _odd(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if not run.problem and run.record.problems]
 
 
-def _write(path: Path, content: str | bytes) -> None:
+def _write(path: Path, content: str | bytes, *, synced: bool = False) -> None:
+    """Pages and plots are many, and the same command writes them again: they are not synced one by one."""
+
     def write(temporary: Path) -> None:
         # JSON can hold half of a surrogate pair, UTF-8 cannot.
         temporary.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
-    overwrite_atomically(path, write, synced=False)
+    overwrite_atomically(path, write, synced=synced)
 
 
 def _print(boards: Sequence[Board], runs: Sequence[Run]) -> None:

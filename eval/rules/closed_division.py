@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cramming.data.task_files import ENTRIES, TASKS
+from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Git, Record, Source
 from eval.rules.evidence import Outcome, all_or, failed, few, kept, names_of
 from eval.tasks.suites import AVERAGES
@@ -17,15 +17,23 @@ MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
 # Words that corpus and task share, by which a document counts as overlapping (data_prep/dedup/decontaminate.py).
 MAX_OVERLAP_WORDS = 13
-# GLUE's tasks and the data sets that their texts come from, as words in the name of a data set of the hub.
-DOWNSTREAM = re.compile(
-    r"(?<![a-z0-9])(?:super)?(?:glue|cola|sst-?2?|mrpc|qqp|sts-?b|stsbenchmark|mnli|multi_?nli|qnli|rte|wnli|squad)(?![a-z0-9])"
+# Tasks of GLUE and SuperGLUE and the data sets that their texts come from; the others are ordinary words, too.
+_NAMES = (
+    r"(?:super[-_]?)?glue|cola|sst[-_]?2|mrpc|qqp|sts-?b(?:enchmark)?|mnli|multi[-_]?nli|qnli|wnli|squad|boolq|multirc"
 )
-# Files of tasks where they lie in the official folders and in those of the hub, in whatever form.
-_FILES = [file for task in TASKS.values() for file in (task.train, *task.scored, *task.blind)]
-_PLACES = {file.path.lower().split(".")[0] for file in _FILES}
-_PLACES |= {f"{file.hub_config}/{file.hub_split}" for file in _FILES if file.hub_config}
-DOWNSTREAM_FILE = re.compile(rf"(?:^|/)(?:{'|'.join(sorted(_PLACES))})(?:[.-][^/]*)?$")
+_OTHERS = r"sst|rte|cb|ax(?:-?[bg])?|copa|wic|wsc"
+_SPLITS = r"train|dev|val|validation|test"
+_PARTS = rf"{_SPLITS}|matched|mismatched|all|data|public|of|v?[\d.]+"
+# As words, in the name of a data set on the hub.
+DOWNSTREAM = re.compile(rf"(?<![a-z0-9])(?:{_NAMES}|{_OTHERS})(?![a-z0-9])")
+# A folder or file called so, but for versions and splits (`SQuAD/`, `glue_data/`, `multinli_1.0_train.jsonl`).
+DOWNSTREAM_PATH = re.compile(
+    rf"(?:^|/)(?:(?:{_PARTS})[-_])*(?:{_NAMES})(?:[-_](?:{_NAMES}|{_OTHERS}|{_PARTS}))*(?:\.[^/]*)?(?:/|$)"
+)
+# A file as the official folder and the hub have it (`CB/val.jsonl`, `ax/test-00000-of-00001.parquet`).
+DOWNSTREAM_FILE = re.compile(
+    rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:-[^/.]*)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?$"
+)
 
 
 def one_device(record: Record) -> Outcome:
@@ -110,12 +118,13 @@ def no_downstream_text(record: Record) -> Outcome:
 
 
 def _is_downstream(source: Source) -> bool:
-    """By its name, of a data set of the hub; of a file, by whether it lies as the tasks' do. What else is in a path
-    says nothing of a text: the search decides."""
+    """By its name, of a data set of the hub; of a file, by the folders and files in its path. The search is no
+    substitute: it says nothing of training texts."""
     name = (source.name or "").lower()
+    hub = re.findall(r"datasets--([^/]+)", name)  # of its cache on the disk
     if source.dataset or (source.kind == "hub" and not source.folder):  # older records lack `dataset`
-        return bool(DOWNSTREAM.search(f"{source.dataset} {name}".lower()))
-    return bool(DOWNSTREAM_FILE.search(name))
+        hub.append(f"{source.dataset}/{name}".lower())
+    return any(map(DOWNSTREAM.search, hub)) or bool(DOWNSTREAM_PATH.search(name) or DOWNSTREAM_FILE.search(name))
 
 
 def _search_gaps(record: Record) -> Iterator[str]:

@@ -253,9 +253,10 @@ def _rows(e: Evidence) -> Iterator[str]:
                 yield f"{where}: progress is {row['progress']:.4f}, {spent:.4f} of the budget"
         if "loss" in row:
             yield from (f"{where}: {problem}" for problem in _other_rate(peak, schedule, before, row))
-            each = row.get("each_loss") or [row["loss"]]
-            if None not in (row["loss"], *each) and not math.isclose(sum(each) / len(each), row["loss"], rel_tol=1e-9):
-                yield f"{where}: the loss is {row['loss']}, the mean of its steps {sum(each) / len(each)}"
+            for name in ("loss", "accuracy"):
+                told, each = row[name], row.get(f"each_{name}") or [row[name]]
+                if None not in (told, *each) and not math.isclose(sum(each) / len(each), told, rel_tol=1e-9):
+                    yield f"{where}: the {name} is {told}, the mean of its steps {sum(each) / len(each)}"
             most = {"loss": math.inf, "grad_norm": math.inf, "accuracy": 1}
             yield from (f"{where}: {key} is {row[key]}" for key in most
                         if row[key] is not None and not 0 <= row[key] <= most[key])  # fmt: skip
@@ -263,14 +264,15 @@ def _rows(e: Evidence) -> Iterator[str]:
 
 
 def _other_rate(peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
-    """The learning rate is the schedule's where the row's last step began; in rows of older versions, which do not say
-    where, somewhere between two rows, within 1 % of the peak."""
+    """The learning rate is the schedule's where the row's last step began; in rows of versions before 2026-11-26, some
+    of which do not say where or have the rate of a later step, somewhere between two rows, within 1 % of the peak."""
     low, high, slack = before["progress"], row["progress"], 0.01 * peak
     span = [low + (high - low) * n / 32 for n in range(33)]
-    if begun := row.get("each_progress"):
-        span, slack = begun[-1:], 1e-9 * peak
-        if not low <= begun[-1] <= high:
-            yield f"its last step began at progress {begun[-1]:.4f}, not from {low:.4f} to {high:.4f}"
+    begun = row.get("each_progress", [])[-1:]
+    if not all(low <= progress <= high for progress in begun):
+        yield f"its last step began at progress {begun[0]:.4f}, not from {low:.4f} to {high:.4f}"
+    if "each_accuracy" in row:
+        span, slack = begun, 1e-9 * peak
     rates = [peak * learning_rate_factor(schedule, progress) for progress in span]
     if not min(rates) - slack <= row["lr"] <= max(rates) + slack:
         yield f"the learning rate is {row['lr']:.3g}, by the schedule {rates[-1]:.3g}"

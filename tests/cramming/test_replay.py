@@ -461,6 +461,17 @@ def test_a_run_with_numbers_that_one_process_here_does_not_have_is_refused_not_c
         again(run)
 
 
+def test_random_numbers_are_drawn_as_the_run_drew_them_elsewhere_too(
+    honest: Start, tmp_path: Path, compose: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How it is computed decides which numbers are drawn: it is the run's own, not this call's."""
+    run = tmp_path / "a"
+    shutil.copytree(honest("model.dropout=0.2", "train.packing=documents", "attention.kernel=padded"), run)
+    edit_record(run, lambda record: record["environment"].update(threads=7))
+    replay.main(compose("device=cpu", f"replay.run={run}", *EVERYTHING))
+    assert "within a measured tolerance" in capsys.readouterr().out
+
+
 def test_what_is_missing_is_said_in_one_line(
     honest: Start, tmp_path: Path, compose: Compose, make_corpus: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -522,7 +522,7 @@ FORGERIES: dict[str, Change] = {
     "one target more": put(P + "validation.targets", lambda v: v + 1),
     "one target less": put(P + "validation.targets", lambda v: v - 1),
     "GLUE among the sources": record(
-        lambda r: r["corpus"]["sources"].append({**r["corpus"]["sources"][0], "name": "GLUE/SST-2/train.tsv"})
+        lambda r: r["corpus"]["sources"].append({**r["corpus"]["sources"][0], "name": "GLUE/SST-2"})
     ),
     "no licence": record(lambda r: [source.update(license=None) for source in r["corpus"]["sources"]]),
     "a corpus that was written to": put("corpus.changed", {"train-00000.bin": "overwritten"}),
@@ -575,6 +575,8 @@ FORGERIES: dict[str, Change] = {
         every(M, "validation_tokens", lambda _: 5120),
     ),
     "one loss of each row lower": every(M, "each_loss", lambda losses: [losses[0] - 0.5, *losses[1:]]),
+    "one accuracy of each row higher": every(M, "each_accuracy", lambda shares: [shares[0] + 0.1, *shares[1:]]),
+    "a rate a little lower": every(M, "lr", lambda v: 0.999 * v),
     "a lower curve in every file": lower_curve,
 }
 

@@ -316,6 +316,17 @@ def test_the_time_of_many_cores_is_in_order(copied: Path, assert_in_order: Check
     assert_in_order(copied)
 
 
+def test_rates_of_an_older_version_are_in_order(copied: Path, assert_in_order: Check) -> None:
+    """The last row had that of a step which came too late, and no row had each accuracy."""
+
+    def older(rows: list[dict[str, Any]]) -> None:
+        steps = [row for row in rows if row.pop("each_accuracy", None)]
+        steps[-1]["lr"] += 0.005 * max(row["lr"] for row in steps)
+
+    lines("metrics.jsonl", older)(copied)
+    assert_in_order(copied)
+
+
 def test_what_people_do_with_folders_is_in_order(copied: Path, assert_in_order: Check) -> None:
     """Checkpoints and weights deleted, a report written, renamed, an archive beside."""
     pack(copied, copied / f"honest{SUFFIX}")

@@ -355,22 +355,47 @@ def test_each_rule_can_be_broken(number: str, glue: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["coca-cola/articles.txt", "rte/2024/news.txt", "glue/squad.jsonl", "mycola/train.txt"]
-)
+    "name",
+    [
+        "coca-cola/articles.txt", "rte/2024/news.txt", "mycola/a.txt", "cb/train.txt", "ax/test.txt", "record/a.tsv",
+        "hot-glue/all.txt", "cola-wars/train.jsonl", "diagnostic/train.tsv", "text/squadron.txt", "a/train-v1.1.json",
+    ],
+)  # fmt: skip
 def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, name: str) -> None:
-    """The search decides, as of any text; of a data set of the hub the name says what it is."""
     glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
     assert judge(glue).division == "closed"
-    glue["corpus"]["sources"][-1].update(kind="hub", dataset=name)
-    assert find("R16", glue).ok == name.startswith("mycola")
 
 
 @pytest.mark.parametrize(
-    "name", ["CoLA/dev.tsv", "a/GLUE/mnli/dev_matched.tsv.gz", "sst2/train-00000-of-00001.parquet"]
-)
-def test_a_file_that_lies_as_the_tasks_do_is_downstream(glue: Record, name: str) -> None:
+    "name",
+    [
+        "CoLA/dev.tsv", "a/GLUE/mnli/dev_matched.tsv.gz", "sst2/train-00000-of-00001.parquet", "glue/squad.jsonl",
+        "CoLA/original/raw/in_domain_train.tsv", "SST-2/original/SOStr.txt", "multinli_1.0/multinli_1.0_train.jsonl",
+        "multinli_1.0_train.jsonl", "SQuAD/train-v1.1.json", "squad-train-v1.1.json", "stsbenchmark/sts-train.csv",
+        "glue/all_train.json", "glue_data/a.txt", "cola_public_1.1/a.txt", "glue_rte.csv", "boolq/a.txt", "MultiRC.xz",
+        "RTE/train.tsv", "CB/val.jsonl", "ax/test-00000-of-00001.parquet", "diagnostic/diagnostic.tsv", "AX-b/AX-b.csv",
+        "datasets--stanfordnlp--sst2/snapshots/1/data/train-00000-of-00001.parquet", "datasets--x--my-rte/a.parquet",
+    ],
+)  # fmt: skip
+def test_a_file_in_a_folder_of_a_task_or_called_so_is_downstream(glue: Record, name: str) -> None:
     glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
     assert f"downstream data among the sources: {name}" in find("R16", glue).evidence
+
+
+def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_local_one_by_its_path(glue: Record) -> None:
+    for name, folder, ok in [
+        ("x/QQP_triplets/train", None, False), ("google/boolq/train", None, False), ("x/copa/train", None, False),
+        ("x/cocacola/train", None, True), ("./squad/train", "./squad", False), ("./my-squad/train", "./my-squad", True),
+    ]:  # fmt: skip
+        source = {
+            "name": name,
+            "kind": "hub",
+            "license": "x",
+            "folder": folder,
+            "dataset": None if folder else name[:-6],
+        }
+        changed = {**glue, "corpus": {**glue["corpus"], "sources": [*glue["corpus"]["sources"], source]}}
+        assert find("R16", changed).ok == ok, name
 
 
 def test_a_claim_of_the_open_division_stays_wherever_it_is_written(good: Record) -> None:

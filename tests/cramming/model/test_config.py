@@ -63,12 +63,6 @@ def train_step(config: ModelConfig, rows: int = 2, length: int = 16) -> MaskedLM
     return model
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_window_cuts_something_in_every_named_model(name: str) -> None:
-    windowed = replace(read(name), local_window=8)
-    assert {windowed.half_window(layer) for layer in range(windowed.num_layers)} == {None, 4}
-
-
 def test_the_named_models_are_there() -> None:
     assert set(FILES) >= {"bert-base", "bert-large", "crammed-bert", "modern", "small", "tiny"}
 
