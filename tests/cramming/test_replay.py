@@ -466,9 +466,9 @@ def test_random_numbers_are_drawn_as_the_run_drew_them_elsewhere_too(
 ) -> None:
     """How it is computed decides which numbers are drawn: it is the run's own, not this call's."""
     run = tmp_path / "a"
-    shutil.copytree(honest("model.dropout=0.2", "train.packing=documents", "attention.kernel=padded"), run)
+    shutil.copytree(honest("model.attention_dropout=0.2", "train.packing=documents", "attention.kernel=padded"), run)
     edit_record(run, lambda record: record["environment"].update(threads=7))
-    replay.main(compose("device=cpu", f"replay.run={run}", *EVERYTHING))
+    replay.main(compose("device=cpu", f"replay.run={run}", "attention.kernel=sdpa", *EVERYTHING))
     assert "within a measured tolerance" in capsys.readouterr().out
 
 
