@@ -20,7 +20,7 @@ from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from eval.finetune.encode import load_encoder, mask_and_frame
 from eval.finetune.loop import by_length
-from eval.finetune.models import TELLING, ModelSource, lacking, transformers_at_work
+from eval.finetune.models import LOADING_INFO, ModelSource, missing_weights, quiet_transformers
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
@@ -129,9 +129,9 @@ def _own_model(folder: Path, device: torch.device) -> LogProbabilities:
 def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     from transformers import AutoModelForMaskedLM
 
-    with transformers_at_work(folder, "no masked language model"):
-        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **TELLING)
-    missing = lacking(loaded)
+    with quiet_transformers(folder, "no masked language model"):
+        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **LOADING_INFO)
+    missing = missing_weights(loaded)
     require(not missing, f"{folder}: no masked language model: its weights lack {', '.join(missing[:3])}")
     model.to(device).eval()
 

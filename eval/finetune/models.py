@@ -95,7 +95,7 @@ def open_model(path: str | Path) -> ModelSource:
 
 
 @contextmanager
-def transformers_at_work(folder: Path, failing: str) -> Iterator[None]:
+def quiet_transformers(folder: Path, failing: str) -> Iterator[None]:
     """Without its report and progress bars, which would come with every task and seed; UserError for what it raises."""
     from transformers.utils import logging
 
@@ -113,10 +113,10 @@ def transformers_at_work(folder: Path, failing: str) -> Iterator[None]:
 
 
 # What transformers says of shapes that differ stands in the report alone, if it is to raise for them.
-TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+LOADING_INFO = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
-def lacking(loaded: Mapping[str, Any]) -> list[str]:
+def missing_weights(loaded: Mapping[str, Any]) -> list[str]:
     """The weights that a model has not from its files, by what transformers tells: missing, or of another shape."""
     return sorted({*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])})
 
@@ -133,7 +133,7 @@ def _first_position(folder: Path) -> int:
     """How many rows of the table of positions no token reads: RoBERTa and its like begin behind the padding's."""
     from transformers import AutoConfig
 
-    with transformers_at_work(folder, CANNOT_LOAD), torch.device("meta"):
+    with quiet_transformers(folder, CANNOT_LOAD), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder)
         model = _encoder_class(config.model_type).from_config(config)
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
@@ -285,7 +285,7 @@ class StockEncoder(nn.Module):
         from transformers import AutoConfig
 
         missing: list[str] = []
-        with transformers_at_work(folder, CANNOT_LOAD):
+        with quiet_transformers(folder, CANNOT_LOAD):
             config = AutoConfig.from_pretrained(folder)
             for names, rate in ((self.DROPOUTS, dropout), (self.ATTENTION_DROPOUTS, attention_dropout)):
                 for name in names:
@@ -293,8 +293,8 @@ class StockEncoder(nn.Module):
                         setattr(config, name, rate)
             encoder = _encoder_class(config.model_type)
             if init == "pretrained":
-                self.model, loaded = encoder.from_pretrained(folder, config=config, dtype=torch.float32, **TELLING)
-                missing = [name for name in lacking(loaded) if "pooler" not in name]  # not used here
+                self.model, loaded = encoder.from_pretrained(folder, config=config, dtype=torch.float32, **LOADING_INFO)
+                missing = [name for name in missing_weights(loaded) if "pooler" not in name]  # not used here
             else:
                 self.model = encoder.from_config(config, dtype=torch.float32)
         lack = f"its weights lack {', '.join(missing[:3])} ..., or have them in another shape"
