@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal, get_args
 
 import psutil
@@ -118,8 +119,8 @@ def process_age_seconds() -> float:
 class Pace:
     """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
 
-    Lengths are per micro-batch. A process's first step, and each that compiled, is left out. `slowest_update_seconds`
-    is that of the run's earlier processes, 0 if there were none.
+    Lengths are per micro-batch, without a process's first step, those that compiled, and those of more than four times
+    the median: a machine pauses once. `slowest_update_seconds`: of the run's earlier processes, 0 if there were none.
     """
 
     def __init__(self, slowest_update_seconds: float) -> None:
@@ -142,7 +143,7 @@ class Pace:
 
     def step_seconds(self, micro_batches: int) -> float:
         """For the whole step; 0 before there is one to go by: the first is simply tried."""
-        return 1.1 * micro_batches * max(self._steps, default=0.0)
+        return 1.1 * micro_batches * _slowest(self._steps, 0.0)
 
     def update_seconds(self) -> float:
         """For the update alone: twice the slowest and at least 0.1 s, as no step may end too late.
@@ -156,7 +157,11 @@ class Pace:
     def validation_seconds(self, micro_batches: int) -> float:
         """For a whole validation: as long as training on as many micro-batches before there is one to go by."""
         first = self._first[0] if self._first else 0.0
-        return 1.1 * micro_batches * max(self._validations or self._steps, default=first)
+        return 1.1 * micro_batches * _slowest(self._validations or self._steps, first)
+
+
+def _slowest(lengths: Collection[float], otherwise: float) -> float:
+    return max((length for length in lengths if length <= 4 * median(lengths)), default=otherwise)
 
 
 class BudgetClock:

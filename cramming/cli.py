@@ -331,8 +331,17 @@ def check(verb: str, settings: dict[str, Any]) -> None:
     verbs = _pipeline(settings) if verb == "run" else [verb]
     for name in verbs:
         importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
+        if place := {"prepare": "corpora", "pretrain": "runs", "glue": "runs"}.get(name):
+            _check_place(place, expand_home(settings[place], place))
     if "pretrain" in verbs:
         _check_corpus(verb, settings)
+
+
+def _check_place(setting: str, folder: Path) -> None:
+    """UserError where nothing can be made in a folder."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        raise UserError(f"{setting}={folder}: {there} can only be read; get the right to write there, or give another")
 
 
 def _check_corpus(verb: str, settings: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ class StopRequest:
 
 
 def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
-    """The verb `pretrain`. `judge`: the rules that a run's record breaks before it begins."""
+    """The verb `pretrain`, once per process, whose age is on the clock. `judge`: the rules that a run's record breaks
+    before it begins."""
     folder = run_folder(settings)
     device = devices.select(settings["device"])
     mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)

@@ -15,7 +15,7 @@ import numpy as np
 from cramming.config import file_sha256
 from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
-from eval.rules.evidence import made_later, predicted
+from eval.rules.evidence import kept, made_later, predicted
 from eval.tasks.datasets import Split
 from eval.tasks.metrics import agree, score
 from eval.tasks.readers import read_file
@@ -43,7 +43,8 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Resco
     found, splits = Rescored(), dict[str, Split | None]()
     baselines = {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
     for name, section in {**record.glue, **baselines}.items():
-        place, later = folder / "glue" / name / "predictions", made_later(record, name)
+        place, own = folder / "glue" / name / "predictions", {line.predictions_sha256 for line in kept(record, name)}
+        later = set(made_later(record, name).values()) - own  # which may have predicted the same
         if section.suite != suite or not place.is_dir():
             found.left_out[name] = "no predictions stored" if section.suite == suite else f"of {section.suite}"
             continue

@@ -10,7 +10,7 @@ the tasks' text (data_prep/again.py), where both are there. What all this cannot
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +26,9 @@ from cramming.record_schema import Record
 from eval.archive import LIST, altered_since, is_archive, opened
 from eval.finetune.config import EvalConfig
 from eval.rescore import in_words, rescore, suite_of
+from eval.rules.evidence import NO_SCORES
 from eval.rules.load import has_traces, load_run, unscored
-from eval.rules.table import Finding, Verdict
+from eval.rules.table import RULES, Finding, Verdict
 
 UNPROVEN = (
     "This shows that the run agrees with itself, not that the training took place: who writes all files anew, hashes"
@@ -75,6 +76,12 @@ class Verification:
     def in_order(self) -> bool:
         """Whether its numbers can be trusted as far as the folder shows, in whichever division."""
         return not self.problems and self.division not in (None, "invalid")
+
+    @property
+    def only_unscored(self) -> bool:
+        """Whether scores are all that a run lacks to be in order."""
+        invalid = [finding for rule, finding in zip(RULES, self.findings) if rule.division == "both" and not finding.ok]
+        return not self.problems and [finding.evidence for finding in invalid] == [NO_SCORES]
 
     @property
     def division(self) -> str | None:
@@ -187,17 +194,28 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         found = verify_run(folder, means)
     for problem in found.problems:
         say(f"{place}: {problem}")
-    for finding in found.findings:
-        say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
+    for line in _in_words(found.findings):
+        say(line)
     for told in found.looked_at:
         say(told)
     if settings.json:
         findings = [finding._asdict() for finding in found.findings]
-        summary = {"run": str(place), "in_order": found.in_order, "problems": found.problems}
+        summary = {"run": str(place), "in_order": found.in_order, "only_unscored": found.only_unscored}
         more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
-        print(json.dumps({**summary, **more, "unproven": UNPROVEN}))
+        print(json.dumps({**summary, "problems": found.problems, **more, "unproven": UNPROVEN}))
     if found.in_order:
         say(UNPROVEN)
-    say(f"{place}: {f'in order, {found.division} division' if found.in_order else 'NOT in order'}")
-    if not found.in_order:
-        raise SystemExit(1)
+        say(f"{place}: in order, {found.division} division")
+        return
+    say(f"{place}: {'not scored yet; nothing else is wrong' if found.only_unscored else 'NOT in order'}")
+    raise SystemExit(1)
+
+
+def _in_words(findings: Sequence[Finding]) -> Iterator[str]:
+    """A line for each rule; one for all those that ask for scores, where there are none yet."""
+    waiting = [finding.rule for finding in findings if not finding.ok and finding.evidence == NO_SCORES]
+    for rule, ok, evidence in findings:
+        if rule not in waiting:
+            yield f"{rule:<4}{'' if ok else 'BROKEN: '}{evidence}"
+        elif rule == waiting[0]:
+            yield f"{rule:<4}{evidence}, which {', '.join(waiting[1:])} need too"

@@ -111,15 +111,22 @@ class CrammingPreTrainedModel(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
+        **others: Any,  # what callers pass to any model, such as output_hidden_states=True
+    ) -> Output | tuple[Any, ...]:
+        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
+        return self._run(input_ids, attention_mask, token_type_ids, labels, **others)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        targets: Any,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,  # what callers pass to any model, such as output_attentions=None
+        **others: Any,
     ) -> Output | tuple[Any, ...]:
-        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side.
-
-        `hidden_states`, where asked for: what goes into each block, and the last hidden state. ValueError for an
+        """`hidden_states`, where asked for: what goes into each block, and the last hidden state. ValueError for an
         argument that would change the result and is not known here.
         """
         for name in NOT_TAKEN:
@@ -135,7 +142,6 @@ class CrammingPreTrainedModel(PreTrainedModel):
             for block in self.encoder.blocks if wanted else ():
                 hooks.enter_context(block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
             hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
-        targets = labels if start_positions is None else (start_positions, end_positions)
         output = self._head(hidden_TD, mask_BL, targets)
         if wanted:
             output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
@@ -225,6 +231,19 @@ class CrammingForQuestionAnswering(CrammingPreTrainedModel):
 
     def _build(self, config: CrammingConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(  # type: ignore[override]  # transformers' Trainer reads from the names what labels there are
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **others: Any,
+    ) -> Output | tuple[Any, ...]:
+        """A loss where both positions are given, each [B]."""
+        answers = None if start_positions is None or end_positions is None else (start_positions, end_positions)
+        return self._run(input_ids, attention_mask, token_type_ids, answers, **others)
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         starts, ends = _padded(self.qa_outputs(hidden_TD), mask_BL).unbind(-1)

@@ -1,7 +1,8 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB, LARS, Muon and NorMuon.
 
 To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file. The
-dataclass's own fields have the names of the optimizer class's arguments.
+dataclass's own fields have the names of the optimizer class's arguments. One whose update of a matrix is not made
+element by element goes into `NEED_WHOLE_MATRICES`, too.
 """
 
 from collections.abc import Callable, Collection

@@ -19,7 +19,8 @@ DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 
 def duplicate_lines(text: Text, limit: float) -> float | None:
     """Share of the lines that repeat an earlier one (a normalised text's paragraphs are its lines)."""
-    return 1 - len(set(text.lines)) / len(text.lines) if len(text.lines) >= LEAST_LINES else None
+    lines = text.lines
+    return (len(lines) - len(set(lines))) / len(lines) if len(lines) >= LEAST_LINES else None
 
 
 def duplicate_line_characters(text: Text, limit: float) -> float | None:

@@ -1,9 +1,9 @@
 """Several sources mixed by weight, and the table of all sources.
 
 At every point of the mixed stream each part has given its share of the bytes (or of the documents) read so far, to
-within one document: the next document is always from the part that is furthest behind its weight. `seed` sets where in
-its turn each part begins. The stream ends with the first part that has no more, as the proportions could not be kept.
-What the filters remove comes later, so shares of the finished corpus can differ; its card gives them.
+within one document or 4 KiB: the next document is always from the part that is furthest behind its weight. `seed` sets
+where in its turn each part begins. The stream ends with the first part that has no more, as the proportions could not
+be kept. What the filters remove comes later, so shares of the finished corpus can differ; its card gives them.
 
 A sample for the tokenizer has the same proportions. With a part that is costly to read it ends when it is large enough.
 """

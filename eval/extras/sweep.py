@@ -30,7 +30,8 @@ def point_folder(place: Path, hyper: Hyperparameters) -> Path:
 
 
 def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The sections of the best point for the record, by init; its files are copied to `glue/<init>/`.
+    """The sections of the best point for the record, by init; its files are copied to `glue/<init>/`, where those of
+    other tasks and seeds stay.
 
     The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest, count.
     """
@@ -52,12 +53,14 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     chosen_by = f"mean of the dev scores of {judge} over {', '.join(points[best]['tasks'])}"
     mark = {"points": list(listed.values()), "chosen_by": chosen_by, "mean": means[best]}
     say(f"sweep: {len(points)} points, best {listed[best]['hyperparameters']}: {means[best]:.2f}")
-    for init in inits:
-        for name in ("pieces", "predictions"):
-            shutil.rmtree(glue / init / name, ignore_errors=True)
+    chosen = {}
+    for init, found in by_init.items():
         only_here = shutil.ignore_patterns("section.json")
         shutil.copytree(glue / init / "sweep" / best, glue / init, ignore=only_here, dirs_exist_ok=True)
-    return {init: {**found[best], "sweep": mark} for init, found in by_init.items()}
+        # A section comes after all that its choice has looked at: no later point is a scoring that was broken off.
+        came_after = max(point["history_entries"] for point in found.values())
+        chosen[init] = {**found[best], "history_entries": came_after, "sweep": mark}
+    return chosen
 
 
 def _points(folder: Path) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ It only reads run folders, so it works on another machine, on runs still in prog
 A run that cannot be read is listed with what is wrong; it hides no other run. Same records, same bytes.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,8 @@ def main(config: dict[str, Any]) -> None:
         rows = rows_of(runs)
         with_rows = [(run, [row for row in rows if row.run is run]) for run in runs if not run.problem]
         sections = run_map(partial(_section, settings=settings, out=out), with_rows)
+    if closed := [run.label for run in runs if settings.each_run and run.folder.is_dir() and not _takes_pages(run)]:
+        say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
@@ -82,7 +85,7 @@ def main(config: dict[str, Any]) -> None:
 def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) -> Section:
     """The part of the leaderboard of a run with these rows; writes its own report, with the same content."""
     run, rows = one
-    own = run.folder / "report" if settings.each_run and run.folder.is_dir() else None  # nothing goes into an archive
+    own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
     page = RunPage(run, rows, lines, links(run, out, settings.repository, own))
     html = render.fragment("html", "body.j2", one=page)
@@ -92,6 +95,12 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
         _write(own / "report.md", render.markdown("report.j2", one=alone))
         _write(own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html))
     return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
+
+
+def _takes_pages(run: Run) -> bool:
+    """No archive does, nor what can only be read."""
+    place = run.folder / "report"
+    return run.folder.is_dir() and os.access(place if place.is_dir() else run.folder, os.W_OK)
 
 
 def check(config: dict[str, Any]) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Git, Record, Source
-from eval.rules.evidence import Outcome, all_or, failed, few, kept, names_of
+from eval.rules.evidence import NO_SCORES, Outcome, all_or, failed, few, kept, names_of
 from eval.tasks.suites import AVERAGES
 
 MAX_HOURS = 24.0
@@ -68,6 +68,8 @@ def from_scratch(record: Record) -> Outcome:
 def own_weights_scored(record: Record) -> Outcome:
     """The scored model is the trained one, by the SHA-256 of its weights and of every other file of final/."""
     trained, scored = record.training.final_sha256, record.trained and record.trained.model_sha256
+    if trained and not record.glue:
+        return False, NO_SCORES
     if not trained or not scored:
         return False, f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record"
     if trained != scored:

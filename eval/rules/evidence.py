@@ -13,6 +13,7 @@ from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
 from eval.finetune.history import PROTOCOL
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
+NO_SCORES = "no scores yet"  # the evidence of each rule that a run breaks until it is scored
 MOST_BYTES = 2**24  # of predictions; those of QQP's test set, the largest, take a fifth
 
 
@@ -66,13 +67,13 @@ def kept(record: Record, init: str) -> list[FineTuning]:
 
 
 def made_later(record: Record, init: str) -> dict[str, Any]:
-    """Keys by the SHA-256 of their predictions, of the history's lines written after the record's section, by a scoring
-    with other settings that was broken off: its results have replaced the section's files. R20, R21 and R26 judge them.
+    """SHA-256 of their predictions by key, of the history's lines written after the record's section, by a scoring with
+    other settings that was broken off: its results have replaced the section's files. R20, R21 and R26 judge them.
     """
     section, entries = record.glue.get(init), record.history_file.entries if record.history_file else []
     count, own = int(section.history_entries or 0) if section else 0, {line.key for line in kept(record, init)}
     later = (line for line in entries[count:] if line.init == init and line.key not in own)
-    return {str(line.predictions_sha256): line.key for line in later}
+    return {str(line.key): line.predictions_sha256 for line in later}
 
 
 def predicted(file: Path, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
 from cramming.record_schema import FineTuning, Record, Scores
-from eval.rules.evidence import Outcome, all_or, few, fine_tuned, made_with, other_sizes, swept
+from eval.rules.evidence import NO_SCORES, Outcome, all_or, few, fine_tuned, made_with, other_sizes, swept
 from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3
@@ -22,7 +22,7 @@ def global_hyperparameters(record: Record) -> Outcome:
     """One set of fine-tuning hyperparameters holds for all tasks and initialisations."""
     reference = record.trained.hyperparameters if record.trained else None
     if reference is None:
-        return False, "glue.pretrained.hyperparameters is missing"
+        return False, "glue.pretrained.hyperparameters is missing" if record.glue else NO_SCORES
     problems = []
     for init, entry, task in record.tasks():
         own = task.hyperparameters
@@ -39,7 +39,7 @@ def few_epochs(record: Record) -> Outcome:
     epochs = {init: section.epochs for init, section in record.glue.items()}
     ok = bool(epochs) and all(count is not None and count <= MAX_EPOCHS for count in epochs.values())
     said = [f"{init}: {n if n is None else f'{n:g}'} epoch{'' if n == 1 else 's'}" for init, n in epochs.items()]
-    return ok, ", ".join(said) or "no scores"
+    return ok, ", ".join(said) or NO_SCORES
 
 
 def nothing_selected(record: Record) -> Outcome:
@@ -50,7 +50,7 @@ def nothing_selected(record: Record) -> Outcome:
         for init, section in record.glue.items()
     }
     ok = bool(found) and all(said == ["last epoch"] for said in found.values())
-    return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or "no scores"
+    return ok, "; ".join(f"{init}: {', '.join(said)}" for init, said in found.items()) or NO_SCORES
 
 
 def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
@@ -108,13 +108,13 @@ def enough_seeds(record: Record) -> Outcome:
     ok = len(seeds) >= MIN_SEEDS and set(seeds) == set(map(str, range(len(seeds)))) and not others
     said = [f"{init}: seeds {section.seeds}" for init, section in record.glue.items()]
     said += [f"in the history of pretrained also {', '.join(sorted(others))}"] if others else []
-    return ok, ", ".join(said) or "no scores"
+    return ok, ", ".join(said) or NO_SCORES
 
 
 def full_tasks(record: Record) -> Outcome:
     """Every task of the averages is scored, on its full official data; embedded tasks are those of the run's corpus."""
     if (trained := record.trained) is None:
-        return False, "no scores"
+        return False, "no scores of the trained model" if record.glue else NO_SCORES
     problems = []
     for name in AVERAGES.get(trained.suite or "", {"every average": None}):
         found = trained.averages.get(name)

@@ -85,7 +85,7 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping
                 continue
             found = json.loads(piece.read_text(encoding="utf-8"))
             file = place / "predictions" / f"{name}-seed{seed}.npz"
-            if found["key"] in later.values():
+            if found["key"] in later:
                 continue
             metrics, loss = found["entries"][entry]["metrics"], found["train_loss"]
             if loss and (other := losses.setdefault((name, loss), piece.name)) != piece.name:
@@ -100,7 +100,7 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping
             asked = str(conditions.get(name, "")).partition("-")[0]
             if asked and found["key"].partition("-")[0] != settings_hash(asked, section.hyperparameters, seed):
                 yield f"{piece.name} is of other conditions than the record's"
-            if file.exists() and file_sha256(file) not in later:  # which gets its name before its piece does
+            if file.exists() and file_sha256(file) not in later.values():  # which gets its name before its piece does
                 yield from _predictions(file, found, entry, task)
 
 
@@ -129,7 +129,7 @@ def _history(record: Record, init: str, section: Scores, place: Path, later: Map
         piece = place / "pieces" / f"{task}-seed{seed}.json"
         if piece.exists() and seed in map(str, section.seeds):
             found = json.loads(piece.read_text(encoding="utf-8"))
-            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in later.values():
+            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in later:
                 yield f"{piece.name} is not of the predictions in the history"
         if line.model_sha256 != section.model_sha256:
             yield f"{task} seed {seed} is of other weights in the history"

@@ -12,6 +12,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.record import FORMAT_VERSION
 from cramming.record_schema import Record, Scores, TaskScore
 from eval.rules.evidence import (
+    NO_SCORES,
     Outcome,
     all_or,
     count_of,
@@ -90,7 +91,7 @@ def journal_agrees(record: Record) -> Outcome:
 
 def scores_stated(record: Record) -> Outcome:
     """Scores are those of the development split, and state the suite, the seeds and the selection."""
-    problems = [] if record.trained else ["no scores of the trained model"]
+    problems = [] if record.trained else ["no scores of the trained model" if record.glue else NO_SCORES]
     for init, section in record.glue.items():
         if section.suite not in AVERAGES:
             problems.append(f"glue.{init}.suite is {section.suite!r}, not one of {', '.join(AVERAGES)}")
@@ -112,7 +113,7 @@ def scores_are_medians(record: Record) -> Outcome:
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
     told = f"{count} fine-tunings in the history" if count else "no history: the record is older than that"
-    return all_or(problems, f"every score is the median over its seeds; {told}" if record.glue else "no scores yet")
+    return all_or(problems, f"every score is the median over its seeds; {told}" if record.glue else NO_SCORES)
 
 
 def _score_problems(entry: str, task: TaskScore, seeds: int) -> Iterator[str]:

@@ -274,6 +274,16 @@ class TestPace:
             pace.note(2, 1.0, 0.1, compiled=False)
         assert pace.step_seconds(2) < 1.5
 
+    def test_a_pause_foretells_no_other(self) -> None:
+        """Else a run whose machine paused late would end at once, before its learning rate came down."""
+        pace = Pace(0.0)
+        for seconds in (1.0, 1.0, 1.2, 1.1, 900.0, 1.0):
+            pace.note(1, seconds, 0.1, compiled=False)
+        assert pace.step_seconds(1) == pytest.approx(1.32) and pace.validation_seconds(10) == pytest.approx(13.2)
+        for _ in range(4):
+            pace.note(1, 900.0, 0.1, compiled=False)
+        assert pace.step_seconds(1) == pytest.approx(990), "it has become slow"
+
     def test_validations_are_foretold_like_steps(self) -> None:
         """As training on as much at first; then by their own, without those that compiled."""
         pace = Pace(0.0)

@@ -269,6 +269,14 @@ class TestCheck:
             cli.check("run", compose(*arguments))
         assert all(name in str(caught.value) for name in names), caught.value
 
+    def test_names_a_place_that_can_only_be_read(
+        self, compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+        for verb, place in (("prepare", "corpora"), ("pretrain", "runs"), ("run", "runs")):
+            with pytest.raises(UserError, match=f"{place}={tmp_path}/a/b: {tmp_path} can only be read"):
+                cli.check(verb, compose(f"{place}={tmp_path}/a/b"))
+
     def test_leaves_a_corpus_to_prepare(
         self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path,
         capsys: pytest.CaptureFixture[str],

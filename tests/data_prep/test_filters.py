@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[Any, str, str]] = {
     "bullets": (0.9, LIST, "The parts of the house are:\n" + LIST),
     "cut_lines": (0.3, HEADLINES, ARTICLE + "\nread on ..."),
     "boilerplate": (0.3, PAGE, ARTICLE + "\n" + PAGE.splitlines()[0]),
-    "duplicate_lines": (0.3, "one\ntwo\none\ntwo\nthree", "one\ntwo\nthree\nfour\none"),
+    "duplicate_lines": (0.3, "one\ntwo\none\ntwo\nthree", "a\na\na\na\nb\nc\nd\ne\nf\ng"),
     "duplicate_line_characters": (0.2, f"{REPEATED}\n{ARTICLE[:300]}\n{REPEATED}\n{REPEATED}", ARTICLE + "\nred\nred"),
     "few_sentences": (3, "The title " + "!" * 200_000 + "x", ARTICLE),  # a run of signs is read once, or it takes 102 s
     "not_words": (0.8, NUMBERS, ARTICLE),

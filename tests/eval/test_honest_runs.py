@@ -209,11 +209,43 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_sweep_is_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
+def test_a_scoring_that_was_broken_off_and_predicted_the_same_is_in_order(
+    train: Run, settings: Compose, means: Means, assert_in_order: Check
+) -> None:
+    """At rates of almost nothing: the record's scores can be computed again from the later one's predictions."""
+
+    def scored(rate: str) -> None:
+        rates = ("eval.hyperparameters.epochs=1", f"eval.hyperparameters.learning_rate={rate}")
+        glue.main(settings(*STEPS, "eval.seeds=[0,1]", *rates))
+
+    def broken_off(rate: str) -> None:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("eval.finetune.scoring.summarise", interrupt)
+            scored(rate)
+
     run = train(*STEPS, score=False)
-    for rate in ("1e-3", "1e-4"):
-        glue.main(settings(*STEPS, "eval.sweep=true", f"eval.hyperparameters.learning_rate={rate}"))
+    scored("1e-2")
+    broken_off("1e-10")
     assert_in_order(run)
+    assert "0 values" in verify_run(run, means).looked_at[0]
+    scored("1e-10")
+    broken_off("2e-10")
+    assert_in_order(run)
+    assert "2 values" in verify_run(run, means).looked_at[0]
+
+
+def test_a_sweep_is_in_order(train: Run, settings: Compose, means: Means, assert_in_order: Check) -> None:
+    """The first point is the best; the second's predictions are not in its place, unless somebody put them there."""
+    run = train(*STEPS, score=False)
+    for rate in ("1e-2", "1e-10"):
+        rates = ("eval.hyperparameters.epochs=1", f"eval.hyperparameters.learning_rate={rate}")
+        glue.main(settings(*STEPS, "eval.sweep=true", *rates))
+    assert_in_order(run)
+    assert "1 values" in verify_run(run, means).looked_at[0]
+    kept = run / "glue" / "pretrained" / "predictions" / "rte-seed0.npz"
+    (other,) = (file for file in run.glob("glue/*/sweep/*/*/*.npz") if file.read_bytes() != kept.read_bytes())
+    shutil.copy(other, kept)
+    assert any("rte seed 0: accuracy is" in problem for problem in verify_run(run, means).problems)
 
 
 def test_a_run_that_was_never_scored_is_told_from_a_forged_one(train: Run, means: Means) -> None:

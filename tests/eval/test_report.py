@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import statistics
@@ -252,6 +253,17 @@ def test_a_file_that_cannot_be_opened_hides_no_run(runs: Path, name: str) -> Non
     text = _text(runs)
     assert "| 1 | high<br>" in text and "| low<br>" in text
     assert (f"{name}: Is a directory" in _own(runs, "low")) == (name == "budget.jsonl")
+
+
+def test_a_run_that_can_only_be_read_gets_no_report_of_its_own(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, may = next(path for path in sorted(runs.iterdir()) if path.is_dir()), os.access
+    shutil.rmtree(place / "report", ignore_errors=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != place and may(path, mode))  # root may everything
+    page = _report(runs, out=str(tmp_path / "site")) / "leaderboard.md"
+    assert place.name in page.read_text(encoding="utf-8") and not (place / "report").exists()
+    assert f"{place.name}: these folders can only be read" in capsys.readouterr().out
 
 
 def test_interrupted_and_unscored_runs_are_shown_but_not_ranked(runs: Path, make_record: Any, write_run: Any) -> None:

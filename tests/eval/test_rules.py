@@ -14,6 +14,7 @@ from cramming.record import RULES_VERSION
 from cramming.record_schema import read_record
 from eval.finetune.history import history_file
 from eval.rules import table
+from eval.rules.evidence import made_later
 from eval.rules.load import load_run, load_runs
 from eval.rules.table import RULES, Finding, Verdict, foreseen
 from eval.rules.validity import COMPARABLE
@@ -396,6 +397,14 @@ def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_loca
         }
         changed = {**glue, "corpus": {**glue["corpus"], "sources": [*glue["corpus"]["sources"], source]}}
         assert find("R16", changed).ok == ok, name
+
+
+def test_results_of_a_scoring_that_was_broken_off_are_known_one_by_one() -> None:
+    """Of two seeds that predict the same, such as one class alone, both."""
+    lines = [{"init": "pretrained", "suite": "glue", "key": key, "predictions_sha256": "same"} for key in "abc"]
+    section = {"suite": "glue", "seeds": [0], "history_entries": 1}
+    record = {"glue": {"pretrained": section}, "history": {"entries": 1}, "history_file": {"entries": lines}}
+    assert made_later(read_record(record), "pretrained") == {"b": "same", "c": "same"}
 
 
 def test_a_claim_of_the_open_division_stays_wherever_it_is_written(good: Record) -> None:

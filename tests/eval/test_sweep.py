@@ -25,7 +25,8 @@ def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate:
         (point / kind / "rte-seed0").write_text(name)
     for file in ("glue.json", "timing.json"):
         (point / file).write_text(name)
-    (point / "section.json").write_text(json.dumps({**section, "hyperparameters": hyper, "tasks": tasks}))
+    changed = {"hyperparameters": hyper, "tasks": tasks, "history_entries": round(rate * 1e6)}
+    (point / "section.json").write_text(json.dumps({**section, **changed}))
 
 
 def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Path, make_section: Any) -> None:
@@ -45,11 +46,24 @@ def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Pat
         assert [p["hyperparameters"] for p in found[init]["sweep"]["points"]] == [
             {"learning_rate": rate / 1e5} for rate in (1, 2, 3)
         ]
+        assert found[init]["history_entries"] == 30  # all points were before the choice
     assert global_hyperparameters(read_record({"glue": found}))[0]
     assert nothing_selected(read_record({"glue": found})) == (
         False,
         "; ".join(f"{init}: last epoch, best of 3 sets of hyperparameters" for init in ("pretrained", "random")),
     )
+
+
+def test_results_of_other_tasks_and_seeds_stay(tmp_path: Path, make_section: Any) -> None:
+    others = [tmp_path / "pretrained" / kind / "cola-seed1" for kind in ("pieces", "predictions")]
+    for other in others:
+        other.parent.mkdir(parents=True)
+        other.write_text("of a scoring before")
+        other.with_name("rte-seed0").write_text("of a scoring before")
+    write_point(tmp_path, "pretrained", "a", make_section("pretrained", "glue", 0.7), 1e-5, [])
+    sweep.choose(tmp_path, ["pretrained"])
+    assert [other.read_text() for other in others] == ["of a scoring before"] * 2
+    assert [other.with_name("rte-seed0").read_text() for other in others] == ["a"] * 2
 
 
 def other_seeds(section: dict[str, Any]) -> None:

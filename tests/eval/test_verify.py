@@ -98,6 +98,33 @@ def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("no scores yet; `cramming glue name=unscored`") == told.count("cramming glue") == 1
     assert "R7 no scores yet" in told and "every score is" not in told
+    assert "R6 no scores yet, which R14, R18, R19, R20, R21, R22 need too R7" in told and "BROKEN" not in told
+    assert told.endswith("unscored: not scored yet; nothing else is wrong")
+
+
+@pytest.mark.parametrize(("part", "rule"), [("status", "R3"), ("final_sha256", "R14"), ("train_loss", "R27"), ("", "")])
+def test_of_a_run_that_is_not_scored_yet_a_breach_is_still_named(
+    part: str,
+    rule: str,
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    run = shutil.copytree(honest_run, tmp_path / "unscored", ignore=shutil.ignore_patterns("glue"))
+    record = json.loads((run / "record.json").read_text())
+    for name in ("glue", "history"):
+        del record[name]
+    record["pretrain"].pop(part, None)
+    (run / "record.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit) as ended:
+        verify.main(compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search)
+    out, told = capsys.readouterr()
+    found, said = json.loads(out), [line.split()[0] for line in told.splitlines() if "BROKEN" in line]
+    assert ended.value.code == 1 and not found["in_order"] and found["only_unscored"] == (not rule)
+    assert (rule in said) if rule else not said
+    assert ("NOT in order" in told) == bool(rule)
 
 
 def test_of_a_record_that_cannot_be_read_that_alone_is_said(

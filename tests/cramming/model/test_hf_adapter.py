@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
+from transformers.utils import find_labels
 
 from cramming.model import hf_adapter
 from cramming.model.config import ModelConfig
@@ -114,6 +116,13 @@ HEADS = {
         "end_positions": torch.tensor([8, 1, 9, 0]),
     },
 }
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_trainers_find_each_heads_labels(head: type) -> None:
+    """As transformers' Trainer does, which computes no loss in an evaluation where one of them is missing."""
+    like = getattr(transformers, head.__name__.replace("Cramming", "Bert"))
+    assert set(find_labels(head)) == set(find_labels(like)) - {"next_sentence_label"}
 
 
 @pytest.mark.parametrize("head", HEADS)
