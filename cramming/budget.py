@@ -148,11 +148,9 @@ class Pace:
     def update_seconds(self) -> float:
         """For the update alone: twice the slowest and at least 0.1 s, as no step may end too late.
 
-        The second step has only the first to go by, which took longer than any that follows; the first has only those
-        of earlier processes.
-        """
+        The second step has the first to go by, longer than any that follows; the first those of earlier processes."""
         first = self._first[1] if self._first else 0.0
-        return max(0.1, 2.0 * max(self._updates, default=0.0) or max(first, self._earlier_update))
+        return max(0.1, 2.0 * _slowest(self._updates, 0.0) or max(first, self._earlier_update))
 
     def validation_seconds(self, micro_batches: int) -> float:
         """For a whole validation: as long as training on as many micro-batches before there is one to go by."""
@@ -161,7 +159,8 @@ class Pace:
 
 
 def _slowest(lengths: Collection[float], otherwise: float) -> float:
-    return max((length for length in lengths if length <= 4 * median(lengths)), default=otherwise)
+    known = [length for length in lengths if length]
+    return max((length for length in known if length <= 4 * median(known)), default=otherwise)
 
 
 class BudgetClock:

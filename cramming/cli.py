@@ -331,17 +331,22 @@ def check(verb: str, settings: dict[str, Any]) -> None:
     verbs = _pipeline(settings) if verb == "run" else [verb]
     for name in verbs:
         importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
-        if place := {"prepare": "corpora", "pretrain": "runs", "glue": "runs"}.get(name):
-            _check_place(place, expand_home(settings[place], place))
+        if name != "report":
+            _check_place(name, settings)
     if "pretrain" in verbs:
         _check_corpus(verb, settings)
 
 
-def _check_place(setting: str, folder: Path) -> None:
-    """UserError where nothing can be made in a folder."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not os.access(there, os.W_OK):
-        raise UserError(f"{setting}={folder}: {there} can only be read; get the right to write there, or give another")
+def _check_place(verb: str, settings: dict[str, Any]) -> None:
+    """UserError where the verb's folder cannot be made, or nothing in it."""
+    from cramming.data.manifest import MANIFEST, corpus_folder
+    from cramming.record import run_folder
+
+    folder = (corpus_folder if verb == "prepare" else run_folder)(settings).absolute()
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    is_done = verb == "prepare" and (folder / MANIFEST).is_file()  # it may lie where nothing can be written
+    if not is_done and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise UserError(f"{folder}: nothing can be made in {there}; get the right to, or give another place")
 
 
 def _check_corpus(verb: str, settings: dict[str, Any]) -> None:

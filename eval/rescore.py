@@ -15,7 +15,7 @@ import numpy as np
 from cramming.config import file_sha256
 from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
-from eval.rules.evidence import kept, made_later, predicted
+from eval.rules.evidence import files_of, kept, made_later, predicted
 from eval.tasks.datasets import Split
 from eval.tasks.metrics import agree, score
 from eval.tasks.readers import read_file
@@ -43,8 +43,8 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Resco
     found, splits = Rescored(), dict[str, Split | None]()
     baselines = {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
     for name, section in {**record.glue, **baselines}.items():
-        place, own = folder / "glue" / name / "predictions", {line.predictions_sha256 for line in kept(record, name)}
-        later = set(made_later(record, name).values()) - own  # which may have predicted the same
+        place = folder / "glue" / name / "predictions"
+        later = files_of(made_later(record, name)) - files_of(kept(record, name))  # it may have predicted the same
         if section.suite != suite or not place.is_dir():
             found.left_out[name] = "no predictions stored" if section.suite == suite else f"of {section.suite}"
             continue
@@ -74,9 +74,9 @@ def _labelled(data: Path, task: Task, source: ExampleFile, found: Rescored) -> S
 
 
 def _compare(
-    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[str], found: Rescored
+    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[object], found: Rescored
 ) -> Iterator[str]:
-    """The problems of one entry; predictions made `later` are not the section's. `found` counts what was compared."""
+    """The problems of one entry; files made `later` are not the section's. `found` counts what was compared."""
     entry, same = split.source.entry, scored.texts_sha256 in (None, _texts_sha256(split))
     other = "" if same else "; its texts are not those that were scored (by SHA-256), so compare with the same files"
     if len(split) != scored.eval_examples:
@@ -87,7 +87,7 @@ def _compare(
         return
     for index, seed in enumerate(section.seeds):
         file = place / f"{task.name}-seed{seed}.npz"
-        if file.is_file() and file_sha256(file) in later:
+        if file.is_file() and (file.name, file_sha256(file)) in later:
             found.left_out[f"{entry} seed {seed}"] = "its predictions gave way to a later scoring's, broken off"
             continue
         try:

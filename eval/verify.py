@@ -207,7 +207,7 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         say(UNPROVEN)
         say(f"{place}: in order, {found.division} division")
         return
-    say(f"{place}: {'not scored yet; nothing else is wrong' if found.only_unscored else 'NOT in order'}")
+    say(f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}")
     raise SystemExit(1)
 
 

@@ -70,7 +70,9 @@ class CrammingConfig(PretrainedConfig):
 Output: TypeAlias = (
     BaseModelOutput | MaskedLMOutput | SequenceClassifierOutput | TokenClassifierOutput | QuestionAnsweringModelOutput
 )
-NOT_TAKEN = ("position_ids", "inputs_embeds", "head_mask", "output_attentions")
+NOT_TAKEN = (
+    "position_ids", "inputs_embeds", "head_mask", "output_attentions", "labels", "start_positions", "end_positions",
+)  # fmt: skip
 
 
 class CrammingPreTrainedModel(PreTrainedModel):

@@ -126,6 +126,10 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     if here is None and kernel not in ("auto", "varlen"):  # a card that is not here
         reason = attention.reason_against(kernel, torch.device("cuda"), torch.bfloat16, model.attention_dropout)
         require(not reason, str(reason))
+    in_16_bits = kernel != "varlen" or place.mode != "fp32"
+    require(
+        in_16_bits, "attention.kernel=varlen: FlashAttention computes in 16 bits; set precision=bf16 or another kernel"
+    )
     return target
 
 

@@ -70,7 +70,8 @@ def main(config: dict[str, Any]) -> None:
         rows = rows_of(runs)
         with_rows = [(run, [row for row in rows if row.run is run]) for run in runs if not run.problem]
         sections = run_map(partial(_section, settings=settings, out=out), with_rows)
-    if closed := [run.label for run in runs if settings.each_run and run.folder.is_dir() and not _takes_pages(run)]:
+    found = [run for run in runs if settings.each_run and not run.problem and run.folder.is_dir()]
+    if closed := [run.label for run in found if not _takes_pages(run)]:
         say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
@@ -100,7 +101,7 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
 def _takes_pages(run: Run) -> bool:
     """No archive does, nor what can only be read."""
     place = run.folder / "report"
-    return run.folder.is_dir() and os.access(place if place.is_dir() else run.folder, os.W_OK)
+    return run.folder.is_dir() and os.access(place if place.is_dir() else run.folder, os.W_OK | os.X_OK)
 
 
 def check(config: dict[str, Any]) -> Path:

@@ -66,14 +66,18 @@ def kept(record: Record, init: str) -> list[FineTuning]:
     return [line for line in lines if made_with(line) == made_with(section) and str(line.seed) in seeds]
 
 
-def made_later(record: Record, init: str) -> dict[str, Any]:
-    """SHA-256 of their predictions by key, of the history's lines written after the record's section, by a scoring with
-    other settings that was broken off: its results have replaced the section's files. R20, R21 and R26 judge them.
+def made_later(record: Record, init: str) -> list[FineTuning]:
+    """The history's lines written after the record's section, by a scoring with other settings that was broken off: its
+    results have replaced the section's files. R20, R21 and R26 judge them.
     """
     section, entries = record.glue.get(init), record.history_file.entries if record.history_file else []
     count, own = int(section.history_entries or 0) if section else 0, {line.key for line in kept(record, init)}
-    later = (line for line in entries[count:] if line.init == init and line.key not in own)
-    return {str(line.key): line.predictions_sha256 for line in later}
+    return [line for line in entries[count:] if line.init == init and line.key not in own]
+
+
+def files_of(lines: Sequence[FineTuning]) -> set[tuple[str, str | None]]:
+    """The names of their files of predictions, each with its SHA-256: two seeds of a task may predict the same."""
+    return {(f"{line.task}-seed{line.seed}.npz", line.predictions_sha256) for line in lines}
 
 
 def predicted(file: Path, name: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The scores' part of R27: record.json against glue.json, pieces, predictions and history, and against itself."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from cramming.config import file_sha256, settings_hash
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import WITHOUT_ENCODER, FineTuning, Record, Scores, TaskScore
-from eval.rules.evidence import fine_tuned, made_later, made_with, predicted
+from eval.rules.evidence import files_of, fine_tuned, made_later, made_with, predicted
 from eval.tasks.metrics import agree, is_value, spread
 from eval.tasks.suites import AVERAGES
 
@@ -74,9 +74,10 @@ def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key} of glue.json is not the record's" for key in found if told.get(key) != found[key])
 
 
-def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping[str, Any]) -> Iterator[str]:
+def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Sequence[FineTuning]) -> Iterator[str]:
     """Each stored result against the record's value of its seed, and against its predictions; none made `later`."""
     conditions, losses = raw.get("conditions", {}), dict[tuple[str, float], str]()
+    other_keys, other_files = {line.key for line in later}, files_of(later)
     for entry, task in section.tasks.items():
         name = str(raw["tasks"][entry]["task"])
         for index, seed in enumerate(section.seeds):
@@ -85,7 +86,7 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping
                 continue
             found = json.loads(piece.read_text(encoding="utf-8"))
             file = place / "predictions" / f"{name}-seed{seed}.npz"
-            if found["key"] in later:
+            if found["key"] in other_keys:
                 continue
             metrics, loss = found["entries"][entry]["metrics"], found["train_loss"]
             if loss and (other := losses.setdefault((name, loss), piece.name)) != piece.name:
@@ -100,7 +101,11 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Mapping
             asked = str(conditions.get(name, "")).partition("-")[0]
             if asked and found["key"].partition("-")[0] != settings_hash(asked, section.hyperparameters, seed):
                 yield f"{piece.name} is of other conditions than the record's"
-            if file.exists() and file_sha256(file) not in later.values():  # which gets its name before its piece does
+            if not file.exists():
+                continue
+            sha256 = file_sha256(file)
+            # A later scoring's gets its name before its piece does.
+            if sha256 == found["predictions_sha256"] or (file.name, sha256) not in other_files:
                 yield from _predictions(file, found, entry, task)
 
 
@@ -117,7 +122,7 @@ def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskSco
         yield f"{file.name} has predictions of {entry} that are no class of it"
 
 
-def _history(record: Record, init: str, section: Scores, place: Path, later: Mapping[str, Any]) -> Iterator[str]:
+def _history(record: Record, init: str, section: Scores, place: Path, later: Sequence[FineTuning]) -> Iterator[str]:
     """The last line of each task and seed that the section was kept with names the piece's predictions."""
     if record.history_file is None:
         return

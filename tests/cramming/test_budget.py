@@ -278,7 +278,8 @@ class TestPace:
         """Else a run whose machine paused late would end at once, before its learning rate came down."""
         pace = Pace(0.0)
         for seconds in (1.0, 1.0, 1.2, 1.1, 900.0, 1.0):
-            pace.note(1, seconds, 0.1, compiled=False)
+            pace.note(1, seconds, seconds / 10, compiled=False)
+        assert pace.update_seconds() == pytest.approx(0.24)
         assert pace.step_seconds(1) == pytest.approx(1.32) and pace.validation_seconds(10) == pytest.approx(13.2)
         for _ in range(4):
             pace.note(1, 900.0, 0.1, compiled=False)

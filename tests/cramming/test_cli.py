@@ -269,13 +269,22 @@ class TestCheck:
             cli.check("run", compose(*arguments))
         assert all(name in str(caught.value) for name in names), caught.value
 
-    def test_names_a_place_that_can_only_be_read(
-        self, compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_names_a_place_where_nothing_can_be_made(
+        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        places = {"prepare": "corpora", "pretrain": "runs", "run": "runs"}
+        (tmp_path / "file").touch()
+        for verb, place in places.items():
+            with pytest.raises(UserError, match=f"nothing can be made in {tmp_path}/file;"):
+                cli.check(verb, compose(f"{place}={tmp_path}/file/b"))
         monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
-        for verb, place in (("prepare", "corpora"), ("pretrain", "runs"), ("run", "runs")):
-            with pytest.raises(UserError, match=f"{place}={tmp_path}/a/b: {tmp_path} can only be read"):
+        for verb, place in places.items():
+            with pytest.raises(UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path};"):
                 cli.check(verb, compose(f"{place}={tmp_path}/a/b"))
+        there = Path(compose(*tiny_overrides)["data"]["corpus"])
+        monkeypatch.setattr(os, "access", lambda path, mode: path not in (there, there.parent))
+        cli.check("prepare", compose(*tiny_overrides))  # it is finished, so nothing is made
 
     def test_leaves_a_corpus_to_prepare(
         self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path,

@@ -14,7 +14,7 @@ from cramming.record import RULES_VERSION
 from cramming.record_schema import read_record
 from eval.finetune.history import history_file
 from eval.rules import table
-from eval.rules.evidence import made_later
+from eval.rules.evidence import files_of, made_later
 from eval.rules.load import load_run, load_runs
 from eval.rules.table import RULES, Finding, Verdict, foreseen
 from eval.rules.validity import COMPARABLE
@@ -404,7 +404,16 @@ def test_results_of_a_scoring_that_was_broken_off_are_known_one_by_one() -> None
     lines = [{"init": "pretrained", "suite": "glue", "key": key, "predictions_sha256": "same"} for key in "abc"]
     section = {"suite": "glue", "seeds": [0], "history_entries": 1}
     record = {"glue": {"pretrained": section}, "history": {"entries": 1}, "history_file": {"entries": lines}}
-    assert made_later(read_record(record), "pretrained") == {"b": "same", "c": "same"}
+    assert [line.key for line in made_later(read_record(record), "pretrained")] == ["b", "c"]
+
+
+def test_a_later_scorings_files_are_told_by_task_and_seed() -> None:
+    """Its seed 1 may predict what the section's own seed 0 did."""
+    lines = [
+        {"task": "rte", "seed": seed, "predictions_sha256": sha256} for seed, sha256 in ((0, "a"), (1, "b"), (1, "a"))
+    ]
+    read = read_record({"history_file": {"entries": lines}}).history_file
+    assert read and files_of(read.entries[2:]) - files_of(read.entries[:2]) == {("rte-seed1.npz", "a")}
 
 
 def test_a_claim_of_the_open_division_stays_wherever_it_is_written(good: Record) -> None:

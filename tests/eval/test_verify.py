@@ -99,7 +99,7 @@ def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
     assert told.count("no scores yet; `cramming glue name=unscored`") == told.count("cramming glue") == 1
     assert "R7 no scores yet" in told and "every score is" not in told
     assert "R6 no scores yet, which R14, R18, R19, R20, R21, R22 need too R7" in told and "BROKEN" not in told
-    assert told.endswith("unscored: not scored yet; nothing else is wrong")
+    assert told.endswith("unscored: not scored yet; nothing else makes it invalid")
 
 
 @pytest.mark.parametrize(("part", "rule"), [("status", "R3"), ("final_sha256", "R14"), ("train_loss", "R27"), ("", "")])

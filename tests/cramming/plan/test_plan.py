@@ -91,6 +91,7 @@ def test_where_nothing_fits_it_says_what_is_missing(
             ["attention.kernel=varlen"],
             "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU",
         ),
+        (["attention.kernel=varlen", "plan.device=A100", "precision.mode=fp32"], "FlashAttention computes in 16 bits"),
         (["attention.kernel=varlen", "plan.device=cpu"], "attention.kernel=varlen: runs on CUDA only"),
         (["attention.kernel=flex", "model.attention_dropout=0.1"], "attention.kernel=flex: has no dropout"),
         (["attention.kernel=products"], "attention.kernel=products: is for CPUs only"),
