@@ -16,7 +16,8 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
-TEXT_VERSION = 4  # raised when `prepare` makes other bytes of the same text and settings
+TEXT_VERSION = 3  # raised when `prepare` makes other bytes of the same text and settings
+FILTER_VERSIONS = {"max_duplicate_lines": 2}  # raised when one filter alone removes other documents at the same limit
 INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -168,13 +169,12 @@ def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:
-    """The hash that names a corpus: of its content settings, the format version, and that of the rules for text.
-
-    Filters that are off are left out: a new one renames no corpus.
-    """
+    """The hash that names a corpus: of its content settings, the format version, and those of the rules for text.
+    Filters that are off are left out: a new one renames no corpus."""
     settings = content_settings(config)
     limits = settings["data"].get("filters") or {}
     active = {name: limit for name, limit in limits.items() if limit is not None and limit is not False}
+    active |= {f"{name} version": FILTER_VERSIONS[name] for name in active.keys() & FILTER_VERSIONS}
     return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}})
 
 

@@ -126,7 +126,7 @@ def _history(record: Record, init: str, section: Scores, place: Path, later: Seq
     """The last line of each task and seed that the section was kept with names the piece's predictions."""
     if record.history_file is None:
         return
-    last: dict[tuple[str, str], FineTuning] = {}
+    last, other_keys = dict[tuple[str, str], FineTuning](), {line.key for line in later}
     for line in fine_tuned(record, init, named=True):
         if made_with(line) == made_with(section):
             last[str(line.task), str(line.seed)] = line
@@ -134,7 +134,7 @@ def _history(record: Record, init: str, section: Scores, place: Path, later: Seq
         piece = place / "pieces" / f"{task}-seed{seed}.json"
         if piece.exists() and seed in map(str, section.seeds):
             found = json.loads(piece.read_text(encoding="utf-8"))
-            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in later:
+            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in other_keys:
                 yield f"{piece.name} is not of the predictions in the history"
         if line.model_sha256 != section.model_sha256:
             yield f"{task} seed {seed} is of other weights in the history"

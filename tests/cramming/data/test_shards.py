@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
+from cramming.data import manifest
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.data.manifest import MANIFEST, TOKENIZER, Split, content_settings, corpus_folder, token_dtype
 from cramming.overrides import compose as composed
@@ -247,6 +248,17 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
     assert found.name == "mine-bpe-300-7a96683801d8"
+
+
+def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(**filters: float) -> Path:
+        data = {"name": "mine", "corpus": None, "filters": filters}
+        return corpus_folder({"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
+
+    mine, others = {"max_duplicate_lines": 0.3, "min_words": 5}, {"min_words": 5}
+    before = folder(**mine), folder(**others)
+    monkeypatch.setattr(manifest, "FILTER_VERSIONS", {"max_duplicate_lines": 9})
+    assert (folder(**mine) == before[0], folder(**others) == before[1]) == (False, True)
 
 
 def test_a_limit_of_zero_is_no_limit_that_is_off() -> None:
