@@ -119,8 +119,8 @@ def process_age_seconds() -> float:
 class Pace:
     """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
 
-    Lengths are per micro-batch, without a process's first step, those that compiled, and those of more than four times
-    the median: a machine pauses once. `slowest_update_seconds`: of the run's earlier processes, 0 if there were none.
+    Lengths are per micro-batch, without a process's first step, those that compiled, and pauses of the machine: more
+    than four times the median. `slowest_update_seconds`: of the run's earlier processes, 0 if there were none.
     """
 
     def __init__(self, slowest_update_seconds: float) -> None:

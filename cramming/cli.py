@@ -8,7 +8,6 @@ that escapes is a defect of ours and keeps its traceback.
 import importlib
 import os
 import platform
-import re
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 from cramming.children import end_with_parent, run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home
 from cramming.files import explained
-from cramming.overrides import CHECK, SIDE, Words, compose, literal, one_line, parse, points_of, with_implied
+from cramming.overrides import CHECK, Words, compose, literal, one_line, parse, points_of
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -129,7 +128,8 @@ def main() -> None:
     elif verb == "--version":
         print(importlib.import_module("cramming").__version__)
     elif verb == "completion":
-        print(completion_script(rest[0] if rest else "bash"))
+        with ending_in_one_line():
+            print(importlib.import_module("cramming.completion").script(rest[0] if rest else "bash", VERBS))
     elif verb not in VERBS:
         _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
     elif by_torchrun and not VERBS[verb].several:
@@ -177,41 +177,6 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
         os._exit(code)
 
 
-def completion_script(shell: str) -> str:
-    """A script for the shell's `eval`: completes the verb, then asks Hydra for the groups and settings."""
-    if shell not in ("bash", "zsh"):
-        _fail(f"completion knows bash and zsh, not {shell!r}")
-    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return prefix + _COMPLETION.format(verbs=" ".join([*VERBS, "completion"]))
-
-
-# Hydra's own script cannot serve: it would ask `cramming -sc query=bash`, which has no verb.
-_COMPLETION = """_cramming() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" choices="{verbs}"
-    if [ "$COMP_CWORD" -gt 1 ]; then
-        local -a words=($COMP_LINE)
-        word="${{COMP_LINE##* }}"
-        choices=$(COMP_LINE="$COMP_LINE" cramming "${{words[1]}}" -sc query=bash 2>/dev/null)
-    fi
-    COMPREPLY=($(compgen -o nospace -W "$choices" -- "$word"))
-}}
-COMP_WORDBREAKS=${{COMP_WORDBREAKS//=}}
-complete -o nospace -o default -F _cramming cramming"""
-
-
-def _offer(verb: str, line: str) -> None:
-    """What may be typed for the verb's positional, on stdout; what Hydra then completes, in the environment: the line
-    without its verb and what Hydra cannot read: flags of ours, a positional, a duel's sides, what is in quotes.
-    """
-    *before, last = [*line.split()[2:], *[""] * line.endswith(" ")]
-    settings = [word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]+", word)]
-    os.environ["COMP_LINE"] = " ".join(["cramming", *with_implied(settings), last])
-    if not before and verb == "study":
-        print("vocab pipelines", *compose()["study"]["variants"])
-    elif not before and verb == "duel":
-        print("ladder")
-
-
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
     """What is said at the end, and the exit code."""
     return ("terminated", 128 + signal.SIGTERM) if isinstance(interrupt, Terminated) else ("interrupted", 130)
@@ -228,7 +193,7 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     if words.check and verb not in ("run", *PIPELINE):
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
     if "-sc" in words.flags and (line := os.environ.get("COMP_LINE")):
-        _offer(verb, line)
+        importlib.import_module("cramming.completion").offer(verb, line)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
     import hydra
     from hydra.core.hydra_config import HydraConfig

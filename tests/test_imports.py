@@ -25,7 +25,7 @@ LEVELS = {
         0: """
             cramming config files hub progress budget journal schedule record record_schema environment device
             plan.cards data data.manifest data.corpus data.task_files data.inspect data.masking children
-            process_pool bench.tricks overrides trackers
+            process_pool bench.tricks overrides completion trackers
         """,
         1: """
             bench.gate precision model

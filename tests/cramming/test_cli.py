@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cramming import __version__, children, cli
+from cramming import __version__, children, cli, completion
 from cramming.config import UserError
 from cramming.overrides import with_quotes
 
@@ -436,10 +436,10 @@ main()
 
 def test_completion_scripts_are_valid_shell() -> None:
     for shell in ("bash", "zsh"):
-        script = cli.completion_script(shell)
+        script = completion.script(shell, cli.VERBS)
         assert all(verb in script for verb in cli.VERBS)
     checked = subprocess.run(
-        ["bash", "-n"], input=cli.completion_script("bash"), text=True, capture_output=True, check=False
+        ["bash", "-n"], input=completion.script("bash", cli.VERBS), text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -459,7 +459,7 @@ def test_completion_scripts_are_valid_shell() -> None:
     ],
 )
 def test_a_shell_completes_whatever_stands_before(tmp_path: Path, line: str, offered: set[str]) -> None:
-    script = f"""{cli.completion_script("bash")}
+    script = f"""{completion.script("bash", cli.VERBS)}
 cramming() {{ {sys.executable} -m cramming "$@"; }}
 COMP_LINE=$1; COMP_WORDS=($1); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
 _cramming

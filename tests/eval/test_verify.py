@@ -82,6 +82,16 @@ def test_an_archive_is_known_by_its_content(
     assert "in order, closed division" in " ".join(capsys.readouterr().out.split())
 
 
+def unscored(run: Path, place: Path, without: str = "") -> Path:
+    """A copy of a run without its scores, and without one part of the record's section on training."""
+    copied = shutil.copytree(run, place / "unscored", ignore=shutil.ignore_patterns("glue"))
+    record = json.loads((copied / "record.json").read_text())
+    del record["glue"], record["history"]
+    record["pretrain"].pop(without, None)
+    (copied / "record.json").write_text(json.dumps(record))
+    return copied
+
+
 def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
     honest_run: Path,
     tmp_path: Path,
@@ -89,10 +99,7 @@ def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
     capsys: pytest.CaptureFixture[str],
     means: Means,
 ) -> None:
-    run = shutil.copytree(honest_run, tmp_path / "unscored", ignore=shutil.ignore_patterns("glue"))
-    record = json.loads((run / "record.json").read_text())
-    del record["glue"], record["history"]
-    (run / "record.json").write_text(json.dumps(record))
+    run = unscored(honest_run, tmp_path)
     with pytest.raises(SystemExit):
         verify.main(compose(f"data.corpus={run}"), means.make_tasks, means.search)
     told = " ".join(capsys.readouterr().out.split())
@@ -112,12 +119,7 @@ def test_of_a_run_that_is_not_scored_yet_a_breach_is_still_named(
     capsys: pytest.CaptureFixture[str],
     means: Means,
 ) -> None:
-    run = shutil.copytree(honest_run, tmp_path / "unscored", ignore=shutil.ignore_patterns("glue"))
-    record = json.loads((run / "record.json").read_text())
-    for name in ("glue", "history"):
-        del record[name]
-    record["pretrain"].pop(part, None)
-    (run / "record.json").write_text(json.dumps(record))
+    run = unscored(honest_run, tmp_path, part)
     with pytest.raises(SystemExit) as ended:
         verify.main(compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search)
     out, told = capsys.readouterr()
