@@ -29,7 +29,7 @@ from cramming.overrides import compose
 from eval.duel import main as duel_main
 from eval.duel import sides
 from eval.duel.ledger import Ledger
-from eval.duel.main import DuelConfig, Opponents, Terms
+from eval.duel.main import DuelConfig, Opponent
 from eval.duel.sequential_test import RULE, SequentialTest
 from eval.duel.sides import Side
 
@@ -96,11 +96,11 @@ def main() -> None:
         config, ledger = build(DuelConfig, chosen, "duel"), Ledger(Path(temporary) / "duels")
         judged = {**rule, "measure": "loss"}
         cores = sorted(os.sched_getaffinity(0))[:2]
-        opponents = Opponents((overrides, overrides), (settings, settings))
+        opponents = [Opponent(overrides, settings)] * 2
         for number in range(args.duels):
             name = f"self-{number}"
             duel_main.begin(ledger, name, opponents, ["same", "same"], {**judged, "seed": 1000 * number}, cpu_name())
-            duel_main.fight(ledger, Terms(name, "loss", cores), opponents, config, 1000 * number)
+            duel_main.fight(ledger, name, cores, opponents, config, 1000 * number)
             duel = ledger.duels()[name]
             assert duel.verdict is not None
             found += duel.verdict["verdict"] in ("win", "loss")

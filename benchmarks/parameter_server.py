@@ -29,7 +29,6 @@ from torch.futures import Future
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 from wire import ADDRESS, INTERFACE, ROUTER, hosts, in_hosts
 
-from cramming import device as devices
 from cramming.bench.tables import versions
 from cramming.checks import Config
 from cramming.data.batches import PINNED, BatchSource, HeldOut
@@ -60,7 +59,7 @@ class Task:
         masker = Masker(self.config.objective, found.vocab_size, special.mask, tuple(special), 0)
         self.source = BatchSource(found.stream("train"), masker, LENGTH, "rows", 0)
         self.held_out = HeldOut(BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536)
-        devices.seed_everything(0)
+        torch.manual_seed(0)
 
     def rate(self, done: int) -> float:
         return self.config.peak_learning_rate * learning_rate_factor(self.config.schedule, done / self.samples)

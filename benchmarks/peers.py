@@ -50,7 +50,7 @@ class CompiledLoop(Workload):
         self.precision, self.autocast = number_format.mode, number_format.autocast
         if self.precision == "fp16":
             raise UserError("precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32")
-        devices.seed_everything(0)
+        torch.manual_seed(0)
         self.model = self.make_model().to(device).train()
         self.compiled = torch.compile(self.model) if spec["compile"] else self.model
         o = self.optim
@@ -101,7 +101,7 @@ class HuggingFaceTrainer(Workload):
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
         self.precision = Precision(self.config.precision, device).mode
-        devices.seed_everything(0)
+        torch.manual_seed(0)
         self.model = _bert(self.config.model)
         self.tokenizer = _word_tokenizer(spec["vocab_size"])
 

@@ -81,7 +81,6 @@ def worker(case: str, steps: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from cramming import device as devices
     from cramming.checks import Config
     from cramming.data.batches import BatchSource
     from cramming.data.corpus import TokenStream
@@ -95,7 +94,7 @@ def worker(case: str, steps: int) -> None:
     typed = [f"train.sequence_length={LENGTH}", f"train.micro_batch={ROWS}", "train.batch_size=64", "precision=fp32"]
     config, device = Config.of(compose(["model=tiny", f"parallel={name}", *more, *sizes, *typed])), torch.device("cpu")
     mesh = Mesh(config.parallel, device)
-    devices.seed_everything(0)
+    torch.manual_seed(0)
     engine = build_engine(config, mesh, device)
     shapes = [list(parameter.shape) for parameter in build_model(config).parameters()]
     ids_N = torch.randint(5, config.model.vocab_size, (65536,)).numpy()

@@ -61,12 +61,10 @@ class BudgetConfig:
 
     @property
     def unit(self) -> Unit:
-        """The unit that is set."""
         return next(iter(limits_of(vars(self))))
 
     @property
     def limit(self) -> float:
-        """The limit in that unit."""
         return float(limits_of(vars(self))[self.unit])
 
     @property
@@ -93,18 +91,9 @@ class Work:
     data_wait_seconds: float = 0.0
     recompilations: int = 0
 
-    def add_step(
-        self, *, sequences: int, tokens: int, flops: float, skipped: bool, data_wait_seconds: float = 0.0,
-        recompilations: int = 0,
-    ) -> None:  # fmt: skip
-        """Count one optimizer step."""
-        self.steps += 1
-        self.sequences += sequences
-        self.tokens += tokens
-        self.flops += flops
-        self.skipped_steps += skipped
-        self.data_wait_seconds += data_wait_seconds
-        self.recompilations += recompilations
+    def add(self, more: "Work") -> None:
+        """Count `more` too, all at once: a heartbeat may be written from another thread meanwhile."""
+        vars(self).update({name: amount + vars(more)[name] for name, amount in vars(self).items()})
 
 
 def process_age_seconds() -> float:
@@ -129,7 +118,6 @@ class Pace:
         self._first: tuple[float, float] | None = None  # per micro-batch, and of its update
 
     def note(self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool) -> None:
-        """Record one finished step."""
         if self._first is None:
             self._first = seconds / micro_batches, update_seconds
         elif not compiled:
@@ -137,7 +125,6 @@ class Pace:
             self._updates.append(update_seconds)
 
     def note_validation(self, micro_batches: int, seconds: float, compiled: bool) -> None:
-        """Record one finished validation."""
         if not compiled:
             self._validations.append(seconds / micro_batches)
 

@@ -9,62 +9,34 @@ that are kept for a replay (cramming/replay.py), `kept-<n>.pt`.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 
 from cramming.budget import Work
-from cramming.config import Count, Fraction, Positive, UserError, file_sha256
+from cramming.config import UserError, file_sha256
 from cramming.device import random_states, set_random_states
+from cramming.engine import Engine
 from cramming.files import overwrite_atomically
 from cramming.journal import Saved
 from cramming.progress import say
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
-
-    from cramming.parallel.spread import Spread
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save: every so many minutes, every so many steps if given, and to be kept at these shares of the budget,
-    of which 0 is before the first step."""
-
-    every_minutes: Positive
-    every_steps: Count | None
-    keep_at: tuple[Fraction, ...] = ()
-
-    def is_due(self, steps: int, seconds_since_last: float) -> bool:
-        """Whether to save after step number `steps`."""
-        by_steps = self.every_steps is not None and steps % self.every_steps == 0
-        return by_steps or seconds_since_last >= 60 * self.every_minutes
-
-    def is_to_keep(self, before: float, now: float) -> bool:
-        """Whether one of the shares was reached between the ends of two steps, at progress `before` and `now`."""
-        return any(before < share <= now for share in self.keep_at)
-
-
-def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    enter: Callable[[str], None], parts: "Mapping[str, Stateful] | None" = None, kept: bool = False,
-    spread: "Spread | None" = None,
-) -> Path:  # fmt: skip
+def save(folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool = False) -> Path:
     """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
 
-    With `kept` it is `kept-<n>.pt`, which stays. With `spread` all processes call this, and rank 0 writes.
+    With `kept` it is `kept-<n>.pt`, which stays. Of several processes all call this, and rank 0 writes.
     """
-    state = contents(model, optimizer, scaler, work, parts, spread)
+    state = contents(engine, work)
     path = folder / f"{KEPT if kept else NEWEST}-{work.steps:08d}.pt"
-    if spread and not spread.mesh.is_main:
+    if not engine.mesh.is_main:
         return path
     overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
     for old in _files(folder, NEWEST)[KEEP:]:
@@ -72,21 +44,19 @@ def save(
     return path
 
 
-def contents(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, work: Work,
-    parts: "Mapping[str, Stateful] | None" = None, spread: "Spread | None" = None,
-) -> dict[str, Any]:  # fmt: skip
+def contents(engine: Engine, work: Work) -> dict[str, Any]:
     """What a checkpoint of the present state holds: the whole model, however it is spread; rank 0's random states."""
     cpu_state, gpu_state = random_states()
+    model, optimizer, spread = engine.model, engine.optimizer, engine.spread
     weights, own = spread.state(optimizer) if spread else (model.state_dict(), optimizer.state_dict())
     return {
         "model": weights,
         "optimizer": own,
-        "scaler": scaler.state_dict(),
+        "scaler": engine.precision.scaler.state_dict(),
         "work": asdict(work),
         "rng": cpu_state,
         "cuda_rng": gpu_state,
-        **{name: part.state_dict() for name, part in (parts or {}).items()},
+        **{name: part.state_dict() for name, part in engine.parts.items()},
     }
 
 
@@ -140,22 +110,19 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
     return None
 
 
-def load(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-    parts: "Mapping[str, Stateful] | None" = None, spread: "Spread | None" = None,
-) -> Work:  # fmt: skip
-    """Restore a checkpoint, whatever number of processes made it; with `spread` rank 0 alone reads it."""
-    state = read(path) if not spread or spread.mesh.is_main else {"model": {}, "optimizer": {}}
+def load(path: Path, engine: Engine) -> Work:
+    """Restore a checkpoint, whatever number of processes made it; of several, rank 0 alone reads it."""
+    state = read(path) if engine.mesh.is_main else {"model": {}, "optimizer": {}}
     weights, own = state.pop("model"), state.pop("optimizer")
-    if spread:
-        spread.load_state(optimizer, (weights, own))
-        state = spread.mesh.object_from_main(state)
+    if engine.spread:
+        engine.spread.load_state(engine.optimizer, (weights, own))
+        state = engine.mesh.object_from_main(state)
     else:
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(own)
+        engine.model.load_state_dict(weights)
+        engine.optimizer.load_state_dict(own)
     if state["scaler"]:  # what other devices and formats leave empty an fp16 scaler would refuse
-        scaler.load_state_dict(state["scaler"])
-    for name, part in (parts or {}).items():
+        engine.precision.scaler.load_state_dict(state["scaler"])
+    for name, part in engine.parts.items():
         part.load_state_dict(state[name])
     set_random_states((state["rng"], state["cuda_rng"]))
     return Work(**state["work"])

@@ -16,20 +16,20 @@ import torch
 
 from cramming import device as devices
 from cramming.budget import BudgetConfig
-from cramming.checkpoint import CheckpointConfig
-from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require
+from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require, shown
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import RuntimeConfig
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
+from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
-from cramming.precision import FP8_CAPABILITY, Mode, PrecisionConfig, resolve
-from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
+from cramming.precision import DTYPES, FP8_CAPABILITY, Mode, PrecisionConfig, resolve
+from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, CheckpointConfig, Schedule, ramp_step
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
 # which on they are said to be unfit is a judgement, not a measurement.
@@ -173,6 +173,11 @@ class Place:
         name, mode = devices.describe(device).name, resolve(config.precision.mode, device)
         return cls(device.type, name, mode, capability, processes, trains=True)
 
+    @property
+    def has_flash(self) -> bool:
+        """Whether FlashAttention runs there."""
+        return self.capability >= FLASH_CAPABILITY
+
 
 def _unit(config: Config, place: Place) -> int:
     """Sequences of which every batch is a multiple: one micro-batch in each process that has samples of its own."""
@@ -199,6 +204,15 @@ NOT_IN_STAGES = (  # settings that are off or null there
     "memory.offload_activations", "memory.offload_weights", "memory.offload_optimizer", "runtime.cuda_graphs",
 )  # fmt: skip
 CUT = ": not where a process has a part of each weight (parallel={c.parallel.name}, parallel.tp={c.parallel.tp}); "
+NOT_WHERE_CUT: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (  # `CUT` comes before what is said
+    ("optim.name", lambda c, p: c.optim.name in NEED_WHOLE_MATRICES, "take adamw, lamb or another"),
+    ("precision.mode", lambda c, p: p.mode in ("fp16", "fp8"), "take bf16 or fp32"),
+    ("train.average", lambda c, p: c.train.average is not None, "set it to null"),
+    ("train.micro_batch", lambda c, p: c.train.micro_batch == "auto", "set a number"),
+    ("runtime.compile", lambda c, p: c.runtime.compile == "model", "set it to blocks"),
+    ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs, "set it to false"),
+    ("memory.offload_activations", lambda c, p: c.memory.offload_activations, "set it to false"),
+)
 FOR_FP8 = " does nothing with products in {p.mode}; set precision.mode=fp8 too"
 FOR_A_GPU = ": is for a GPU, and this is a CPU; set it to off or false"
 EAGER = ": works uncompiled only; set runtime.compile=off"
@@ -340,24 +354,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         " parallel.schedule=dualpipev of twice as many; take a smaller one",
     ),
     ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),
-    (
-        "optim.name",
-        lambda c, p: _is_cut(c, p) and c.optim.name in NEED_WHOLE_MATRICES,
-        CUT + "take adamw, lamb or another",
-    ),
-    (
-        "precision.mode",
-        lambda c, p: _is_cut(c, p) and p.mode in ("fp16", "fp8"),
-        CUT + "take bf16 or fp32",
-    ),
-    ("train.average", lambda c, p: _is_cut(c, p) and c.train.average is not None, CUT + "set it to null"),
-    ("train.micro_batch", lambda c, p: _is_cut(c, p) and c.train.micro_batch == "auto", CUT + "set a number"),
-    ("runtime.compile", lambda c, p: _is_cut(c, p) and c.runtime.compile == "model", CUT + "set it to blocks"),
-    ("runtime.cuda_graphs", lambda c, p: _is_cut(c, p) and c.runtime.cuda_graphs, CUT + "set it to false"),
-    (
-        "memory.offload_activations",
-        lambda c, p: _is_cut(c, p) and c.memory.offload_activations,
-        CUT + "set it to false",
+    *(
+        (setting, lambda c, p, is_refused=is_refused: _is_cut(c, p) and is_refused(c, p), CUT + cure)
+        for setting, is_refused, cure in NOT_WHERE_CUT
     ),
 )
 
@@ -382,9 +381,8 @@ def check(config: Config, place: Place) -> None:
     below = config.train.batch_size // unit * unit
     fits = " or ".join(str(size) for size in (below, below + unit) if size)
     for setting, is_broken, reason in CHECKS:
-        value = attrgetter(setting)(config)
-        shown = str(value).lower() if isinstance(value, bool) else value
-        require(not is_broken(config, place), f"{setting}={shown}{reason.format(c=config, p=place, fits=fits)}")
+        value = shown(attrgetter(setting)(config))
+        require(not is_broken(config, place), f"{setting}={value}{reason.format(c=config, p=place, fits=fits)}")
 
 
 def check_run(
@@ -416,8 +414,7 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
 
     UserError where the one that is set cannot run on this device, in this number format or with this dropout.
     """
-    kernel, mode = config.attention.kernel, resolve(config.precision.mode, device)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    kernel, dtype = config.attention.kernel, DTYPES[resolve(config.precision.mode, device)]
     dropout, model = config.model.attention_dropout, config.model
     if kernel != "auto":
         if reason := attention.reason_against(kernel, device, dtype, dropout):

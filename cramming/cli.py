@@ -298,8 +298,8 @@ def check(verb: str, settings: dict[str, Any]) -> None:
         importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
         if name != "report":
             _check_place(name, settings)
-    if "pretrain" in verbs:
-        _check_corpus(verb, settings)
+    if verb == "pretrain" and settings["data"]["corpus"]:
+        _note_unchecked_corpus(settings)
 
 
 def _check_place(verb: str, settings: dict[str, Any]) -> None:
@@ -314,14 +314,11 @@ def _check_place(verb: str, settings: dict[str, Any]) -> None:
         raise UserError(f"{folder}: nothing can be made in {there}; get the right to, or give another place")
 
 
-def _check_corpus(verb: str, settings: dict[str, Any]) -> None:
-    """UserError for a finished corpus that does not fit; one that `prepare` has yet to finish passes."""
+def _note_unchecked_corpus(settings: dict[str, Any]) -> None:
     from cramming.data.manifest import MANIFEST, corpus_folder
 
     folder = corpus_folder(settings)
-    if (folder / MANIFEST).is_file():
-        _load("cramming.pretrain:check_corpus")(settings)
-    elif verb == "pretrain" and settings["data"]["corpus"]:
+    if not (folder / MANIFEST).is_file():
         print(f"data.corpus={folder}: no finished corpus yet, so what it holds was not checked", file=sys.stderr)
 
 

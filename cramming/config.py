@@ -203,6 +203,11 @@ def _describe(kind: Any) -> str:
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
+def shown(value: Any) -> str:
+    """As a user types it: null, true and false."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
 def plain_numbers(node: Any) -> Any:
     """The same settings with 1000 for 1e3 and 1000.0, which mean the same wherever a number is expected."""
     text = json.dumps(node, default=str)

@@ -85,11 +85,6 @@ def describe(device: torch.device) -> DeviceInfo:
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch on all devices, which draws weights and dropout. Data order and masks are functions of the seed."""
-    torch.manual_seed(seed)
-
-
 def random_states() -> tuple[torch.Tensor, torch.Tensor | None]:
     """torch's random state on the CPU and, where this process uses one, on the GPU."""
     return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None

@@ -21,7 +21,7 @@ from cramming.data.batches import Batch
 from cramming.data.masking import ReplacedTokensConfig
 from cramming.device import compiled_graphs
 from cramming.model.heads import MaskedLM, PretrainedModel
-from cramming.optim.build import build_host_optimizer, build_optimizer, set_learning_rate
+from cramming.optim.build import set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
@@ -269,12 +269,15 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     for encoder in model.encoders:
         precision.convert(encoder)
     spread = apply(model, memory, config.runtime, config.parallel, mesh, precision)
-    at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
-    optimizer = (
-        build_host_optimizer(model, config.optim, device, at_home)
-        if memory.offload_optimizer and not (spread and spread.is_on_host)
-        else build_optimizer(model, config.optim)
-    )
+    build, groups = config.optim.build, config.optim.groups(model)
+    optimizer: torch.optim.Optimizer
+    if memory.offload_optimizer and not (spread and spread.is_on_host):
+        from cramming.parallel.offload import CopyStream, HostOptimizer
+
+        at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
+        optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
+    else:
+        optimizer = build(groups)
     cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None
     if config.train.average:
         from cramming.optim.average import WeightAverage

@@ -101,7 +101,7 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
     work, device = state.work, state.engine.device
     last_row: dict[str, Any] = next((row for row in reversed(load_metrics(state.folder)) if "loss" in row), {})
     peak_tflops, seconds = devices.describe(device).peak_tflops, budget["spent_seconds"]
-    peak_flops = peak_tflops * 1e12 * state.devices if peak_tflops else None
+    peak_flops = peak_tflops * 1e12 * load_record(state.folder)["pretrain"]["devices"] if peak_tflops else None
     return {
         "budget": budget,
         "steps": work.steps,

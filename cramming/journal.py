@@ -78,7 +78,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     previous = ""
     for number, line in enumerate(_whole_lines(path), 1):
-        event, problem = _parsed(line), None
+        event, problem = parsed(line), None
         if not line.strip():
             problem = "damaged journal: an empty line, which no run writes; remove it"
         elif line.endswith(b"\r"):
@@ -98,17 +98,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         previous = _sha256(line)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None where it is none."""
     try:
-        event = json.loads(line)
+        found = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, no UTF-8, a number too long, nested too deep
         return None
-    return event if isinstance(event, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def lacks_newline(path: Path) -> bool:
     """Whether a whole line stands at the end without its newline, which an editor or a copy can take away."""
-    return path.exists() and _parsed(path.read_bytes().rpartition(b"\n")[2]) is not None
+    return path.exists() and parsed(path.read_bytes().rpartition(b"\n")[2]) is not None
 
 
 def read_journal(path: Path) -> list[Event]:
@@ -220,7 +221,6 @@ class Journal:
         self._end += len(line) + 1
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

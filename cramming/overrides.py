@@ -1,7 +1,6 @@
 """The words behind a verb, before Hydra reads them: flags, settings, and what settings imply."""
 
 import argparse
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -55,15 +54,20 @@ def parse(verb: str, words: Sequence[str]) -> Words:
 
 
 def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The root configuration with these overrides, as every verb's `main` gets it; Hydra's own errors for mistakes."""
+    """The root configuration with these overrides, as every verb's `main` gets it; UserError for mistakes."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     running = GlobalHydra.instance().is_initialized()  # within a verb; it has the same folder
-    with nullcontext() if running else initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = OmegaConf.to_container(hydra_compose("config", with_implied(overrides)), resolve=True)
+    try:
+        with nullcontext() if running else initialize_config_dir(str(config_folder()), version_base="1.3"):
+            settings = OmegaConf.to_container(hydra_compose("config", with_implied(overrides)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(one_line(error)) from None
     return cast(dict[str, Any], settings)
 
 
@@ -122,17 +126,13 @@ def literal(text: str) -> str:
 
 def points_of(overrides: Sequence[str]) -> list[list[str]]:
     """The points of a multirun, as Hydra's own sweeper has them; none where another sweeper chooses them."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []
-    choices = [
-        [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
-        if one.is_sweep_override()
-        else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
-        for one in OverridesParser.create().parse_overrides(list(overrides))
-    ]
-    return [list(point) for point in itertools.product(*choices)]
+    (points,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    return points
 
 
 def one_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ import torch
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # autocast's
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
@@ -76,8 +77,7 @@ class Precision:
         """The context for a forward pass."""
         if self.mode == "fp32":
             return nullcontext()
-        dtype = torch.float16 if self.mode == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype)
+        return torch.autocast(self.device.type, dtype=DTYPES[self.mode])
 
     @property
     def stream(self) -> torch.dtype:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from cramming import device as devices
-from cramming.budget import Pace
+from cramming.budget import Pace, Work
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
+from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
 from cramming.engine import DivergedError, StepStats
@@ -49,7 +50,6 @@ class StopRequest:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def is_set(self) -> bool:
-        """Whether a signal has come."""
         return self.signal is not None
 
 
@@ -72,18 +72,14 @@ def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
 
 
 def check(settings: dict[str, Any]) -> None:
-    """UserError for what can be known to be wrong before there is a corpus; nothing is written."""
+    """UserError for what can be known to be wrong before training; nothing is written."""
     run_folder(settings)
     config, processes = Config.of(settings), launched_processes()
     if processes > 1:  # one alone may ask about a run of several, of which it does not know how many
         data_size(config.parallel, processes)
     check_run(settings, config, devices.select(settings["device"]), processes)
-
-
-def check_corpus(settings: dict[str, Any]) -> None:
-    """UserError for a corpus that does not fit these settings; its shards are hashed when the run begins, not here."""
-    config = Config.of(settings)
-    fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
+    if (corpus_folder(settings) / MANIFEST).is_file():  # its shards are hashed when the run begins, not here
+        fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
 
 
 def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
@@ -209,10 +205,10 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 update_seconds = timer() - update_began
             is_late = clock is not None and not clock.step_synchronised(update_seconds)
             if not is_late:
-                work.add_step(
-                    sequences=size.sequences, tokens=size.tokens, flops=size.flops, skipped=stats.skipped,
-                    data_wait_seconds=data_wait, recompilations=stats.recompilations,
-                )  # fmt: skip
+                work.add(Work(
+                    steps=1, sequences=size.sequences, tokens=size.tokens, flops=size.flops,
+                    skipped_steps=stats.skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
+                ))  # fmt: skip
             is_validated = is_saved = is_to_keep = False
             if clock and not is_late:
                 seconds, compiled = timer() - step_began, compiled_graphs() != graphs

@@ -105,7 +105,6 @@ class Progress:
         self.update(self.done + amount)
 
     def update(self, done: float) -> None:
-        """Set the number of units done so far."""
         self.done = done
         if self._bar:
             self._bar.update(self._task, completed=done, total=self.total if done else None)

@@ -19,6 +19,7 @@ from cramming import __version__
 from cramming.config import UserError, expand_home, folder_name, settings_hash
 from cramming.environment import git
 from cramming.files import LOCK, lock, sweep, sync, write_atomically
+from cramming.journal import parsed
 
 FORMAT_VERSION = 1
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
@@ -130,11 +131,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if (row := parsed(line)) and isinstance(row.get("step"), int):
             _take_back(rows, row)
             rows.append(row)
     return rows
@@ -171,7 +168,6 @@ class MetricsLog:
         self._file.write("\n" if torn else "")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row."""
         self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -180,7 +176,6 @@ class MetricsLog:
         sync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

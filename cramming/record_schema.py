@@ -441,10 +441,9 @@ class Record:
         return self.glue.get("pretrained")
 
     @property
-    def without_encoder(self) -> dict[str, Scores]:
-        """The baselines without an encoder that were scored, by initialisation."""
-        found = {"floor": self.floor, "constant": self.constant}
-        return {WITHOUT_ENCODER[name]: section for name, section in found.items() if section}
+    def baselines(self) -> dict[str, Scores]:
+        """The baselines without an encoder that were scored, by section."""
+        return {name: section for name in WITHOUT_ENCODER if (section := getattr(self, name))}
 
     def tasks(self) -> Iterator[tuple[str, str, TaskScore]]:
         """All scored tasks as (initialisation, name, entry); the names are the record's, so anything may be in them."""

@@ -4,9 +4,7 @@ The schedule follows the clock, so a step can be repeated only at the progress a
 that of each step, and its loss, exactly (`each_progress`, `each_loss` of a row, for the steps of its mean).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 from cramming import checkpoint
 from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.config import require
-from cramming.journal import JOURNAL, Event, Saved, read_journal
+from cramming.journal import JOURNAL, Event, Saved, parsed, read_journal
 from cramming.record import load_metrics, load_record
 
 
@@ -203,10 +201,8 @@ class RecordedClock(BudgetClock):
 def _no_rows(log: Path) -> Iterator[int]:
     """The numbers of the lines that say nothing of a step."""
     for number, line in enumerate(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        row = None
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line)
-        if not isinstance(row, dict) or type(row.get("step")) is not int or not row.keys() & {"loss", "progress"}:
+        row = parsed(line) or {}
+        if type(row.get("step")) is not int or not row.keys() & {"loss", "progress"}:
             yield number
 
 

@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +30,7 @@ from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
 from cramming.record import MetricsLog, load_metrics
 from cramming.recorded import RecordedClock, RecordedRun, Segment
-from cramming.train_state import RunData, TrainState, environment_here, fit_to_corpus, start_engine, tensors_of
+from cramming.train_state import RunData, TrainState, environment_here, fit_to_corpus, start_engine
 
 SAME_BITS = ("cpu", "torch", "threads")  # of the environment: where these are the same, a CPU gives the same bits
 HOW = ("attention", "memory", "runtime", "parallel")  # sections that say how it is computed, not what
@@ -170,7 +169,7 @@ class Replay:
                 if state.work.steps in validated:
                     state.validate(self.run.validations[state.work.steps]["progress"])
             log = load_metrics(state.folder)
-            contents = checkpoint.contents(*tensors_of(state.engine), state.work, state.engine.parts)
+            contents = checkpoint.contents(state.engine, state.work)
         rows = {row["step"]: row for row in log if "loss" in row}
         validations = {row["step"]: row for row in log if "loss" not in row}
         return Repetition(rows, validations, _tensors_in(contents) if segment.end else {})
@@ -217,9 +216,11 @@ class Replay:
             at, passed = each.index(found.difference) + segment.first, not any(each)
             allowed = [0.0] * len(each)
         else:
+            # Of steps that both sides skipped nothing is compared.
             skipped = {n for n, (a, b) in enumerate(zip(recorded, replayed)) if a == b == math.inf}
             reference, *others, claimed = (
-                _padded(losses, skipped) for losses in (replayed, *(t.losses for t in twins), recorded)
+                [0.0 if step in skipped else loss for step, loss in enumerate(losses)]
+                for losses in (replayed, *(t.losses for t in twins), recorded)
             )
             if not all(map(math.isfinite, reference)):
                 found.problems.append("replayed, the loss of a step is not finite where the log's is")
@@ -228,7 +229,7 @@ class Replay:
             allowed = floor.tolerance()
             verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
             found.difference, found.allowed, passed = verdict.distance, verdict.tolerance, verdict.passed
-            at = min(segment.first - 1 + verdict.at_step, segment.last)
+            at = segment.first - 1 + verdict.at_step
         if not passed:
             found.problems.append(f"the losses differ most at step {at}, by {found.difference} nats")
         return allowed
@@ -378,13 +379,6 @@ def _validation_loss(row: Mapping[str, Any]) -> float:
 def _allowed(strayed: Sequence[float], least: float = LEAST) -> float:
     """By how much a number may differ, as the repetitions differ from the first (bench/gate.py)."""
     return max(least, MULTIPLE * max(strayed))
-
-
-def _padded(losses: Sequence[float], skipped: set[int]) -> list[float]:
-    """To whole windows, in which curves are compared: steps that are left over stand for their window in turn, and of
-    steps that both sides skipped nothing is compared."""
-    known = [0.0 if step in skipped else loss for step, loss in enumerate(losses)]
-    return [*known, *islice(cycle(known[len(known) // WINDOW * WINDOW :]), -len(known) % WINDOW)]
 
 
 def _tensors_in(node: Any, path: str = "") -> Tensors:

@@ -5,7 +5,6 @@ back; were a checkpoint another run's, training would be given. So whatever know
 before anything is written. A whole folder that was put back to an earlier moment cannot be told from that moment.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -14,7 +13,7 @@ from typing import Any
 
 from cramming import checkpoint
 from cramming.budget import BudgetConfig
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError, file_sha256, shown
 from cramming.engine import StepStats
 from cramming.journal import (
     JOURNAL,
@@ -182,11 +181,6 @@ def other_settings(record: Mapping[str, Any], settings: Mapping[str, Any]) -> It
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if (not free or key.startswith(_COMPRESSION)) and before.get(key) != now.get(key):
             yield key, before.get(key), now.get(key)
-
-
-def shown(value: Any) -> str:
-    """As a user types it: null, true and false."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _changed_corpus(folder: Path, record: Mapping[str, Any], corpus: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
 replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
-does, in whatever unit the budget is. To add a schedule: a dataclass here, its row in `SCHEDULES`, and its YAML file.
+does, in whatever unit the budget is. To add a schedule: a dataclass here, its place in `SCHEDULES`, and its YAML file.
 A setting's type is its range (`Share`, `Count` ... of cramming/config.py); a bare int or float is not checked.
 """
 
@@ -20,6 +20,7 @@ class Schedule(ABC):
     """The learning rate as a share of its peak. Shares are of the budget, or of the peak."""
 
     start: Share  # of the peak, at progress 0
+    name: str
 
     @abstractmethod
     def factor(self, progress: float) -> float:
@@ -101,11 +102,7 @@ class WarmupStableDecay(Constant):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "linear": Linear,
-    "cosine": Cosine,
-    "triangle": Triangle,
-    "wsd": WarmupStableDecay,
+    kind.name: kind for kind in (Constant, Linear, Cosine, Triangle, WarmupStableDecay)
 }
 
 
@@ -196,3 +193,22 @@ class AverageConfig:
 
     start: Fraction
     every: Positive
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save: every so many minutes, every so many steps if given, and to be kept at these shares of the budget,
+    of which 0 is before the first step."""
+
+    every_minutes: Positive
+    every_steps: Count | None
+    keep_at: tuple[Fraction, ...] = ()
+
+    def is_due(self, steps: int, seconds_since_last: float) -> bool:
+        """Whether to save after step number `steps`."""
+        by_steps = self.every_steps is not None and steps % self.every_steps == 0
+        return by_steps or seconds_since_last >= 60 * self.every_minutes
+
+    def is_to_keep(self, before: float, now: float) -> bool:
+        """Whether one of the shares was reached between the ends of two steps, at progress `before` and `now`."""
+        return any(before < share <= now for share in self.keep_at)

@@ -117,14 +117,12 @@ class TrackedLog(MetricsLog):
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row to the file, and hand it on."""
         super().write(row)
         numbers = {name: n for name, n in row.items() if isinstance(n, int | float) and math.isfinite(n)}
         for feed in self._feeds:  # a hung tracker leaves every row in the queue
             feed.rows.put(numbers)
 
     def close(self) -> None:
-        """Close the file and the trackers."""
         super().close()
         for feed in self._feeds:
             feed.rows.put(None)

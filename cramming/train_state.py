@@ -137,8 +137,7 @@ class TrainState:
             self.metrics.sync()
             self.data.note_changed_files(self.folder)
         enter = partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
-        engine, folder = self.engine, self.folder / "checkpoints"
-        checkpoint.save(folder, *tensors_of(engine), self.work, enter, engine.parts, kept, engine.spread)
+        checkpoint.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
@@ -151,14 +150,9 @@ class TrainState:
                 f" kept: back to step {saved.steps if saved else 0}"
             )
         saved = self.mesh.object_from_main(saved)
-        self.work = _load(checkpoint.path_of(folder, saved), self.engine) if saved and saved.steps else Work()
+        self.work = checkpoint.load(checkpoint.path_of(folder, saved), self.engine) if saved and saved.steps else Work()
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
-
-    @property
-    def devices(self) -> int:
-        """The most that any process of the run had: one that went on with fewer keeps the number."""
-        return max(self.mesh.world_size, load_record(self.folder).get("pretrain", {}).get("devices", 1))
 
     def setup(self) -> dict[str, Any]:
         """Of the record's section `pretrain`, how the model is trained."""
@@ -166,7 +160,6 @@ class TrainState:
         return {
             "start": self.config.start.name,
             "objective": self.config.objective.kinds,
-            "devices": self.devices,
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
             "precision": self.engine.precision.mode,
@@ -305,7 +298,7 @@ def begin_record(
     """The run folder with what is known at the start, and the clock that has its journal there.
 
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
-    What any process of the run forced, or compiled elsewhere, a resume without it does not take back.
+    What any process of the run forced, or compiled elsewhere, and the most devices that one had, no resume takes back.
     """
     cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
     here = {**environment_here(device), "compile_cache": cache}
@@ -337,10 +330,10 @@ def start_engine(
 ) -> tuple[Engine, Work]:
     """The engine with the state that is `saved`, else that before the first step, and the work that is done."""
     devices.prepare(config.runtime, device, folder)
-    devices.seed_everything(config.seed)
+    torch.manual_seed(config.seed)  # weights and dropout; data order and masks are functions of the seed
     try:
         engine = build_engine(config, mesh, device)
-        work = _load(saved, engine) if saved else Work()
+        work = checkpoint.load(saved, engine) if saved else Work()
         if not saved and isinstance(config.start, CooccurrenceStart):
             from cramming.start import start_engine_from_text
 
@@ -369,12 +362,3 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config
-
-
-def _load(saved: Path, engine: Engine) -> Work:
-    return checkpoint.load(saved, *tensors_of(engine), engine.parts, engine.spread)
-
-
-def tensors_of(engine: Engine) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
-    """What a checkpoint holds of an engine."""
-    return engine.model, engine.optimizer, engine.precision.scaler

@@ -53,7 +53,7 @@ class Normalised:
     piece."""
 
     parts: Parts
-    bytes_D: np.ndarray  # as read, UTF-8
+    bytes_read: int  # UTF-8
     pieces_D: np.ndarray  # how many each document was cut into
     broken: dict[int, str]  # by document: the text as read, where a filter removes it for what it was
     deleted: Counter[str]

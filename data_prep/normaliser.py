@@ -15,7 +15,7 @@ from data_prep.filters import normalise, quality
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
 from data_prep.sources.plain_text import Stretch
-from data_prep.sources.source import Chunk, DataConfig, Documents, Parts, Task
+from data_prep.sources.source import Chunk, Documents, Parts, Task
 from data_prep.stage_stats import text_bytes
 from data_prep.workers import Workers
 
@@ -51,16 +51,11 @@ class Normaliser:
     filters: FilterConfig
     seed: int
 
-    @classmethod
-    def of(cls, config: DataConfig) -> "Normaliser":
-        """That of a corpus."""
-        return cls(config.clean, config.filters, config.seed)
-
     def __call__(self, task: Task) -> Normalised | None:
         given = read(task)
         if given is None:
             return None
-        always_on, sizes, pieces = quality.always_on(self.clean), list[int](), list[int]()
+        always_on, bytes_read, pieces = quality.always_on(self.clean), 0, list[int]()
         broken, deleted, reasons = dict[int, str](), Counter[str](), dict[int, str]()
         texts, cut_sizes, hashes, measures = list[bytes](), list[int](), list[bytes](), list[tuple[int, int, int]]()
         for place, content in enumerate(given.contents):
@@ -71,6 +66,7 @@ class Normaliser:
                 cut_sizes.append(0)
                 hashes.append(content_hash(content.tobytes(), self.seed))
             elif content is not None:
+                bytes_read += text_bytes(content)
                 if quality.is_broken(content, self.filters):
                     broken[place] = content
                 for piece in self._pieces(content, deleted):
@@ -82,10 +78,9 @@ class Normaliser:
                     measures.append(measured(text))
                     cut_sizes.append(len(data))
                     hashes.append(content_hash(data, self.seed))
-            sizes.append(text_bytes(content) if isinstance(content, str) else 0)
             pieces.append(len(texts) - before)
         return Normalised(
-            given.parts, np.array(sizes, dtype=np.int64), np.array(pieces, dtype=np.int64), broken, deleted,
+            given.parts, bytes_read, np.array(pieces, dtype=np.int64), broken, deleted,
             TextBlock.of(texts), reasons, np.array(cut_sizes, dtype=np.int64),
             np.array(measures, dtype=np.int64).reshape(-1, 3), np.frombuffer(b"".join(hashes), HASHES),
         )  # fmt: skip

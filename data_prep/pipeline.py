@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from data_prep.columns import Group, Normalised, TextBlock
-from data_prep.dedup.decontaminate import Decontaminator
+from data_prep.dedup.decontaminate import BETWEEN_TASKS, Decontaminator
 from data_prep.dedup.exact import HeldOut, SeenBefore
 from data_prep.dedup.near import NearDuplicates
 from data_prep.filters import normalise, quality
@@ -32,18 +32,17 @@ from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches
 from data_prep.workers import Function, Workers
 
 GROUP_BYTES = 1 << 21  # of text in a task, where there is more than one document
-BETWEEN_TASKS = "+"
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))}  # control characters
 
 
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
     """For the workers: what normalises, and by the name of a stage that is on what decides on a group of texts: why
     some of them go, by their places."""
-    found: dict[str, Function] = {NORMALISE: Normaliser.of(config)}
+    found: dict[str, Function] = {NORMALISE: Normaliser(config.clean, config.filters, config.seed)}
     if quality.active_filters(config.filters):
         found["filters"] = partial(_filter_reasons, config.filters)
     if decontaminator:
-        found["decontamination"] = partial(_tasks_found, decontaminator)
+        found["decontamination"] = decontaminator
     return found
 
 
@@ -51,11 +50,6 @@ def _filter_reasons(config: FilterConfig, texts: Iterable[str]) -> dict[int, str
     filters = quality.active_filters(config)
     found = ((place, quality.reason_to_remove(text, filters)) for place, text in enumerate(texts))
     return {place: reason for place, reason in found if reason}
-
-
-def _tasks_found(decontaminator: Decontaminator, texts: Iterable[str]) -> dict[int, str]:
-    found = enumerate(decontaminator.tasks_in(list(texts)))
-    return {place: BETWEEN_TASKS.join(tasks) for place, tasks in found if tasks}
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,10 @@ class Pipeline:
                     source.take(one.damage.bytes, one.part == 0)
                     source.drop(one.damage.reason, one.damage.bytes, one.part == 0)
                     source.example(one.damage.reason, one.id, one.text, _broken_bytes)
-            size = int(found.bytes_D.sum())
             count = int(np.count_nonzero((documents.part_D == 0) & (found.pieces_D > 0)))  # all that are not damaged
-            source.take(size, count)
-            source.give(size, count)
-            stage.take(size, count)
+            source.take(found.bytes_read, count)
+            source.give(found.bytes_read, count)
+            stage.take(found.bytes_read, count)
             self._count_parts(documents, found, made)
             deleted.update(found.deleted)
             stage.give(int(found.bytes_P.sum()), len(found.bytes_P))

@@ -226,8 +226,13 @@ def _sample_texts(preparation: Preparation) -> Iterator[str]:
     """The texts to draw the sample from, of files as workers read them; nothing that is left out as damaged."""
     source, data = preparation.source, preparation.data
     if not isinstance(source, TextSource) or data.max_documents is not None:
-        documents = limited(source.sample_documents(preparation.tokenizer.sample_mb * 1e6), source)
-        yield from (document.text for document in documents if not document.damage)
+        wanted = preparation.tokenizer.sample_mb * 1e6  # characters
+        for document in limited(source.sample_documents(), source):
+            if not document.damage:
+                yield document.text
+            wanted -= len(document.text)
+            if source.costly and wanted <= 0:
+                return
         return
     with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
         for _, found in through_workers(READ, source.chunks(), workers):

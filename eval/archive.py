@@ -104,11 +104,10 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     files = list_of(folder)
 
     def write(temporary: Path) -> None:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:
+        with zipfile.ZipFile(temporary, "w") as bundle:
             for name in (LIST, *files["files"]):
-                entry = zipfile.ZipInfo(f"{folder.name}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                bundle.writestr(entry, _text(files) if name == LIST else (folder / name).read_bytes())
+                content = _text(files) if name == LIST else (folder / name).read_bytes()
+                bundle.writestr(zipfile.ZipInfo(f"{folder.name}/{name}"), content, zipfile.ZIP_DEFLATED)
             _checked(archive, bundle.infolist())
 
     overwrite_atomically(archive, write)

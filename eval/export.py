@@ -56,8 +56,7 @@ def main(config: dict[str, Any]) -> None:
         save_pretrained(model, temporary, folder / "tokenizer.json", tokens)
         exported = Exported(
             name=run.label if run else out.name,
-            family=family or "cramming",
-            remote_code=family is None,
+            family=family,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             has_head=isinstance(model, MaskedLM),
             max_length=model.config.max_length,

@@ -102,8 +102,7 @@ def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], mod
         return
     raw = stored_record(folder)
     record = read_record(raw)
-    known = {f"glue.{init}": section for init, section in record.glue.items()}
-    known |= {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
+    known = {f"glue.{init}": section for init, section in record.glue.items()} | record.baselines
     stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
     if stale:
         say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")

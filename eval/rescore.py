@@ -14,7 +14,7 @@ import numpy as np
 
 from cramming.config import file_sha256
 from cramming.data.task_files import ExampleFile, Task, texts_sha256
-from cramming.record_schema import WITHOUT_ENCODER, Record, Scores, TaskScore
+from cramming.record_schema import Record, Scores, TaskScore
 from eval.rules.evidence import files_of, kept, made_later, predicted
 from eval.tasks.datasets import Split
 from eval.tasks.metrics import agree, score
@@ -23,7 +23,7 @@ from eval.tasks.suites import SUITES, SuiteName
 
 
 @dataclass
-class Rescored:
+class _Found:
     """How many values were computed again, of how many tasks; in what they differ, and what was not compared."""
 
     values: int = 0
@@ -37,12 +37,12 @@ def suite_of(record: Record) -> SuiteName | None:
     return next((name for section in record.glue.values() for name in SUITES if name == section.suite), None)
 
 
-def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Rescored:
+def rescore(folder: Path, record: Record, suite: SuiteName, data: Path, labels: str) -> tuple[list[str], str]:
     """Compare each stored value, of every entry, seed and initialisation, with that of its predictions and the labels
-    in `data`, a folder with CoLA/, SST-2/ and so on."""
-    found, splits = Rescored(), dict[str, Split | None]()
-    baselines = {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
-    for name, section in {**record.glue, **baselines}.items():
+    in `data`, a folder with CoLA/, SST-2/ and so on; `labels` says where they are from. What differs, and one sentence
+    on what was compared and what not."""
+    found, splits = _Found(), dict[str, Split | None]()
+    for name, section in {**record.glue, **record.baselines}.items():
         place = folder / "glue" / name / "predictions"
         later = files_of(made_later(record, name)) - files_of(kept(record, name))  # it may have predicted the same
         if section.suite != suite or not place.is_dir():
@@ -58,14 +58,17 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path) -> Resco
             if split := splits[entry]:
                 problems = _compare(place, section, scored, task, split, later, found)
                 found.problems += [f"{name}: {entry} {problem}" for problem in problems]
-    return found
+    left = "".join(f"; not {name}: {why}" for name, why in found.left_out.items())
+    differ = f", {len(found.problems)} problems" if found.problems else ", all agree" if found.values else ""
+    counts = f"{found.values} values of {len(found.entries)} tasks"
+    return found.problems, f"{counts} computed again with the labels {labels}{differ}{left}"
 
 
 def _entries(suite: SuiteName) -> Mapping[str, tuple[Task, ExampleFile]]:
     return {source.entry: (task, source) for task in SUITES[suite].tasks.values() for source in task.scored}
 
 
-def _labelled(data: Path, task: Task, source: ExampleFile, found: Rescored) -> Split | None:
+def _labelled(data: Path, task: Task, source: ExampleFile, found: _Found) -> Split | None:
     path = data / source.path
     if not path.is_file():
         found.left_out[source.entry] = f"{source.path} is not in {data}"
@@ -74,10 +77,11 @@ def _labelled(data: Path, task: Task, source: ExampleFile, found: Rescored) -> S
 
 
 def _compare(
-    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[object], found: Rescored
+    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[object], found: _Found
 ) -> Iterator[str]:
     """The problems of one entry; files made `later` are not the section's. `found` counts what was compared."""
-    entry, same = split.source.entry, scored.texts_sha256 in (None, _texts_sha256(split))
+    entry, texts = split.source.entry, texts_sha256(text for column in split.texts for text in column)
+    same = scored.texts_sha256 in (None, texts)
     other = "" if same else "; its texts are not those that were scored (by SHA-256), so compare with the same files"
     if len(split) != scored.eval_examples:
         if scored.subset:
@@ -118,14 +122,3 @@ def _predictions(file: Path, split: Split) -> np.ndarray:
 
 def _word(value: float | None) -> str:
     return "null" if value is None else f"{value:.6g}"
-
-
-def _texts_sha256(split: Split) -> str:
-    return texts_sha256(text for column in split.texts for text in column)
-
-
-def in_words(found: Rescored, labels: str) -> str:
-    """One sentence on what was compared, with labels from where, and what not."""
-    left = "".join(f"; not {name}: {why}" for name, why in found.left_out.items())
-    differ = f", {len(found.problems)} problems" if found.problems else ", all agree" if found.values else ""
-    return f"{found.values} values of {len(found.entries)} tasks computed again with the labels {labels}{differ}{left}"

@@ -25,7 +25,7 @@ from cramming.progress import say, use_stderr
 from cramming.record_schema import Record
 from eval.archive import LIST, altered_since, is_archive, opened
 from eval.finetune.config import EvalConfig
-from eval.rescore import in_words, rescore, suite_of
+from eval.rescore import rescore, suite_of
 from eval.rules.evidence import NO_SCORES
 from eval.rules.load import has_traces, load_run, unscored
 from eval.rules.table import RULES, Finding, Verdict
@@ -85,12 +85,10 @@ class Verification:
 
     @property
     def division(self) -> str | None:
-        """By the rules."""
         return self.verdict and self.verdict.division
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all rules."""
         return self.verdict.findings if self.verdict else ()
 
 
@@ -120,12 +118,10 @@ def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
                 return [], "not computed again: the record does not say with which seed their tasks were generated"
             if not means.make_tasks(Path(place), seed, source.sha256 or ""):
                 return [], "not computed again: another version of this suite generated their tasks"
-            found = rescore(folder, record, suite, Path(place))
-            return found.problems, in_words(found, "generated anew")
+            return rescore(folder, record, suite, Path(place), "generated anew")
     if means.tasks is None:
         return [], f"not computed again from the predictions; {GIVE_TASKS}"
-    found = rescore(folder, record, suite, means.tasks)
-    return found.problems, in_words(found, f"in {means.tasks}")
+    return rescore(folder, record, suite, means.tasks, f"in {means.tasks}")
 
 
 def _seed(record: Record) -> int | None:

@@ -17,10 +17,11 @@ from lab import Lab, Row, settings
 from run import end_with_parent
 
 from cramming.bench import tricks
-from cramming.bench.main import DTYPES, Bench, BenchConfig, chosen
+from cramming.bench.main import Bench, BenchConfig, chosen
 from cramming.bench.tricks import Trick
 from cramming.config import build
 from cramming.journal import processes_of, read_journal
+from cramming.precision import DTYPES
 from cramming.record import load_metrics, load_record
 
 NAME, SEEDS = "killed-and-resumed", [0, 1, 2]

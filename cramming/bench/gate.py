@@ -91,7 +91,7 @@ def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], flo
         passed=distance is not None and distance <= allowed[worst],
         distance=distance,
         tolerance=allowed[worst],
-        at_step=(worst + 1) * WINDOW,
+        at_step=min((worst + 1) * WINDOW, len(losses)),
         steps=len(losses),
         fall=fall(reference),
         settings=spelled(trick.settings),
@@ -110,7 +110,9 @@ def fall(losses: Sequence[float]) -> float:
 
 
 def _means(losses: Sequence[float]) -> list[float]:
-    return [sum(losses[i : i + WINDOW]) / WINDOW for i in range(0, len(losses) - WINDOW + 1, WINDOW)]
+    """Of every ten steps, and of those that are left over."""
+    windows = (losses[i : i + WINDOW] for i in range(0, len(losses), WINDOW))
+    return [sum(window) / len(window) for window in windows]
 
 
 def spec_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str) -> dict[str, Any]:
@@ -195,26 +197,24 @@ def place(device_name: str, torch_version: str) -> str:
 def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[NoiseFloor] = ()) -> None:
     """Add verdicts and noise floors to the file; newer ones replace older."""
     known = load(file)
-    here = known.setdefault(where, {"verdicts": {}, "floors": {}})
-    here["verdicts"].update({v.trick: asdict(v) for v in verdicts})
-    here["floors"].update({f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors})
-    write_atomically(file, json.dumps({"format": FORMAT, "places": known}, indent=1, sort_keys=True) + "\n")
+    here = known.setdefault(where, Verdicts({}, {}))
+    here.verdicts.update({v.trick: v for v in verdicts})
+    here.floors.update({f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors})
+    places = {name: asdict(found) for name, found in known.items()}
+    write_atomically(file, json.dumps({"format": FORMAT, "places": places}, indent=1, sort_keys=True) + "\n")
 
 
-def load(file: Path) -> dict[str, dict[str, Any]]:
-    """What is known: place -> `verdicts` (by trick) and `floors`; empty if there is no file. UserError if not ours."""
+def load(file: Path) -> dict[str, Verdicts]:
+    """What is known, by place; empty if there is no file. UserError if not ours."""
     if not file.exists():
         return {}
     found = f"gates={file}: no table of verdicts in format {FORMAT}; remove it, and `cramming bench` writes it anew"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        places: dict[str, dict[str, Any]] = content["places"]
-        for here in places.values():
-            build(Verdicts, here, "place")
         require(content["format"] == FORMAT, found)
+        return {name: build(Verdicts, here, "place") for name, here in content["places"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         raise UserError(found) from None
-    return places
 
 
 def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
@@ -222,22 +222,22 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
 
     UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
     """
-    verdicts = load(expand_home(settings["gates"], "gates")).get(where, {}).get("verdicts", {})
+    verdicts = load(expand_home(settings["gates"], "gates")).get(where, Verdicts({}, {})).verdicts
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
     require(set(forced) <= set(names), f"forced={list(forced)}: the tricks are: {', '.join(names)}")
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
-        if verdict is None or (trick.name == BEST and verdict["settings"] != spelled(trick.settings)):
+        if verdict is None or (trick.name == BEST and verdict.settings != spelled(trick.settings)):
             states[trick.name] = "untested"  # or another stack was: what pays changes with this suite's versions
             continue
-        states[trick.name] = "passed" if verdict["passed"] else "forced"
+        states[trick.name] = "passed" if verdict.passed else "forced"
         own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
-        distance = "was not finite" if verdict["distance"] is None else f"strayed by {verdict['distance']:.2g} nats"
+        distance = "was not finite" if verdict.distance is None else f"strayed by {verdict.distance:.2g} nats"
         require(
-            verdict["passed"] or trick.name in forced,
+            verdict.passed or trick.name in forced,
             f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-            f" (allowed {verdict['tolerance']:.2g} at step {verdict['at_step']}; {settings['gates']}); leave it off, or"
+            f" (allowed {verdict.tolerance:.2g} at step {verdict.at_step}; {settings['gates']}); leave it off, or"
             f" force it with forced=['{trick.name}'] and the record will say so",
         )
     return states

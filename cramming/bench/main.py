@@ -24,12 +24,10 @@ from cramming.bench.worker import SPECIAL, Spec, Worker, warm_up
 from cramming.config import Count, UserError, Within, build, expand_home, require
 from cramming.environment import git
 from cramming.plan.roofline import repeat_seconds
-from cramming.precision import float32_products, resolve
+from cramming.precision import DTYPES, float32_products, resolve
 from cramming.progress import Progress, say
 
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the other kind of device
-# A mode's utilisation is relative to products in this format; fp8's to bf16's, as the table says.
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 Make = Callable[[Spec], Worker]
 Vocabulary = Annotated[int, Within(lambda size: size >= 2 * len(SPECIAL), f"at least {2 * len(SPECIAL)}")]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cramming.config import require
+from cramming.config import require, shown
 
 Settings = Mapping[str, Any]  # dotted setting -> value
 
@@ -147,8 +147,7 @@ def in_force(settings: Mapping[str, Any], device_type: str, mode: str) -> list[T
 
 def spelled(settings: Settings) -> str:
     """As on the command line: `a.b=1, c.d=null`."""
-    words = {True: "true", False: "false", None: "null"}
-    return ", ".join(f"{k}={words[v] if v is None or isinstance(v, bool) else v}" for k, v in settings.items())
+    return ", ".join(f"{name}={shown(value)}" for name, value in settings.items())
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:

@@ -185,7 +185,7 @@ class Candidate(Workload):
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
         prepare_heap(self.config.runtime, device)
-        devices.seed_everything(0)
+        torch.manual_seed(0)
         self.engine = build_engine(self.config, Mesh(self.config.parallel, device), device)
         self.precision = self.engine.precision.mode
         self.repeat_skipped = spec.get("repeat_skipped", False)

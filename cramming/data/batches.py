@@ -15,16 +15,18 @@ kernels have memory for every sequence that there may be (FlashAttention's backw
 """
 
 import copy
+import itertools
 import math
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from cramming.config import UserError
 from cramming.data.corpus import TokenStream
@@ -64,15 +66,7 @@ class Batch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `change` applied to each of its tensors."""
-        return Batch(
-            change(self.ids_T),
-            change(self.positions_T),
-            self.packing._replace(bounds_S=change(self.packing.bounds_S)),
-            change(self.target_positions_M),
-            change(self.target_ids_M),
-            self.num_targets,
-            None if self.uniform_M is None else change(self.uniform_M),
-        )
+        return replace(self, **tree_map_only(Tensor, change, vars(self)))
 
 
 def permute(index_N: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -310,43 +304,20 @@ def bits_per_byte(all_mask_loss: float, manifest: Manifest) -> float | None:
     return all_mask_loss * tokens / counted["bytes"] / math.log(2)
 
 
-def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int = 3) -> Generator[Batch]:
+def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int) -> Generator[Batch]:
     """`prefetch`, for a GPU into pinned memory, from where copies to it do not wait."""
     if device.type != "cuda":
         return prefetch(make, depth)
     return prefetch(lambda index: make(index).map(Tensor.pin_memory), depth)
 
 
-def prefetch(make: Callable[[int], Batch], depth: int = 3) -> Generator[Batch]:
+def prefetch(make: Callable[[int], Batch], depth: int) -> Generator[Batch]:
     """make(0), make(1), ... computed ahead in one thread, at most `depth` waiting; close() ends it."""
-    waiting: queue.Queue[Batch | BaseException] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: Batch | BaseException) -> None:
-        while not stop.is_set():
-            try:
-                waiting.put(item, timeout=0.2)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        index = 0
-        try:
-            while not stop.is_set():
-                put(make(index))
-                index += 1
-        except BaseException as error:  # delivered to the consumer, which raises it
-            put(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1, "prefetch")
     try:
-        while True:
-            item = waiting.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        waiting = deque(pool.submit(make, index) for index in range(depth + 1))  # one of them in the hand
+        for index in itertools.count(depth + 1):
+            waiting.append(pool.submit(make, index))
+            yield waiting.popleft().result()
     finally:
-        stop.set()
-        thread.join(timeout=10)
+        pool.shutdown(cancel_futures=True)

@@ -78,6 +78,11 @@ class TokenStream:
         starts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
         return np.concatenate([shard_starts + base for shard_starts, base in zip(starts, self._bases)])
 
+    def document(self, number: int) -> np.ndarray:
+        """The tokens of one document: int64 [tokens]."""
+        start, end = [*self.document_starts[number : number + 2], self.num_tokens][:2]
+        return self.gather(np.array([start]), end - start)[0]
+
     def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
         """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
         order_N = np.argsort(starts_N)  # by shard, and kind to the page cache

@@ -127,8 +127,7 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
 def _texts(stream: TokenStream, tokenizer_file: Path, numbers: list[int]) -> Iterator[tuple[int, int, str]]:
     """Number, count of tokens and text of each document."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    bounds = np.append(stream.document_starts, stream.num_tokens)
     for number in numbers:
-        ids = stream.take(np.arange(bounds[number], bounds[number + 1]))
+        ids = stream.document(number)
         text = tokenizer.decode(ids.tolist())
         yield number, len(ids), "".join(c if c.isprintable() or c in "\n\u200c\u200d" else " " for c in text)

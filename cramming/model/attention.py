@@ -15,8 +15,8 @@ from .config import LastLayer
 from .packing import Layout, Packing, sequence_ids
 
 __all__ = [
-    "KERNELS", "AttentionConfig", "Layout", "Packing", "attend", "choose", "prepare", "reason_against", "restrict",
-    "sequence_ids",
+    "KERNELS", "AttentionConfig", "Layout", "Packing", "attend", "choose", "prepare", "reason_against",
+    "reason_against_dropout", "refusal", "restrict", "sequence_ids",
 ]  # fmt: skip
 
 
@@ -41,9 +41,17 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
 def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
     """Why a kernel cannot run so, with what to do; None if it can."""
     reason = KERNELS[kernel].reason_against(device, dtype)
-    if reason is None and dropout and not KERNELS[kernel].has_dropout:
-        reason = f"has no dropout, and model.attention_dropout={dropout:g}"
-    return f"attention.kernel={kernel}: {reason}; set it to auto, sdpa or padded" if reason else None
+    return refusal(kernel, reason) if reason else reason_against_dropout(kernel, dropout)
+
+
+def reason_against_dropout(kernel: str, dropout: float) -> str | None:
+    """The same, of what holds on every device."""
+    lacks = dropout and not KERNELS[kernel].has_dropout
+    return refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}") if lacks else None
+
+
+def refusal(kernel: str, reason: str) -> str:
+    return f"attention.kernel={kernel}: {reason}; set it to auto, sdpa or padded"
 
 
 def prepare(

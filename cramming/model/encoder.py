@@ -12,7 +12,7 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import MLP, Dropout, LearnedPositions, RMSNorm, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
+from .layers import MLP, Dropout, RMSNorm, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
 Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
@@ -32,7 +32,7 @@ class Embeddings(nn.Module):
         self.projection = None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
         self.positions: nn.Module | None = None
         if config.positions == "learned":
-            self.positions = LearnedPositions(config.max_length, width)
+            self.positions = nn.Embedding(config.max_length, width)  # a trained vector each (Devlin et al. 2019)
         elif config.positions == "scaled_sinusoidal":
             self.positions = ScaledSinusoid(config.max_length, width)
         self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None

@@ -27,13 +27,8 @@ from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
 
-SPECIAL_TOKENS = {  # what the tokenizers of this suite call them; the keys are those of transformers
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+# What the tokenizers of this suite call them; the keys are those of transformers.
+SPECIAL_TOKENS = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of which the first that is there is read
 OWN_FORMAT = 2
 OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> the adapter's

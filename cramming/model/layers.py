@@ -75,10 +75,6 @@ class Dropout(nn.Dropout):
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
-class LearnedPositions(nn.Embedding):
-    """A trained vector per position (Devlin et al. 2019)."""
-
-
 class ScaledSinusoid(nn.Module):
     """The sinusoids of Vaswani et al. (2017, section 3.5) times one trained scalar (Hua et al. 2022, FLASH)."""
 

@@ -5,7 +5,7 @@ dataclass's own fields have the names of the optimizer class's arguments. One wh
 element by element goes into `NEED_WHOLE_MATRICES`, too.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
@@ -121,20 +121,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
         {"name": "no_decay", "params": no_decay, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer over the model's parameter groups."""
-    return config.build(config.groups(model))
-
-
-def build_host_optimizer(
-    model: nn.Module, config: OptimConfig, device: torch.device, at_home: Collection[nn.Parameter]
-) -> torch.optim.Optimizer:
-    """The same with state and arithmetic on the host; parameters `at_home` are there themselves."""
-    from cramming.parallel.offload import CopyStream, HostOptimizer
-
-    return HostOptimizer(config.groups(model), config.build, CopyStream(device), at_home)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

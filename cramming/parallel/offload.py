@@ -211,7 +211,6 @@ class HostOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Gradients to the host, one step there, weights back. The host waits for the gradients only."""
         assert closure is None, "the engine computes the gradients"
-        all_groups = self._inner.param_groups
         away = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         away = [p for p in away if self._masters[p] is not p]
         for p in away:
@@ -223,24 +222,17 @@ class HostOptimizer(torch.optim.Optimizer):
             arrived.synchronize()
         for p, buffer in zip(away, buffers):
             self._masters[p].grad = buffer
-        try:
-            # Made anew in each step: rates change.
-            self._inner.param_groups = [
-                {**group, "params": [self._masters[p] for p in group["params"]]} for group in self.param_groups
-            ]
-            factor = getattr(self, "grad_scale", None)  # of clipping, if fused; `cpu` waits until it is there
-            self._inner.grad_scale = None if factor is None else factor.cpu()  # type: ignore[attr-defined]
-            self._inner.step()
-        finally:
-            self._inner.param_groups = all_groups
+        self._pass_settings()
+        factor = getattr(self, "grad_scale", None)  # of clipping, if fused; `cpu` waits until it is there
+        self._inner.grad_scale = None if factor is None else factor.cpu()  # type: ignore[attr-defined]
+        self._inner.step()
         for p in away:
             p.copy_(self._masters[p], non_blocking=True)
             self._masters[p].grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """As the optimizer inside would have it."""
-        for inner, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
-            inner.update({key: value for key, value in outer.items() if key != "params"})
+        self._pass_settings()
         return self._inner.state_dict()
 
     @torch.no_grad()
@@ -256,6 +248,11 @@ class HostOptimizer(torch.optim.Optimizer):
         self._inner.load_state_dict(state_dict)
         self.param_groups = self._outer_groups()
         self.state = self._inner.state
+
+    def _pass_settings(self) -> None:
+        """Let the optimizer inside have what was set on this one: rates change."""
+        for inner, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
+            inner.update({key: value for key, value in outer.items() if key != "params"})
 
     def _outer_groups(self) -> Groups:
         return [{**inner, "params": own} for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)]

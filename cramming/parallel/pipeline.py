@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from cramming.data.batches import Batch
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.parallel.mesh import Mesh, PipelineConfig
-from cramming.parallel.spread import Found, OnePass, Spread, State, norm_of_parts
+from cramming.parallel.spread import Found, OnePass, Spread, State, named, norm_of_parts, numbered
 from cramming.parallel.stages import ORDERS, holders, stretch
 from cramming.precision import Precision
 
@@ -145,52 +145,41 @@ class Pipeline(Spread):
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """Every rank's parameters and their state, gathered as objects; the names say where they belong."""
         groups = self._groups(optimizer)
-        own = optimizer.state_dict()
-        names = {p: name for name, p in self.model.named_parameters()}
-        mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
-        held = self.model.state_dict(), {mine[number]: found for number, found in own["state"].items()}
-        part = tree_map_only(Tensor, Tensor.cpu, held)
+        own = named(optimizer.state_dict(), self.names_of(optimizer))
+        part = tree_map_only(Tensor, Tensor.cpu, (self.model.state_dict(), own["state"]))
         parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(part, parts, group=self.group, group_dst=0)
         if parts is None or not self.mesh.is_main:
             return {}, {}
         weights = {name: found for part, _ in parts for name, found in part.items()}
         states = {name: found for _, part in parts for name, found in part.items()}
-        numbers = {name: number for number, name in enumerate(chain.from_iterable(groups.values()))}
         known = {group["name"]: group for group in own["param_groups"]}
-        return (
-            {name: weights[name] for name in self.names},
-            {
-                "state": {number: states[name] for name, number in numbers.items() if name in states},
-                "param_groups": [
-                    {**known[group], "params": [numbers[name] for name in found]} for group, found in groups.items()
-                ],
-            },
-        )
+        whole = {
+            "state": {name: states[name] for name in chain.from_iterable(groups.values()) if name in states},
+            "param_groups": [{**known[group], "params": names} for group, names in groups.items()],
+        }
+        return {name: weights[name] for name in self.names}, numbered(whole)
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Each rank takes its part of what rank 0 sends to all of them."""
-        weights, whole = self.mesh.object_from_main(state)
-        self._take_weights(weights)
-        names = {p: name for name, p in self.model.named_parameters()}
-        numbers = {name: number for number, name in enumerate(chain.from_iterable(self._groups(optimizer).values()))}
-        own = optimizer.state_dict()
-        mine = [names[p] for group in optimizer.param_groups for p in group["params"]]
-        found = {number: whole["state"][numbers[name]] for number, name in enumerate(mine) if whole["state"]}
-        settings = {group["name"]: group for group in whole["param_groups"]}
-        groups = [{**settings[group["name"]], "params": group["params"]} for group in own["param_groups"]]
-        optimizer.load_state_dict({"state": found, "param_groups": groups})
+        self.load_weights(state[0])
+        whole = named(self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values()))
+        names, settings = self.names_of(optimizer), {group["name"]: group for group in whole["param_groups"]}
+        own = {
+            "state": {name: whole["state"][name] for name in chain.from_iterable(names) if whole["state"]},
+            "param_groups": [
+                {**settings[group["name"]], "params": mine} for group, mine in zip(optimizer.param_groups, names)
+            ],
+        }
+        optimizer.load_state_dict(numbered(own))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        self._take_weights(self.mesh.object_from_main(weights))
-
-    def _take_weights(self, weights: dict[str, Any]) -> None:
-        self.model.load_state_dict({name: weights[name] for name in self.model.state_dict()})
+        whole = self.mesh.object_from_main(weights)
+        self.model.load_state_dict({name: whole[name] for name in self.model.state_dict()})
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
         """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
-        names = {p: name for name, p in self.model.named_parameters()}
-        mine = {group["name"]: [names[p] for p in group["params"]] for group in optimizer.param_groups}
+        mine = {group["name"]: names for group, names in zip(optimizer.param_groups, self.names_of(optimizer))}
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
         found: dict[str, set[str]] = {}

@@ -69,7 +69,7 @@ class Spread:
         weights = dcp.get_model_state_dict(self.model, options=options)
         if not optimizer.state:  # torch would make a step, to have some
             return weights, optimizer.state_dict() if self.mesh.is_main else {}
-        return weights, _numbered(dcp.get_optimizer_state_dict(self.model, optimizer, options=options))
+        return weights, numbered(dcp.get_optimizer_state_dict(self.model, optimizer, options=options))
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """From what rank 0 has; the others' is not looked at."""
@@ -77,10 +77,9 @@ class Spread:
         saved = {number: dict(found) for number, found in state[1].get("state", {}).items()}
         if not self.mesh.from_main(bool(saved)):  # before the first update; torch would make one, to have some
             return
-        names = {p: name for name, p in self.model.named_parameters()}
-        named = _named(state[1], [[names[p] for p in group["params"]] for group in optimizer.param_groups])
+        by_name = named(state[1], self.names_of(optimizer))
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        dcp.set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        dcp.set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
         for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             _cut_again(optimizer.state[parameter], saved.get(number, {}))
 
@@ -89,6 +88,11 @@ class Spread:
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp.set_model_state_dict(self.model, dict(weights), options=options)  # which it changes
         _cut_again(dict(self.model.named_parameters()), weights)
+
+    def names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """The names of the parameters that lie here, in each group of the optimizer."""
+        names = {p: name for name, p in self.model.named_parameters()}
+        return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def seed_of(seed: int, stream: int, step: int) -> int:
@@ -109,7 +113,7 @@ def _cut_again(tensors: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
             tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
 
 
-def _numbered(state: dict[str, Any]) -> dict[str, Any]:
+def numbered(state: dict[str, Any]) -> dict[str, Any]:
     """torch.distributed.checkpoint names an optimizer's parameters, the optimizer itself numbers them."""
     if not state:
         return {}
@@ -118,7 +122,8 @@ def _numbered(state: dict[str, Any]) -> dict[str, Any]:
     return {"state": {numbers[name]: found for name, found in state["state"].items()}, "param_groups": groups}
 
 
-def _named(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
+def named(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
+    """The reverse; `names` of the parameters in each group."""
     if not state:
         return {}
     flat = list(chain.from_iterable(names))

@@ -135,18 +135,18 @@ def _compute_locally(
 # Attention, MLP, vocabulary ------------------------------------------------------------------------------------------
 
 
+def _moved(
+    x: Tensor, mesh: DeviceMesh, was: Placement, becomes: Placement, gradient: Placement | None = None
+) -> Tensor:
+    """`x` as another placement has it. `gradient`: the placement of what the backward pass gets, if not `becomes`."""
+    found = DTensor.from_local(x, mesh, [was], run_check=False).redistribute(placements=[becomes])
+    local: Tensor = found.to_local(grad_placements=[gradient] if gradient else None)
+    return local
+
+
 def _enter(x: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
     """The whole stream, of which each rank computes something else: the backward pass sums (Megatron's f)."""
-    whole = DTensor.from_local(x, mesh, [stream], run_check=False).redistribute(placements=[EVERYWHERE])
-    local: Tensor = whole.to_local(grad_placements=[SUMMANDS])
-    return local
-
-
-def _leave(summand: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
-    """The sum over ranks (Megatron's g)."""
-    partial_sum = DTensor.from_local(summand, mesh, [SUMMANDS], run_check=False)
-    local: Tensor = partial_sum.redistribute(placements=[stream]).to_local()
-    return local
+    return _moved(x, mesh, stream, EVERYWHERE, SUMMANDS)
 
 
 class _InParts(ParallelStyle):
@@ -174,9 +174,10 @@ class _InParts(ParallelStyle):
         return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
 
     def _leave(self, mesh: DeviceMesh, module: nn.Module, inputs: object, output: Any) -> Any:
+        """The sum over ranks (Megatron's g)."""
         if isinstance(output, tuple):
-            return _leave(output[0], mesh, self.stream), *output[1:]
-        return _leave(output, mesh, self.stream)
+            return _moved(output[0], mesh, SUMMANDS, self.stream), *output[1:]
+        return _moved(output, mesh, SUMMANDS, self.stream)
 
 
 class VocabularyPart(Vocabulary):
@@ -215,7 +216,7 @@ def _cut_vocabulary(model: MaskedLM, mesh: DeviceMesh) -> None:
 
 def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
     """Hand the blocks up to number `by_tokens` the tokens of this rank only, and the later ones all tokens."""
-    encoder.embeddings.register_forward_hook(lambda module, inputs, x_TD: _kept(x_TD, mesh))
+    encoder.embeddings.register_forward_hook(lambda module, inputs, x_TD: _moved(x_TD, mesh, EVERYWHERE, BY_TOKENS))
     for convolution in encoder.convolutions:  # a token's neighbours may be on another rank
         convolution.register_forward_pre_hook(lambda module, inputs: (_enter(inputs[0], mesh, BY_TOKENS), *inputs[1:]))
         convolution.register_forward_hook(lambda module, inputs, x_TD: x_TD.chunk(mesh.size())[mesh.get_local_rank()])
@@ -227,18 +228,9 @@ def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
             block.register_forward_pre_hook(partial(_gather, mesh, place))
 
 
-def _kept(x_TD: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's tokens; the backward pass gathers the gradient of all."""
-    whole = DTensor.from_local(x_TD, mesh, [EVERYWHERE], run_check=False)
-    local: Tensor = whole.redistribute(placements=[BY_TOKENS]).to_local()
-    return local
-
-
 def _gather(mesh: DeviceMesh, place: int, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """All tokens in the input at this place; in the backward pass each rank keeps its tokens' gradient."""
-    part = DTensor.from_local(inputs[place], mesh, [BY_TOKENS], run_check=False)
-    whole = part.redistribute(placements=[EVERYWHERE]).to_local()
-    return *inputs[:place], whole, *inputs[place + 1 :]
+    return *inputs[:place], _moved(inputs[place], mesh, BY_TOKENS, EVERYWHERE), *inputs[place + 1 :]
 
 
 def _draw_own_numbers(module: nn.Module, mesh: DeviceMesh) -> None:

@@ -114,7 +114,7 @@ def description(config: Config, target: Target) -> Iterator[str]:
             "precision: fp16, with the loss scaled, as this device has no bf16 units",
         ),
         (
-            on_gpu and not target.has_flash and config.attention.kernel != "padded",
+            on_gpu and not place.has_flash and config.attention.kernel != "padded",
             "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
             " packed documents computes all pairs of a row, with masks in memory",
         ),

@@ -25,7 +25,6 @@ from cramming.data.batches import Batch
 from cramming.engine import build_model, equip
 from cramming.model import attention, heads
 from cramming.model.attention import Layout, Packing
-from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.heads import CHUNK_ELEMENTS, PretrainedModel, cuda_chunks
 from cramming.model.layers import Dropout
 from cramming.parallel.mesh import Mesh
@@ -74,7 +73,6 @@ class Simulation:
     def __init__(self, config: Config, place: Place, memory_bytes: float = 0.0) -> None:
         self.config, self.place = config, place
         self.on_gpu = place.kind == "cuda"
-        self.has_flash = self.on_gpu and place.capability >= FLASH_CAPABILITY
         is_fake = self.on_gpu and not torch.cuda.is_available()
         self.device = torch.device("cpu" if is_fake else place.kind)
         self.sequences = 0  # of the batch, as FlashAttention's bounds have them
@@ -152,7 +150,7 @@ class Simulation:
     def _executed(self, is_fake: bool) -> Config:
         """The configuration, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
         config, mode = self.config, self.place.mode
-        uses_flash = self.has_flash and mode != "fp32" and config.model.attention_dropout == 0.0
+        uses_flash = self.place.has_flash and mode != "fp32" and config.model.attention_dropout == 0.0
         kernel = config.attention.kernel
         if is_fake and kernel == "auto":  # it would say what suits a CPU
             kernel = "varlen" if uses_flash else "sdpa"
@@ -200,7 +198,7 @@ class Simulation:
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}
         windowed = any(window is not None and window < length - 1 for window in windows)
-        by_bounds = self.has_flash and (windowed or not whole_rows)
+        by_bounds = self.place.has_flash and (windowed or not whole_rows)
         self.sequences = sequences if by_bounds else 0  # else rows go to SDPA, without bounds
         bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
         numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]

@@ -18,7 +18,7 @@ from cramming.config import UserError
 from cramming.plan import cards
 from cramming.plan.cards import Card
 from cramming.plan.tracker import Operation
-from cramming.precision import Mode
+from cramming.precision import DTYPES, Mode
 
 MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
 BANDWIDTH_UTILISATION = 0.8
@@ -80,7 +80,7 @@ def _counted_as(mode: Mode) -> str:
 
 def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     """Rates of the present device, in about a second: a [rows, width] x [width, inner] product and a GELU."""
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(mode, torch.bfloat16)
+    dtype = DTYPES[mode]
     rows = 8192 if device.type == "cuda" else 256 if mode == "fp32" else 16
     a, b = torch.randn(rows, width, dtype=dtype, device=device), torch.randn(width, inner, dtype=dtype, device=device)
     flops = 2 * rows * width * inner / min(repeat_seconds(lambda: a @ b, device, 0.5))

@@ -18,7 +18,6 @@ from cramming import device as devices
 from cramming.checks import Config, Place, attention_kernels, check
 from cramming.config import Count, Positive, UserError, require
 from cramming.model import attention
-from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
@@ -68,11 +67,6 @@ class Target:
     watts_basis: str = ""
 
     @property
-    def has_flash(self) -> bool:
-        """Whether FlashAttention runs there."""
-        return self.place.capability >= FLASH_CAPABILITY
-
-    @property
     def usable_bytes(self) -> float:
         """What the tensors of a step may take."""
         kind = self.place.kind
@@ -114,23 +108,28 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         card = roofline.named(plan.device)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         place = Place("cuda", card.name, mode, card.capability)
+        check_kernel(config, place)
         memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
     power = power_of(here, place.name)
     memory = plan.memory_gb * GIB if plan.memory_gb else memory
-    target, kernel = Target(place, memory, rates, heap_factor(config, place.kind), *power), config.attention.kernel
-    if place.kind == "cuda" and not target.has_flash and kernel == "varlen":
-        raise UserError(
-            f"attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU (compute capability 8.0),"
-            f" {place.name} is older; set it to auto, sdpa or padded"
-        )
-    if here is None and kernel not in ("auto", "varlen"):  # a card that is not here
-        reason = attention.reason_against(kernel, torch.device("cuda"), torch.bfloat16, model.attention_dropout)
-        require(not reason, str(reason))
-    in_16_bits = kernel != "varlen" or place.mode != "fp32"
-    require(
-        in_16_bits, "attention.kernel=varlen: FlashAttention computes in 16 bits; set precision=bf16 or another kernel"
-    )
-    return target
+    return Target(place, memory, rates, heap_factor(config, place.kind), *power)
+
+
+def check_kernel(config: Config, card: Place) -> None:
+    """UserError where the attention kernel that is set cannot run on a card that is not here."""
+    kernel, dropout = config.attention.kernel, config.model.attention_dropout
+    if kernel == "auto":
+        return
+    if kernel != "varlen":
+        reason = attention.reason_against(kernel, torch.device("cuda"), torch.bfloat16, dropout)
+    elif not card.has_flash:
+        needs = "FlashAttention needs an Ampere or newer GPU (compute capability 8.0)"
+        reason = attention.refusal(kernel, f"{needs}, {card.name} is older")
+    elif card.mode == "fp32":
+        reason = "attention.kernel=varlen: FlashAttention computes in 16 bits; set precision=bf16 or another kernel"
+    else:
+        reason = attention.reason_against_dropout(kernel, dropout)
+    require(not reason, str(reason))
 
 
 def power_of(here: torch.device | None, name: str) -> tuple[float | None, str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 MODE_MACHINERY = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
@@ -146,18 +146,12 @@ class StorageTracker(TorchDispatchMode):
         self.operations.setdefault(self.phase, Counter())[Operation(flops, moved)] += 1
 
 
-def _cpu_flash(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _cpu_flash_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return int(2.5 * sdpa_flop_count(query.shape, key.shape, value.shape))  # scores again, then four products
-
-
 FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
 }
 ALLOCATIONS = {
     aten.empty.memory_format,

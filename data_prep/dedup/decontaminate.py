@@ -16,7 +16,7 @@ Suffixes: W words, E entries of the table, S sentences, K candidates for a match
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ SENTENCE_BYTES = 20  # the same, of its words
 FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for beside other words too
 BATCH_TEXTS = 1 << 14  # of the tasks
 BATCH_CHARACTERS = 1 << 17  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
+BETWEEN_TASKS = "+"  # in the reason why a document goes
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not in "U.S. Food and Drug Administration"
@@ -132,12 +133,13 @@ class Decontaminator:
                     found[number].append(task_text)
         return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
 
-    def tasks_in(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
-        """For each text the tasks that have such texts, in the order of the table."""
-        return [self._tasks_of(found) for found in self.texts_in(texts)]
+    def __call__(self, texts: Iterable[str]) -> dict[int, str]:
+        """What workers call: of each text with a match, by its place, the tasks in the table's order as one string."""
+        found = enumerate(self.texts_in(list(texts)))
+        return {place: BETWEEN_TASKS.join(self._tasks_of(numbers)) for place, numbers in found if len(numbers)}
 
-    def _tasks_of(self, texts: np.ndarray) -> tuple[str, ...]:
-        return tuple(task for task, count in self.by_task(texts).items() if count) if len(texts) else ()
+    def _tasks_of(self, texts: np.ndarray) -> list[str]:
+        return [task for task, count in self.by_task(texts).items() if count]
 
     def explain(self, text: str) -> str:
         """Of a text with a match: how many words the first one has, of which tasks they are, and the excerpt."""

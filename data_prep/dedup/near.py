@@ -60,14 +60,13 @@ class NearDuplicates:
     """The result.
 
     `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to,
-    `similarity` [n] float32 their estimated Jaccard similarity. `documents` had a signature; `memory_bytes` is the most
-    that signatures and search took.
+    `similarity` [n] float32 their estimated Jaccard similarity. `memory_bytes` is the most that signatures and search
+    took.
     """
 
     drop: np.ndarray
     kept: np.ndarray
     similarity: np.ndarray
-    documents: int
     memory_bytes: int
 
     @property
@@ -98,7 +97,7 @@ class NearDuplicates:
         """Read what `save` wrote; None where there is no such file, or a damaged one: search anew."""
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
             drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
-            return cls(drop, kept, similarity, int(arrays["documents"]), int(arrays["memory_bytes"]))
+            return cls(drop, kept, similarity, int(arrays["memory_bytes"]))
         return None
 
 
@@ -128,7 +127,6 @@ def find_near_duplicates(
         drop=keys_D[dropped],
         kept=keys_D[kept_D[dropped]],
         similarity=similarity.astype(np.float32),
-        documents=len(order_D),
         memory_bytes=len(keys) + len(lengths) + len(signatures) + ROW_BYTES_IN_SEARCH * len(signatures_DP),
     )
 

@@ -25,17 +25,8 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 _POWERS = _powers(BASE, BLOCK_BYTES)
 _INVERSE_POWERS = _powers(pow(BASE, -1, 1 << 64), BLOCK_BYTES)
-
-
-def _word_table() -> bytes:
-    """For `bytes.translate`: which bytes belong to words."""
-    table = bytearray(0x80) + bytearray([1] * 0x80)
-    for byte in b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
-        table[byte] = 1
-    return bytes(table)
-
-
-_WORD_TABLE = _word_table()
+# For `bytes.translate`: which bytes belong to words.
+_WORD_TABLE = bytes(byte >= 0x80 or chr(byte).isalnum() for byte in range(256))
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:

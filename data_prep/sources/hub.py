@@ -108,10 +108,6 @@ class HubSource(Source):
         place = {"folder": self.dataset, "sha256": self._folder_sha256()} if self.local else {"dataset": self.dataset}
         return [entry | place]
 
-    def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        now = self.inventory()[0]
-        return None if [now | entry for entry in inventory] == [now] else self.name  # older corpora lack some keys
-
     def _folder_sha256(self) -> str:
         """Of the names and contents of all files that are not hidden."""
         digest, root = hashlib.sha256(), Path(self.dataset)
@@ -121,21 +117,7 @@ class HubSource(Source):
                 digest.update(f"{name}\n{file_sha256(path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def documents(self) -> Iterator[Document]:
-        return self._documents()
-
-    def sample_documents(self, characters: float) -> Iterator[Document]:
-        """With `max_documents` these; else the beginning of a shuffled stream: a whole pass is hours of download."""
-        if self.config.max_documents:
-            yield from self.documents()
-            return
-        for document in self._documents(shuffled=True):
-            yield document
-            characters -= len(document.text)
-            if characters <= 0:
-                return
-
-    def _documents(self, shuffled: bool = False) -> Iterator[Document]:
+    def documents(self, shuffled: bool = False) -> Iterator[Document]:
         config, name = self.config, self.name
         self.position = 0
         with self._hub("reading it"):
@@ -152,6 +134,10 @@ class HubSource(Source):
                     yield Document("", place, name, np.asarray(row[config.ids_field], dtype=np.int64))
                 else:
                     yield Document(record_text(place, config.text_field, row), place, name)
+
+    def sample_documents(self) -> Iterator[Document]:
+        """Shuffled where a whole pass is hours of download, as only the beginning is read."""
+        return self.documents(shuffled=self.costly)
 
     def tokenizer_file(self) -> Path | None:
         file = self.config.tokenizer_file

@@ -91,13 +91,8 @@ class MixSource(Source):
     def documents(self) -> Iterator[Document]:
         return self._mixed([source.documents() for source in self.sources])
 
-    def sample_documents(self, characters: float) -> Iterator[Document]:
-        """The parts' samples; with a costly part no more than so many characters."""
-        for document in self._mixed([source.sample_documents(characters) for source in self.sources]):
-            yield document
-            characters -= len(document.text)
-            if self.costly and characters <= 0:
-                return
+    def sample_documents(self) -> Iterator[Document]:
+        return self._mixed([source.sample_documents() for source in self.sources])
 
     def remark(self) -> str | None:
         end = f"the mix ended with {self._ended_with}, which has no more; weights decide how far each part lasts"

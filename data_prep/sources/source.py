@@ -207,8 +207,8 @@ class Source(abc.ABC):
         """What a user should know of how the documents ended, once `documents` was read."""
         return None
 
-    def sample_documents(self, characters: float) -> Iterator[Document]:
-        """The documents to draw a sample of so many characters from: all of them, unless the source is `costly`."""
+    def sample_documents(self) -> Iterator[Document]:
+        """The documents to draw a sample from. Of a `costly` source no more are read than the sample needs."""
         return self.documents()
 
     def tokenizer_file(self) -> Path | None:

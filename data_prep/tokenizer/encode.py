@@ -92,8 +92,6 @@ def split_at_whitespace(text: str, limit: int) -> list[str]:
 
     Joined, the parts are the text again. Whitespace stays in front of the word after it, as byte-level BPE wants it.
     """
-    if len(text) <= limit:
-        return [text]
     parts, start = [], 0
     while len(text) - start > limit:
         low, high = start + limit // 2, start + limit

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cramming.config import Count, Positive, UserError, Within, file_sha256
-from cramming.data.manifest import SpecialIds, TokenizerInfo
+from cramming.data.manifest import TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 # Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.
@@ -74,12 +74,6 @@ def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
     )
 
 
-def special_ids(tokenizer: Tokenizer) -> SpecialIds:
-    """The ids of the five special tokens."""
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
-    return SpecialIds(**{name: vocab[token] for name, token in special_tokens(tokenizer).items()})
-
-
 def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
     """How many characters of text, white space aside, each entry stands for, int64 [vocabulary]: none for a special
     token. None for other kinds than WordPiece and byte-level BPE: Unigram's NFKC alters how many characters there are.
@@ -115,11 +109,12 @@ def describe_for_transformers(special: dict[str, str]) -> str:
 
 def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:
     """What the manifest says about the tokenizer that was saved at `path`."""
+    vocab, special = tokenizer.get_vocab(with_added_tokens=True), special_tokens(tokenizer)
     return TokenizerInfo(
         kind=type(tokenizer.model).__name__.lower(),
-        vocab_size=1 + max(tokenizer.get_vocab(with_added_tokens=True).values()),
+        vocab_size=1 + max(vocab.values()),
         lowercase=tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a",
         sha256=file_sha256(path),
-        special=special_tokens(tokenizer),
-        special_ids=special_ids(tokenizer)._asdict(),
+        special=special,
+        special_ids={name: vocab[token] for name, token in special.items()},
     )

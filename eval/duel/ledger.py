@@ -10,6 +10,7 @@ A line names the one before it by its SHA-256, as a run's journal does (cramming
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,5 @@ class Ledger:
     def write(self, event: str, **values: Any) -> None:
         """Append one entry."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        journal = Journal(self.path)
-        try:
+        with closing(Journal(self.path)) as journal:
             journal.write({"event": event, **values})
-        finally:
-            journal.close()

@@ -23,7 +23,7 @@ from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
 from cramming.journal import limits_of
-from cramming.overrides import compose, one_line
+from cramming.overrides import compose
 from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
@@ -59,25 +59,18 @@ class DuelConfig:
     json: bool
 
     def __post_init__(self) -> None:
-        if self.first_look > self.pairs:
-            raise ValueError(f"first_look={self.first_look} is above pairs={self.pairs}")
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"folder={self.folder}: is a file; give a folder")
+        require(self.first_look <= self.pairs, f"first_look={self.first_look} is above pairs={self.pairs}")
+        require(self.folder.is_dir() or not self.folder.exists(), f"folder={self.folder}: is a file; give a folder")
 
 
-class Opponents(NamedTuple):
-    """Both sides' overrides and composed settings, base first."""
+class Opponent(NamedTuple):
+    """A side's overrides, and the settings that they give."""
 
-    overrides: tuple[list[str], list[str]]
-    settings: tuple[dict[str, Any], dict[str, Any]]
+    overrides: list[str]
+    settings: dict[str, Any]
 
 
-class Terms(NamedTuple):
-    """What is settled before the first pair: the duel's id, what decides, and the cores (none: one side at a time)."""
-
-    id: str
-    measure: Measure
-    cores: Sequence[int]
+Opponents = Sequence[Opponent]  # both, the base first
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -89,27 +82,28 @@ def main(settings: dict[str, Any]) -> None:
     if config.what == "ladder":
         ladder.show(ledger, config.json)
         return
-    opponents = read_opponents(config, settings)
+    opponents = read_opponents(config)
     cores, device = where(opponents)
     opponents = on_the_clock(opponents, cores)
     check_sides(opponents, config)
     by_score = needs_scores(opponents, config.glue)
     prepare(opponents, config.json)
-    measure: Measure = "score" if by_score else measure_of(*opponents.settings)
+    found = [side.settings for side in opponents]
+    measure: Measure = "score" if by_score else measure_of(*found)
     seed = int(settings["seed"])
     judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
-    hashes = [settings_hash(compared(side)) for side in opponents.settings]
-    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in opponents.settings]
-    scored = [side["eval"] for side in opponents.settings] if config.glue else None
-    terms = Terms(settings_hash(hashes, corpora, judged, scored, device), measure, cores)
+    hashes = [settings_hash(compared(side)) for side in found]
+    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in found]
+    scored = [side["eval"] for side in found] if config.glue else None
+    name = settings_hash(hashes, corpora, judged, scored, device)
     with lock(config.folder, "fighting a duel"):
-        if terms.id not in ledger.duels():
-            check_seeds(ledger, opponents.settings, corpora, device, range(seed, seed + config.pairs))
-            begin(ledger, terms.id, opponents, hashes, {**judged, "corpora": corpora}, device)
-        fight(ledger, terms, opponents, config, seed)
+        if name not in ledger.duels():
+            check_seeds(ledger, found, corpora, device, range(seed, seed + config.pairs))
+            begin(ledger, name, opponents, hashes, {**judged, "corpora": corpora}, device)
+        fight(ledger, name, cores, opponents, config, seed)
 
 
-def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents:
+def read_opponents(config: DuelConfig) -> Opponents:
     """Both sides' settings: what stands on the command line, and over that what is the side's own."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -117,36 +111,31 @@ def read_opponents(config: DuelConfig, settings: Mapping[str, Any]) -> Opponents
     found = []
     for name, text in (("base", config.base), ("candidate", config.candidate)):
         require(text is not None, f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'")
-        found.append(_composed(name, shared, str(text)))
+        found.append(_opponent(name, shared, str(text)))
     require(
-        compared(found[0][1]) != compared(found[1][1]),
+        compared(found[0].settings) != compared(found[1].settings),
         f"duel.candidate='{config.candidate}': the base has the same settings; write behind candidate= what differs",
     )
-    return Opponents((found[0][0], found[1][0]), (found[0][1], found[1][1]))
+    return found
 
 
-def _composed(name: str, shared: Sequence[str], text: str) -> tuple[list[str], dict[str, Any]]:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
+def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     try:
         own = shlex.split(text)
         typed = {word.lstrip("+").partition("=")[0] for word in own}
         overrides = [word for word in shared if word.lstrip("+").partition("=")[0] not in typed] + own
         forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
-        require(not forbidden, f"duel.{name}: {' '.join(forbidden)} is for the whole duel; write it outside")
-        return overrides, compose(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"duel.{name}: {one_line(error)}") from None
-    except ValueError as error:  # quotes that do not close
-        raise UserError(f"duel.{name}={text}: {error}") from None
+        require(not forbidden, f"{' '.join(forbidden)} is for the whole duel; write it outside")
+        return Opponent(overrides, compose(overrides))
+    except ValueError as error:  # quotes that do not close, too
+        raise UserError(f"duel.{name}: {error}") from None
 
 
 def where(opponents: Opponents) -> tuple[list[int], str]:
     """The cores of base and candidate, none where they train one after the other, and the device's name."""
     from cramming.device import describe, select
 
-    devices = [describe(select(side["device"])) for side in opponents.settings]
+    devices = [describe(select(side.settings["device"])) for side in opponents]
     require(devices[0] == devices[1], "duel: the sides have different devices; set device= for both")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # else none can be given
     return cores[:2] if devices[0].kind == "cpu" and len(cores) > 1 else [], devices[0].name
@@ -154,13 +143,12 @@ def where(opponents: Opponents) -> tuple[list[int], str]:
 
 def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
     """The same with the CPU's clock where both train at once; UserError unless the budgets may be compared."""
-    overrides, found = opponents
     if cores:
-        overrides = ([*overrides[0], "budget.clock=cpu"], [*overrides[1], "budget.clock=cpu"])
-        found = (
-            {**found[0], "budget": {**found[0]["budget"], "clock": "cpu"}},
-            {**found[1], "budget": {**found[1]["budget"], "clock": "cpu"}},
-        )
+        opponents = [
+            Opponent([*overrides, "budget.clock=cpu"], {**side, "budget": {**side["budget"], "clock": "cpu"}})
+            for overrides, side in opponents
+        ]
+    found = [side.settings for side in opponents]
     steps = found[0]["budget"]["steps"] is not None  # which are equal work only if they have as many tokens
     for section, name in (*ON_THE_CLOCK, *OF_A_STEP) if steps else ON_THE_CLOCK:
         values = [side[section][name] for side in found]
@@ -174,34 +162,34 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
         f"duel: the base has budget.{said[0]} and the candidate budget.{said[1]}; give the candidate no more than the"
         " base, in one unit",
     )
-    return Opponents(overrides, found)
+    return opponents
 
 
 def check_sides(opponents: Opponents, config: DuelConfig) -> None:
     """UserError for what a verb would refuse of a side. Its run is a new one: that of the default name is no side's."""
-    for name, side in zip(("base", "candidate"), opponents.settings):
+    for name, side in zip(("base", "candidate"), opponents):
         try:
             for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
-                check(verb, {**side, "name": name, "runs": str(config.folder)})
+                check(verb, {**side.settings, "name": name, "runs": str(config.folder)})
         except UserError as error:
             raise UserError(f"duel.{name}: {error}") from None
 
 
 def needs_scores(opponents: Opponents, glue: bool) -> bool:
     """Whether a side's objective has no pinned loss, so that scores decide; UserError unless they can."""
-    names = [side["objective"]["name"] for side in opponents.settings]
+    names = [side.settings["objective"]["name"] for side in opponents]
     blind = [name for name in names if OBJECTIVES[name].replaces_tokens]
     if not blind:
         return False
     require(glue, f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide; set duel.glue=true")
-    first, second = (side["eval"] for side in opponents.settings)
+    first, second = (side.settings["eval"] for side in opponents)
     require(first == second, "duel: scores decide, and the sides are fine-tuned otherwise; set eval for both")
     return True
 
 
 def prepare(opponents: Opponents, quietly: bool) -> None:
     """Both corpora, unless they are there; with `quietly`, what is said about it goes to stderr."""
-    for overrides, side in zip(*opponents):
+    for overrides, side in opponents:
         if not (corpus_folder(side) / MANIFEST).exists():
             run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno() if quietly else None)
 
@@ -241,12 +229,12 @@ def check_seeds(
 ) -> None:
     """UserError where the same two recipes have met with one of these seeds: another number of pairs or first look for
     numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
-    known, now = ledger.configurations(), list(map(_opponent, settings, corpora))
+    known, now = ledger.configurations(), list(map(_recipe, settings, corpora))
     for duel in ledger.duels().values():
         terms = duel.terms
         met = range(terms["seed"], terms["seed"] + len(duel.pairs))
         theirs = [known[terms[side]["hash"]] for side in ("base", "candidate")]
-        before = list(map(_opponent, theirs, terms["corpora"])) if terms["corpora"] is not None else []
+        before = list(map(_recipe, theirs, terms["corpora"])) if terms["corpora"] is not None else []
         said = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
         other = "under another rule or fine-tuning" if before == now else "with base and candidate exchanged"
         require(
@@ -256,7 +244,7 @@ def check_seeds(
         )
 
 
-def _opponent(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
+def _recipe(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
     return recipe(settings, corpus), str(limits_of(settings["budget"]))
 
 
@@ -264,14 +252,14 @@ def begin(
     ledger: Ledger, name: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
 ) -> None:
     """The ledger's lines of a new duel."""
-    for sha, side in zip(hashes, opponents.settings):
+    for sha, side in zip(hashes, opponents):
         if sha not in ledger.configurations():
-            ledger.write("configuration", hash=sha, settings=compared(side))
-    described = [{"hash": sha, "overrides": own} for sha, own in zip(hashes, opponents.overrides)]
-    limits = [limits_of(side["budget"]) for side in opponents.settings]
+            ledger.write("configuration", hash=sha, settings=compared(side.settings))
+    described = [{"hash": sha, "overrides": side.overrides} for sha, side in zip(hashes, opponents)]
+    budgets = [side.settings["budget"] for side in opponents]
     ledger.write(
         "duel", id=name, base=described[0], candidate=described[1], **judged, device=device,
-        clock=opponents.settings[0]["budget"]["clock"], budgets=limits, code=code(),
+        clock=budgets[0]["clock"], budgets=list(map(limits_of, budgets)), code=code(),
     )  # fmt: skip
 
 
@@ -281,22 +269,22 @@ def code() -> dict[str, Any]:
     return {key: state[key] for key in ("commit", "dirty", "diff_sha256")}
 
 
-def fight(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
+def fight(ledger: Ledger, name: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int) -> None:
     """Pair after pair until the test has its verdict; one that is there already is shown."""
-    duel = ledger.duels()[terms.id]
+    duel = ledger.duels()[name]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
     while not decide(ledger, duel):  # first what is there: a kill may have come between a pair and its verdict
         require(
             duel.terms["code"] == code(),
-            f"duel {terms.id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
+            f"duel {name}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
             " out to go on, or begin another duel with seed=<another>",
         )
-        ledger.write("start", id=terms.id, seed=seed + len(duel.pairs))
-        fight_pair(ledger, terms, opponents, config, seed + len(duel.pairs))
-        duel = ledger.duels()[terms.id]
+        ledger.write("start", id=name, seed=seed + len(duel.pairs))
+        fight_pair(ledger, name, cores, opponents, config, seed + len(duel.pairs))
+        duel = ledger.duels()[name]
         say_pair(duel, len(duel.pairs))
-    duel = ledger.duels()[terms.id]
+    duel = ledger.duels()[name]
     say(ladder.sentence(duel))
     if config.json:
         print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
@@ -315,25 +303,26 @@ def decide(ledger: Ledger, duel: Duel) -> bool:
     return True
 
 
-def fight_pair(ledger: Ledger, terms: Terms, opponents: Opponents, config: DuelConfig, seed: int) -> None:
+def fight_pair(
+    ledger: Ledger, name: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
+) -> None:
     """Train, and perhaps score, both sides with this seed; then their line of the ledger."""
-    folder = config.folder / terms.id
     base, candidate = (
-        Side(folder / f"{name}-{seed}", [*overrides, f"seed={seed}"])
-        for name, overrides in zip(("base", "candidate"), opponents.overrides)
+        Side(config.folder / name / f"{side}-{seed}", [*own.overrides, f"seed={seed}"])
+        for side, own in zip(("base", "candidate"), opponents)
     )
     turned = seed % 2 == 1  # the other core, or the other order
     order = [candidate, base] if turned else [base, candidate]
-    sides.train(order, terms.cores, f"duel {terms.id}, seed {seed}")
+    sides.train(order, cores, f"duel {name}, seed {seed}")
     if config.glue:
         scoring = ["eval.init=[pretrained]", "eval.baselines=false"]
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
-        sides.score(order, terms.cores, f"duel {terms.id}, seed {seed}: fine-tuning")
+        sides.score(order, cores, f"duel {name}, seed {seed}: fine-tuning")
     results = {"base": base.result(), "candidate": candidate.result()}
     if not config.keep:  # before the line of the ledger, behind which no call looks at this pair's runs again
         base.drop_weights()
         candidate.drop_weights()
-    ledger.write("pair", id=terms.id, seed=seed, turned=turned, code=code(), **results)
+    ledger.write("pair", id=name, seed=seed, turned=turned, code=code(), **results)
 
 
 def failure(duel: Duel) -> str | None:

@@ -7,33 +7,17 @@ the same, and where scores are compared, what decides them. A corpus may lie els
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from cramming.config import UserError, expand_home
+from cramming.config import UserError, expand_home, shown
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
-from cramming.overrides import compose, one_line
+from cramming.overrides import compose
 from cramming.record import is_run, load_record
 
 # A setting that decides scores -> what a record's scores call it.
 OF_SCORES = {"precision": "precision", "threads": "threads_per_run"}
 
-
-class Difference(NamedTuple):
-    """What an earlier run was made with, and what a study has in its place."""
-
-    setting: str
-    before: Any
-    now: Any
-
-
-class Text(NamedTuple):
-    """One of a run's corpora: the settings that say what is in it, and its manifest's SHA-256, then and now; None where
-    that is not known."""
-
-    name: str
-    settings: tuple[str, ...]
-    before: str | None
-    now: str | None
+Difference = tuple[str, Any, Any]  # a setting, its value in the earlier run, and that in the study
 
 
 def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tunes: bool) -> None:
@@ -41,9 +25,7 @@ def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tun
     found = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
     if not (records := {seed: record for seed, record in found.items() if record.get("config")}):
         return
-    from cramming.resume import shown  # which needs torch
-
-    settings = _composed(overrides)
+    settings = compose(overrides)
     for seed, record in records.items():
         folder = folders[seed]
         now = {**settings, "name": folder.name, "seed": seed}
@@ -54,37 +36,24 @@ def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tun
             )
 
 
-def _composed(overrides: Sequence[str]) -> dict[str, Any]:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return compose(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"study: {one_line(error)}") from None
-
-
 def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
     """Settings, then the corpora themselves. Where a corpus is the same, its settings may be in other words."""
     from cramming.resume import other_settings
 
-    texts = list(_texts(record, settings))
-    same = tuple(chain.from_iterable(text.settings for text in texts if text.now and text.before == text.now))
-    for found in other_settings(record, settings):
-        if not found[0].startswith(same):
-            yield Difference(*found)
-    for text in texts:
-        if text.before and text.now and text.before != text.now:
-            yield Difference(f"{text.name} manifest_sha256", text.before, text.now)
-
-
-def _texts(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Text]:
     read, validation = record.get("corpus", {}), settings["train"]["validation_corpus"]
-    own = _manifest_sha256(corpus_folder(settings))
-    yield Text("corpus", ("data.", "tokenizer."), read.get("manifest_sha256"), own)
+    corpora = [("corpus", ["data.", "tokenizer."], read, corpus_folder(settings))]
     if validation:
-        other, name = read.get("validation", {}).get("manifest_sha256"), "train.validation_corpus"
-        yield Text("validation corpus", (name,), other, _manifest_sha256(expand_home(validation, name)))
+        name = "train.validation_corpus"
+        corpora.append(("validation corpus", [name], read.get("validation", {}), expand_home(validation, name)))
+    same, other = list[str](), list[Difference]()
+    for title, about, recorded, folder in corpora:
+        before, now = recorded.get("manifest_sha256"), _manifest_sha256(folder)
+        if now and before == now:
+            same += about
+        elif now and before:
+            other.append((f"{title} manifest_sha256", before, now))
+    yield from (found for found in other_settings(record, settings) if not found[0].startswith(tuple(same)))
+    yield from other
 
 
 def _manifest_sha256(corpus: Path) -> str | None:
@@ -101,4 +70,4 @@ def _of_scores(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterat
     now |= {name: wanted[name] for name in OF_SCORES if wanted[name] != "auto"}
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
-            yield Difference(f"eval.{name}", before[name], now[name])
+            yield f"eval.{name}", before[name], now[name]

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cramming import device as devices
 from cramming.checks import Config
 from cramming.config import require
@@ -81,7 +83,7 @@ def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str,
     data = RunData.open(settings, config, verify=False)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
     device, steps, rows = devices.select(settings["device"]), int(config.budget.limit), config.train.rows
-    devices.seed_everything(config.seed)
+    torch.manual_seed(config.seed)
     engine = build_engine(config, Mesh.solo(device), device)
     training = StaleTraining(engine, rule, stages, max(1, round(ANNEALING * steps)))
     log: list[dict[str, float]] = []
@@ -108,9 +110,8 @@ def _write(out: Path, done: Mapping[str, Sequence[Mapping[str, Any]]], stages: S
         write_atomically(out / "study.svg", plots.svg(drawing, "study"))
         lines += ["", "![losses of the first seed](study.svg)"]
     lines += ["", "Times in forward passes of a rank; a backward pass takes two. Messages take none.", ""]
-    lines += [f"| {' | '.join(row)} |" for row in (TIMES, ["---"] * len(TIMES))]
-    for schedule in ORDERS:
-        lines.append(f"| {' | '.join(_times(out, schedule, stages))} |")
+    times = [_times(out, schedule, stages) for schedule in ORDERS]
+    lines += [f"| {' | '.join(row)} |" for row in (TIMES, ["---"] * len(TIMES), *times)]
     write_atomically(out / "study.md", "\n".join([*lines, ""]))
 
 

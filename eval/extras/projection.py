@@ -35,31 +35,27 @@ def project(points: Sequence[Point], amount: float, measure: Callable[[Point], f
 
     None with fewer than FEWEST budgets, or where the measure does not fall.
     """
-    law = fit(points, measure)
-    if law is None:
-        return None
-    return Projection(law, amount, law.predict(amount), list(held_out(points, measure)))
-
-
-def held_out(points: Sequence[Point], measure: Callable[[Point], float]) -> Iterator[HeldOut]:
-    """Each budget that has enough shorter ones, as a law through those alone predicts it."""
     budgets = budgets_of(points)
+    law = fit(budgets, measure)
+    return Projection(law, amount, law.predict(amount), list(held_out(budgets, measure))) if law else None
+
+
+def held_out(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -> Iterator[HeldOut]:
+    """Each budget that has enough shorter ones, as a law through those alone predicts it."""
     for place in range(FEWEST, len(budgets)):
-        law = fit([point for shorter in budgets[:place] for point in shorter], measure)
-        if law:
+        if law := fit(budgets[:place], measure):
             amount = statistics.fmean(point.exaflops for point in budgets[place])
             predicted, measured = law.predict(amount), statistics.fmean(map(measure, budgets[place]))
             error = 100 * (predicted.value / measured - 1)
             yield HeldOut(budgets[place][0].budget, amount / law.largest, predicted, measured, error)
 
 
-def fit(points: Sequence[Point], measure: Callable[[Point], float]) -> PowerLaw | None:
+def fit(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -> PowerLaw | None:
     """The law through the means of the budgets, if there is one.
 
     A law strays from a budget by an amount that all its seeds share. As points of their own they would shrink the
     interval by their number, as if a fourth seed of a budget told as much of the law as a fourth budget.
     """
-    budgets = budgets_of(points)
     if len(budgets) < FEWEST:
         return None
     amounts = [statistics.fmean(point.exaflops for point in budget) for budget in budgets]

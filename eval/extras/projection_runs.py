@@ -14,11 +14,10 @@ from cramming.config import UserError, require
 from cramming.journal import unit_on
 from cramming.record_schema import Record, number
 from eval.recipe import BESIDE, SECTIONS, recipe_of
-from eval.report.ranking import main_average
+from eval.report.ranking import trained_row
 from eval.report.settings import flat
 from eval.report.wording import counted
 from eval.rules.load import Run, load_run, load_runs, readers
-from eval.tasks.suites import AVERAGES
 
 FEWEST = 3  # budgets: as many as the law has parameters
 SHOWN = 3  # of settings that differ, in one line
@@ -111,7 +110,8 @@ def point_of(run: Run) -> Point | str:
     if None in values or recipe_of(run.record) is None:
         return "its record lacks the pinned loss, what was spent or the configuration"
     exaflops, tokens, seconds, loss, limit = (float(value) for value in values if value is not None)
-    return Point(run, (_unit(run.record), limit), exaflops, tokens, seconds, loss, _score(run.record))
+    row = trained_row(run)
+    return Point(run, (_unit(run.record), limit), exaflops, tokens, seconds, loss, row.main if row else None)
 
 
 def _unit(record: Record) -> str:
@@ -144,12 +144,3 @@ def _settings(record: Record) -> Iterator[tuple[str, Any]]:
     yield "corpus", str(record.corpus.manifest_sha256)[:8]
     yield "validation corpus", str(record.corpus.validation.manifest_sha256)[:8]
     yield from flat({section: record.config[section] for section in SECTIONS if section not in BESIDE})
-
-
-def _score(record: Record) -> float | None:
-    """The average that the run's suite is ranked by."""
-    scored = record.trained
-    if scored is None or scored.suite not in AVERAGES:
-        return None
-    average = scored.averages.get(main_average(scored.suite))
-    return None if average is None else average.value

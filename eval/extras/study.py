@@ -27,9 +27,8 @@ from cramming.progress import say
 from cramming.record import WITHOUT_MODEL
 from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
-from eval.report.ranking import columns_of
+from eval.report.ranking import columns_of, trained_row
 from eval.rules.load import Run, load_run
-from eval.tasks.suites import AVERAGES
 
 OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs
 HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss", "tokens seen")
@@ -183,11 +182,8 @@ def _with_model(runs: Sequence[Run]) -> list[Run]:
 
 def _scores(run: Run) -> dict[str, float]:
     """The scores in percent of the entries that the suite's averages are made of, without missing ones."""
-    section = run.record.trained
-    if section is None or section.suite not in AVERAGES:
-        return {}
-    tasks = section.tasks
-    scores = {entry: tasks[entry].score for entry in columns_of(section.suite) if entry in tasks}
+    row = trained_row(run)
+    scores = {entry: row.score(entry) for entry in columns_of(row.suite)} if row else {}
     return {entry: value for entry, value in scores.items() if value is not None}
 
 

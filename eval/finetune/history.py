@@ -7,6 +7,7 @@ results stored adds nothing. The rules read the file beside the record (R7, R20,
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,11 +31,8 @@ def append(folder: Path, entry: Mapping[str, Any]) -> None:
     """Add a line with the time to the history of the run in `folder`, and name it in the record."""
     path = history_file(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(path, durable=False)
-    try:
+    with closing(Journal(path, durable=False)) as journal:
         journal.write(finite({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}))
-    finally:
-        journal.close()
     write_record_section(folder, history=stamp(path))
 
 

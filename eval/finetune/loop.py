@@ -143,15 +143,15 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
     A loss that is not finite ends the training with its epoch, whose predictions are NaN.
     """
-    started, task, device, hyper = time.perf_counter(), TASKS[run.task], torch.device(run.device), run.hyper
+    started, task, device = time.perf_counter(), TASKS[run.task], torch.device(run.device)
     torch.manual_seed(run.seed)
-    model = build_classifier(run.source, run.init, task.outputs, hyper).to(device)
+    model = build_classifier(run.source, run.init, task.outputs, run.hyper).to(device)
     number_format = Precision(PrecisionConfig(run.precision, tf32=run.precision != "fp32"), device)
     train_set, put_back = run.data.train, None
     # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
-    if run.source.own and hyper.weight_decay == 0:
+    if run.source.own and run.hyper.weight_decay == 0:
         train_set, put_back = with_used_words(model.encoder, train_set)
-    loss, epoch = train(model, task, PackedSplit(train_set, device), run.seed, hyper, number_format, on_examples)
+    loss, epoch = train(model, PackedSplit(train_set, device), run, number_format, on_examples)
     if put_back:
         put_back()
     scored, blind = (
@@ -162,20 +162,16 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
 
 def train(
-    model: SequenceClassifier,
-    task: Task,
-    split: PackedSplit,
-    seed: int,
-    hyper: Hyperparameters,
-    number_format: Precision,
+    model: SequenceClassifier, split: PackedSplit, run: TaskRun, number_format: Precision,
     on_examples: Callable[[int], None],
-) -> tuple[float, int]:
-    """Train in place; returns the last epoch's mean loss and its number. The first epoch in which a step's loss is not
-    finite is the last one, and its mean is NaN."""
+) -> tuple[float, int]:  # fmt: skip
+    """Train in place on `split`; returns the last epoch's mean loss and its number. The first epoch in which a step's
+    loss is not finite is the last one, and its mean is NaN."""
+    task, hyper = TASKS[run.task], run.hyper
     groups = parameter_groups(model, hyper.weight_decay)  # decay only on matrices, as in pretraining
     betas = (hyper.beta1, hyper.beta2)
     optimizer = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(run.seed)
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     model.train()

@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def first(self) -> Row:
-        """Its best row."""
         return self.rows[0]
 
     @cached_property
@@ -71,12 +70,10 @@ class Entry:
 
     @cached_property
     def main(self) -> float:
-        """Its score."""
         return statistics.fmean(self.scores)
 
     @property
     def confirmed(self) -> bool:
-        """Whether it has more than one run."""
         return len(self.rows) > 1
 
     @property
@@ -103,6 +100,8 @@ class Entry:
 
     def score(self, task: str) -> tuple[float | None, float | None]:
         """The same of one task's score."""
+        if not self.confirmed:
+            return self.first.score(task), self.first.section.tasks[task].spread
         return _over_runs([row.score(task) for row in self.rows])
 
     @property
@@ -143,11 +142,6 @@ class RankedEntry:
     p: float | None = None
     needed: int | None = None
     duel: str = ""
-
-    @property
-    def track(self) -> Track | None:
-        """Of all its runs."""
-        return track_of(self.entry.first.run.record)
 
     @property
     def places(self) -> str:

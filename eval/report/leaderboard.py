@@ -14,9 +14,10 @@ from functools import cached_property
 from cramming.data.task_files import ENTRIES
 from eval.report.entries import Entry, Identity, RankedEntry, ranked_entries
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
+from eval.report.references import PROTOCOL, REFERENCES, Reference
 from eval.report.render import Cell, Figure, Group
 from eval.report.run_page import average_cell, score_cell
-from eval.report.tracks import Track, in_order, track_of
+from eval.report.tracks import in_order, track_of
 from eval.report.wording import (
     DASH,
     SUBSET,
@@ -63,17 +64,22 @@ def board_of(
     closed = ranked_entries([row for row in competing if row.ranked], runs, verdicts)
     others = {track_of(row.run.record) for row in competing if not row.ranked}
     any_objective = ranked_entries([row for row in competing if track_of(row.run.record) in others], runs, verdicts)
-    return Board(rows[0].suite, rows, closed, any_objective, figure)
+    tables = []
+    for track in in_order({*any_objective, *closed}):
+        where = f", {track.title}" if track else ""
+        tables.append((f"{CLOSED}{where}", closed.get(track, [])))
+        tables.append((f"{ANY_OBJECTIVE}{where}", any_objective.get(track, [])))
+    return Board(rows[0].suite, rows, tables, figure)
 
 
 @dataclass(frozen=True)
 class Board:
-    """The rows of one suite; `closed` and `any_objective`: those that have a place, by track."""
+    """The rows of one suite; `tables`: those that have a place, each table with its title, of a track the closed
+    division's before that of any objective."""
 
     suite: str
     rows: Sequence[Row]
-    closed: Mapping[Track | None, Sequence[RankedEntry]]
-    any_objective: Mapping[Track | None, Sequence[RankedEntry]]
+    tables: Sequence[tuple[str, Sequence[RankedEntry]]]
     figure: Figure | None = None
 
     @property
@@ -82,38 +88,31 @@ class Board:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The titles of the columns."""
         averages = map(title_of, AVERAGES[self.suite])
         return ["#", "Model", "Division", *averages, *self.noise_columns, *map(title_of, columns_of(self.suite))]
 
     @cached_property
     def noise_columns(self) -> list[str]:
         """Those about pretraining seeds; none where every recipe has one run."""
-        several = any(one.entry.confirmed for found in self._tables.values() for one in found)
+        several = any(one.entry.confirmed for _, found in self.tables for one in found)
         return ["Pretraining seeds", "95 % interval", "p to the row above"] if several else []
-
-    @cached_property
-    def _tables(self) -> dict[str, Sequence[RankedEntry]]:
-        """The ranked entries by the title of their table."""
-        found = {}
-        for track in in_order({*self.any_objective, *self.closed}):
-            where = f", {track.title}" if track else ""
-            found[f"{CLOSED}{where}"] = self.closed.get(track, [])
-            found[f"{ANY_OBJECTIVE}{where}"] = self.any_objective.get(track, [])
-        return found
 
     @cached_property
     def ranked_entries(self) -> list[RankedEntry]:
         """Every entry once: of the closed division where it is in it."""
-        placed = [one for found in (self.closed, self.any_objective) for table in found.values() for one in table]
+        placed = [one for _, found in self.tables for one in found]
         return list({one.entry.first: one for one in reversed(placed)}.values())[::-1]
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The suite's rows, the ranked ones first."""
-        return [Group(self._ranked(found), title) for title, found in self._tables.items()] + [
-            Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS
-        ]
+        unranked = [Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS]
+        return [Group(self._ranked(found), title) for title, found in self.tables] + unranked
+
+    @cached_property
+    def published(self) -> Group:
+        """Published results of the same protocol; none beneath another suite's rows than GLUE's."""
+        rows = [self._published_row(row) for row in REFERENCES] if self.suite == "glue" else []
+        return Group(rows, f"Published results, same protocol ({PROTOCOL})", "faint")
 
     def _ranked(self, found: Sequence[RankedEntry]) -> list[list[Cell]]:
         entries = columns_of(self.suite)
@@ -126,8 +125,7 @@ class Board:
         small = ", ".join(filter(None, (detail, *entry.remarks)))
         model = Cell(entry.label, small, "main", [anchor(row.run) for row in entry.rows])
         noise = noise_cells(ranked) if self.noise_columns else []
-        cells = entry_cells(entry, best) if entry.confirmed else number_cells(entry.first, best)
-        return self._line([Cell(ranked.places), model, division_cell(entry.first)], cells, noise)
+        return self._line([Cell(ranked.places), model, division_cell(entry.first)], entry_cells(entry, best), noise)
 
     def _unranked(self, title: str) -> list[list[Cell]]:
         rows = [row for row in self.rows if _group_of(row) == title]
@@ -136,12 +134,18 @@ class Board:
             if title == UNTRAINED
             else [([Cell(""), _model_cell(row), division_cell(row)], row) for row in rows]
         )
-        return [self._line(cells, number_cells(row), [Cell("")] * len(self.noise_columns)) for cells, row in lines]
+        return [self._line(cells, number_cells(row)) for cells, row in lines]
 
-    def _line(self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell]) -> list[Cell]:
-        """What is about pretraining seeds stands behind the averages."""
-        averages = len(AVERAGES[self.suite])
-        return [*named, *numbers[:averages], *noise, *numbers[averages:]]
+    def _published_row(self, row: Reference) -> list[Cell]:
+        named = [Cell(""), Cell(row.title, "; ".join(filter(None, (row.source, row.note)))), Cell("published")]
+        averages = [Cell(score_words(row.avg9), spread_words(row.spread)), Cell(score_words(row.avg8))]
+        scores = [Cell(score_words(row.scores.get(entry))) for entry in columns_of(self.suite)]
+        return self._line(named, averages + scores)
+
+    def _line(self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell] = ()) -> list[Cell]:
+        """What is about pretraining seeds stands behind the averages: empty cells where a row has nothing of it."""
+        averages, empty = len(AVERAGES[self.suite]), [Cell("")] * len(self.noise_columns)
+        return [*named, *numbers[:averages], *(noise or empty), *numbers[averages:]]
 
     @property
     def protocols(self) -> dict[str, list[str]]:
@@ -154,7 +158,6 @@ class Board:
 
     @property
     def has_subset(self) -> bool:
-        """Whether the mark is used."""
         return any(task.subset for row in self.rows for task in row.section.tasks.values())
 
     @property
@@ -201,20 +204,17 @@ def noise_cells(ranked: RankedEntry) -> list[Cell]:
 
 
 def entry_cells(entry: Entry, best: Mapping[str, float | None]) -> list[Cell]:
-    """The means over pretraining seeds of the averages, then of the tasks, with their standard deviations."""
+    """The entry's averages, then its tasks; a score equal to its column's in `best` is set off."""
     suite = entry.first.suite
     averages = [(*entry.average(name), "main") for name in AVERAGES[suite]]
     tasks = [(*(found := entry.score(task)), "best" * (found[0] == best[task])) for task in columns_of(suite)]
     return [Cell(score_words(mean), spread_words(spread), tone) for mean, spread, tone in averages + tasks]
 
 
-def number_cells(row: Row, best: Mapping[str, float | None] | None = None) -> list[Cell]:
-    """The row's averages, then its entries; a score equal to its column's in `best` is set off."""
-    cells = [average_cell(row, name) for name in row.averages]
-    for entry in columns_of(row.suite):
-        leads = row.score(entry) is not None and row.score(entry) == (best or {}).get(entry)
-        cells.append(score_cell(row.section.tasks.get(entry), "best" if leads else ""))
-    return cells
+def number_cells(row: Row) -> list[Cell]:
+    """The row's averages, then its tasks."""
+    averages = [average_cell(row, name) for name in row.averages]
+    return averages + [score_cell(row.section.tasks.get(entry)) for entry in columns_of(row.suite)]
 
 
 def _seeds_words(row: Row) -> str:

@@ -12,6 +12,7 @@ from eval.recipe import recipe_of
 from eval.report.entries import RankedEntry
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES
+from eval.report.tracks import track_of
 from eval.tasks.suites import AVERAGES
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
@@ -58,7 +59,7 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
 # The same of the entry that a ranked row belongs to; `p_above` and `duel_above` are about the entry above it.
 PLACE_COLUMNS: dict[str, Callable[[RankedEntry], Any]] = {
     "entry": lambda one: one.entry.label,
-    "track": lambda one: one.track and one.track.title,
+    "track": lambda one: (track := track_of(one.entry.first.run.record)) and track.title,
     "table": lambda one: "closed" if one.entry.first.ranked else "any objective",
     "first_place": lambda one: one.first,
     "last_place": lambda one: one.last,

@@ -1,20 +1,17 @@
 """The leaderboard as LaTeX, a table per suite for the package booktabs, with the published rows beneath GLUE's."""
 
-import re
 from collections.abc import Sequence
 
 from eval.report.leaderboard import Board
-from eval.report.ranking import columns_of
-from eval.report.references import PROTOCOL, REFERENCES
 from eval.report.render import Cell, Group
-from eval.report.wording import DASH, SUBSET, score_words, spread_words
+from eval.report.wording import DASH, SUBSET
 
 LEFT = 3  # columns of words; those behind them have numbers
-SPECIAL = {
+SPECIAL = str.maketrans({
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"\textless{}",
     ">": r"\textgreater{}", DASH: "--", "±": r"$\pm$", "×": r"$\times$", SUBSET: r"$^\dagger$",
-}  # fmt: skip
+})  # fmt: skip
 EMPHASIS = {"best": r"\textbf{%s}", "main": r"\textbf{%s}"}
 
 
@@ -25,10 +22,7 @@ def latex(boards: Sequence[Board]) -> str:
 
 
 def _table(board: Board) -> str:
-    published = (
-        [Group(_published(board), f"Published results, same protocol ({PROTOCOL})")] if board.suite == "glue" else []
-    )
-    groups = [group for group in (*board.groups, *published) if group.rows]
+    groups = [group for group in (*board.groups, board.published) if group.rows]
     columns = board.columns
     return "\n".join([
         r"\begin{table}", r"\centering", rf"\caption{{{_escaped(board.title)}}}", r"\resizebox{\textwidth}{!}{%",
@@ -50,17 +44,5 @@ def _cell(cell: Cell, place: int) -> str:
     return text + (rf" {{\scriptsize {_escaped(cell.small)}}}" if cell.small and place >= LEFT else "")
 
 
-def _published(board: Board) -> list[list[Cell]]:
-    entries = columns_of("glue")
-    return [
-        [
-            Cell(""), Cell(row.title), Cell("published"), Cell(score_words(row.avg9), spread_words(row.spread)),
-            Cell(score_words(row.avg8)), *[Cell("")] * len(board.noise_columns),
-            *(Cell(score_words(row.scores.get(entry))) for entry in entries),
-        ]
-        for row in REFERENCES
-    ]  # fmt: skip
-
-
 def _escaped(text: str) -> str:
-    return re.sub("|".join(map(re.escape, SPECIAL)), lambda found: SPECIAL[found[0]], " ".join(text.split()))
+    return " ".join(text.split()).translate(SPECIAL)

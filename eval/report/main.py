@@ -30,9 +30,9 @@ from eval.report.entries import fought
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.leaderboard_latex import latex
-from eval.report.page_data import Section, curve, details, facts, packed
+from eval.report.page_data import Section, curve, data_of
 from eval.report.ranking import Row, bars, main_average, rows_of
-from eval.report.render import Data, Figure
+from eval.report.render import Figure
 from eval.report.run_page import RunPage, links
 from eval.report.wording import DASH, breaks, counted, title_of
 from eval.rules.evidence import few
@@ -92,7 +92,7 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
     html = render.fragment("html", "body.j2", one=page)
     if own:
         alone = replace(page, links=links(run, own, settings.repository))
-        data = Data(packed(facts([alone])), packed(details([Section(alone, line)])))
+        data = data_of([Section(alone, line)])
         _write(own / "report.md", render.markdown("report.j2", one=alone))
         _write(own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html))
     return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
@@ -161,7 +161,6 @@ def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
 def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]
-    pages = [section.page for section in sections]
     trained = [run for run in runs if run.record.pretrain]
     problems = {
         "Not readable": {run.folder.name: run.problem for run in runs if run.problem},
@@ -174,12 +173,11 @@ def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], sectio
         "problems": problems,
         "trained": trained,
         "figure": _training_figure(rows, trained, out),
-        "pages": pages,
+        "pages": [section.page for section in sections],
     }
-    data = Data(packed(facts(pages)), packed(details(sections)))
     _write(out / "leaderboard.md", render.markdown("leaderboard.j2", **values))
     title = "Cramming leaderboard"
-    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data, **values))
+    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data_of(sections), **values))
 
 
 def _odd(runs: Sequence[Run]) -> list[Run]:

@@ -27,12 +27,11 @@ CARD_TAG = "pretrained-from-scratch"
 
 @dataclass(frozen=True)
 class Exported:
-    """What the card says of the folder itself; `family` is the model type in its config.json, `has_head`: for masked
-    language modelling."""
+    """What the card says of the folder itself; `family`: the model type in its config.json, None for this suite's own;
+    `has_head`: for masked language modelling."""
 
     name: str
-    family: str
-    remote_code: bool
+    family: str | None
     parameters: int
     has_head: bool
     max_length: int
@@ -69,7 +68,7 @@ def _header(model: Exported, record: Record) -> str:
     named = [source.dataset or "" for source in record.corpus.sources]
     hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
     tags = ["cramming", *(["masked-lm"] if model.has_head else []), CARD_TAG]
-    tags += ["custom_code"] if model.remote_code else []
+    tags += [] if model.family else ["custom_code"]
     data = ModelCardData(
         language=model.language,
         license=model.license,

@@ -15,8 +15,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import betaincinv, nctdtr, stdtr, stdtrit
 
 from eval.duel.sequential_test import ROUNDING
+from eval.tasks.metrics import spread
 
 NOISE = 0.05  # a difference whose p-value is not below this is noise
 POWER = 0.9  # of predictions, as for duels
@@ -30,8 +32,6 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
     NaN where there is no spread to go by: single runs, runs that all agree (scores are coarse, and a few that agree
     say nothing about the next), or a group without any.
     """
-    from scipy.special import stdtr  # takes long to import, as all of SciPy
-
     size = np.array([len(group) for group in groups], dtype=float)
     mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
     square = np.array([sum((value - middle) ** 2 for value in group) for group, middle in zip(groups, mean)])
@@ -58,13 +58,11 @@ def _each_pair(values: np.ndarray) -> np.ndarray:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Bounds of the mean of all runs that a recipe could have, by Student's t, at `NOISE`; None without a spread."""
-    from scipy.special import stdtrit
-
+    """Bounds of the mean of all runs that a recipe could have, by Student's t, at 95 %; None without a spread."""
     if _agree(values):
         return None
-    half = float(stdtrit(len(values) - 1, 1 - NOISE / 2)) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) - half, statistics.fmean(values) + half
+    low, high = spread(values)["mean_ci95"]
+    return low, high
 
 
 def adjusted(p_values: np.ndarray) -> np.ndarray:
@@ -82,8 +80,6 @@ def power(effect: float, seeds: int, error: float = NOISE) -> float:
     decides. Those depend on the share that one group has of the sum of both variances, which has a beta distribution
     and is independent of the sum: the power is its mean over that.
     """
-    from scipy.special import betaincinv, nctdtr, stdtrit
-
     share = betaincinv((seeds - 1) / 2, (seeds - 1) / 2, STRATA)
     limits = -stdtrit((seeds - 1) / (share**2 + (1 - share) ** 2), error / 2)
     shift, freedom = abs(effect) * math.sqrt(seeds / 2), 2 * seeds - 2

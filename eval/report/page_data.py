@@ -14,6 +14,7 @@ from typing import Any
 
 from cramming.record_schema import Record, number
 from eval.report import plots
+from eval.report.render import Data
 from eval.report.run_page import RunPage
 from eval.report.settings import differences
 from eval.report.tracks import track_of
@@ -24,16 +25,11 @@ POINTS = 200  # of a curve
 def packed(value: Any) -> str:
     """The value as the scripts unpack it."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return base64.b64encode(deflate.compress(text.encode()) + deflate.flush()).decode()
-
-
-def facts(pages: Sequence[RunPage]) -> dict[str, dict[str, Any]]:
-    """For each run, by its place in the page, what it is filtered by, its costs and its scores."""
-    return {page.anchor: _facts(page) for page in pages}
+    return base64.b64encode(zlib.compress(text.encode(), 9, -zlib.MAX_WBITS)).decode()
 
 
 def _facts(page: RunPage) -> dict[str, Any]:
+    """What a run is filtered by, its costs and its scores."""
     record = page.run.record
     training, device = record.training, record.environment.device
     seconds = training.budget.spent_seconds
@@ -62,14 +58,16 @@ class Section:
     html: str = ""
 
 
-def details(sections: Sequence[Section]) -> dict[str, Any]:
-    """The settings that most runs have, and for each run where it differs, its curve and its HTML."""
+def data_of(sections: Sequence[Section]) -> Data:
+    """Of a page with these runs. Its details are the settings that most runs have, and for each run where it differs,
+    its curve and its HTML."""
     usual, own = differences([section.page.run.record.config for section in sections])
     runs = {
         section.page.anchor: {"settings": settings, "curve": section.curve, "html": section.html}
         for section, settings in zip(sections, own)
     }
-    return {"settings": usual, "runs": runs}
+    facts = {section.page.anchor: _facts(section.page) for section in sections}
+    return Data(packed(facts), packed({"settings": usual, "runs": runs}))
 
 
 def curve(rows: Sequence[Mapping[str, Any]], record: Record) -> dict[str, Any]:

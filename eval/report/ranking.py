@@ -36,12 +36,10 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the run."""
         return self.run.verdict
 
     @property
     def averages(self) -> dict[str, float | None]:
-        """The suite's averages, as the record has them."""
         recorded = self.section.averages
         return {name: recorded[name].value if name in recorded else None for name in AVERAGES[self.suite]}
 
@@ -108,13 +106,19 @@ def main_average(suite: str) -> str:
     return next(iter(AVERAGES[suite]))
 
 
+def trained_row(run: Run) -> Row | None:
+    """That of the trained model, where its suite has averages."""
+    section = run.record.trained
+    return Row(run, "pretrained", section.suite, section) if section and section.suite in AVERAGES else None
+
+
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """All rows of all readable runs, best first, missing averages last."""
     rows = [
-        Row(run, init, section.suite, section)
+        Row(run, WITHOUT_ENCODER.get(init, init), section.suite, section)
         for run in runs
         if not run.problem
-        for init, section in {**run.record.glue, **run.record.without_encoder}.items()
+        for init, section in {**run.record.glue, **run.record.baselines}.items()
         if section.suite in AVERAGES
     ]
     ordered = sorted(rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label))

@@ -19,7 +19,7 @@ from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
 from eval.report.noise import NOISE, POWER
 from eval.report.ranking import BAG_OF_WORDS, CONSTANT, columns_of
-from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, OtherProtocol, Reference
+from eval.report.references import OTHER_PROTOCOLS, OtherProtocol
 from eval.report.wording import (
     DASH,
     NOT_OFFICIAL,
@@ -39,7 +39,6 @@ from eval.rules.table import RULES
 from eval.tasks.suites import AVERAGES
 
 Form = Literal["html", "md"]
-FORMS: tuple[Form, ...] = ("md", "html")
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -109,15 +108,14 @@ def _environment(form: Form) -> Environment:
     )  # fmt: skip
     found.filters |= {
         "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
-        "score": score_words, "spread": spread_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
+        "score": score_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
         "licences": _licences, "superglue": _superglue, "budget_words": budget_words, "not_comparable": not_comparable,
         "words_of": _words_of, "breaks": breaks,
     }  # fmt: skip
     found.globals |= {
         "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,
         "AVERAGES": AVERAGES, "BAG_OF_WORDS": BAG_OF_WORDS, "CONSTANT": CONSTANT, "RULES_VERSION": RULES_VERSION,
-        "REFERENCES": REFERENCES, "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "PROTOCOL": PROTOCOL, "columns_of": columns_of,
-        "POWER": POWER, "source": _source,
+        "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "columns_of": columns_of, "POWER": POWER, "source": _source,
     }  # fmt: skip
     found.globals["f"] = found.get_template(f"{form}.j2").module
     return found
@@ -140,7 +138,7 @@ def _said(value: Any, words: str = "{}", form: str = "compact") -> str:
     return words.format(_FORMS[form](value) if form in _FORMS else format(value, form))
 
 
-def _scores_of(row: Reference | OtherProtocol, entries: Sequence[str]) -> list[str]:
+def _scores_of(row: OtherProtocol, entries: Sequence[str]) -> list[str]:
     return [score_words(row.scores.get(entry)) for entry in entries]
 
 

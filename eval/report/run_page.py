@@ -84,14 +84,12 @@ class RunPage:
 
     @property
     def task_rows(self) -> list[list[Cell]]:
-        """A row per entry."""
         tasks = self.first.section.tasks
         names = [*(n for n in ENTRIES if n in tasks), *(n for n in tasks if n not in ENTRIES)]
         return [self._score_row(name, tasks[name]) for name in names]
 
     @property
     def average_rows(self) -> list[list[Cell]]:
-        """A row per average."""
         return [self._average_row(name) for name in self.first.averages]
 
     def _score_row(self, name: str, task: TaskScore) -> list[Cell]:
@@ -122,7 +120,6 @@ class RunPage:
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
-        """Every rule with what was found."""
         return list(zip(RULES, self.run.verdict.findings))
 
 
@@ -143,11 +140,11 @@ def links(run: Run, place: Path, repository: str | None, own: Path | None = None
     return targets | ({f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {})
 
 
-def score_cell(task: TaskScore | None, tone: str = "") -> Cell:
+def score_cell(task: TaskScore | None) -> Cell:
     """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
     if task is None or task.score is None:
         return Cell(DASH, "", "warn" if task and task.problem else "")
-    return Cell(score_words(task.score, task.subset), spread_words(task.spread), tone)
+    return Cell(score_words(task.score, task.subset), spread_words(task.spread))
 
 
 def average_cell(row: Row, name: str) -> Cell:

@@ -1,7 +1,7 @@
 """A run's settings as the pages show them: the recipe in words, and the whole configuration for comparing two runs."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import mode
 from typing import Any
 
 from cramming.record_schema import Record, number
@@ -24,12 +24,8 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[Settings, list[di
     None stands for a setting that it lacks."""
     every = [{path: _words(value) for path, value in flat(config)} for config in configs]
     paths = sorted({path for settings in every for path in settings})
-    usual = {path: _usual([s[path] for s in every if path in s]) for path in paths}
+    usual = {path: mode(s[path] for s in every if path in s) for path in paths}
     return usual, [{p: s.get(p) for p in paths if s.get(p) != usual[p]} for s in every]
-
-
-def _usual(values: Sequence[str]) -> str:
-    return Counter(values).most_common(1)[0][0]
 
 
 def _words(value: Any) -> str:

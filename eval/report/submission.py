@@ -75,9 +75,7 @@ def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:
 def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
     """The zip's bytes, the same for the same predictions; `predictions` has one entry per name in FILES."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+    with zipfile.ZipFile(buffer, "w") as bundle:
         for file in FILES:
-            entry = zipfile.ZipInfo(file, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            bundle.writestr(entry, to_tsv(file, predictions[file]))
+            bundle.writestr(zipfile.ZipInfo(file), to_tsv(file, predictions[file]), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

@@ -19,7 +19,8 @@ FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddi
 MAX_OVERLAP_WORDS = 13
 # Tasks of GLUE and SuperGLUE and the data sets that their texts come from; the others are ordinary words, too.
 _NAMES = (
-    r"(?:super[-_]?)?glue|cola|sst[-_]?2|mrpc|qqp|sts-?b(?:enchmark)?|mnli|multi[-_]?nli|qnli|wnli|squad|boolq|multirc"
+    r"(?:super[-_]?)?glue|cola|sst[-_]?[25]|mrpc|msr[-_]paraphrase|qqp|quora(?:[-_]duplicate[-_]questions)?"
+    r"|sts-?b(?:enchmark)?|mnli|multi[-_]?nli|qnli|wnli|squad(?:[-_]?v?[12](?:\.[\d.]+)?)?|boolq|multirc"
 )
 _OTHERS = r"sst|rte|cb|ax(?:-?[bg])?|copa|wic|wsc"
 _SPLITS = r"train|dev|val|validation|test"
@@ -32,7 +33,7 @@ DOWNSTREAM_PATH = re.compile(
 )
 # A file as the official folder and the hub have it (`CB/val.jsonl`, `ax/test-00000-of-00001.parquet`).
 DOWNSTREAM_FILE = re.compile(
-    rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:-[^/.]*)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?$"
+    rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:-[^/.]*|/\d+)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?$"
 )
 
 

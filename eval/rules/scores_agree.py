@@ -11,7 +11,7 @@ import numpy as np
 
 from cramming.config import file_sha256, settings_hash
 from cramming.data.task_files import ENTRIES
-from cramming.record_schema import WITHOUT_ENCODER, FineTuning, Record, Scores, TaskScore
+from cramming.record_schema import FineTuning, Record, Scores, TaskScore
 from eval.rules.evidence import files_of, fine_tuned, made_later, made_with, predicted
 from eval.tasks.metrics import agree, is_value, spread
 from eval.tasks.suites import AVERAGES
@@ -21,15 +21,14 @@ CLOCK_SET = 2  # times that a machine's clock may have been set back while it fi
 
 def scores_disagree(folder: Path, record: Record) -> Iterator[str]:
     """Each contradiction, beginning with the initialisation or baseline."""
-    sections = {name: section for name in WITHOUT_ENCODER if (section := getattr(record, name))}
-    for name, section in {**record.glue, **sections}.items():
-        raw = record.raw[name] if name in sections else record.raw["glue"][name]
+    for name, section in {**record.glue, **record.baselines}.items():
+        raw = record.raw[name] if name in record.baselines else record.raw["glue"][name]
         place = folder / "glue" / name
         problems = [*_itself(section, raw)]
         if not raw.get("sweep"):  # one has these files for each of its points, elsewhere
             later = made_later(record, name)
             problems += [*_glue_json(place, raw), *_pieces(place, section, raw, later), *_environment(place, raw)]
-            problems += _history(record, name, section, place, later) if name not in sections else ()
+            problems += _history(record, name, section, place, later) if name not in record.baselines else ()
         yield from (f"{name}: {problem}" for problem in problems)
     yield from _dates(record)
 

@@ -38,7 +38,6 @@ class Rule(NamedTuple):
         return " ".join((self.check.__doc__ or "").split())
 
     def __call__(self, record: Record) -> Finding:
-        """Check `record`."""
         if record.pretrain is None and self.untrained is not None:
             return Finding(self.number, self.untrained, "no pretraining in this record")
         return Finding(self.number, *self.check(record))

@@ -16,8 +16,7 @@ from eval.rules.evidence import (
     Outcome,
     all_or,
     count_of,
-    fine_tuned,
-    made_with,
+    kept,
     official_sizes,
     other_sizes,
 )
@@ -158,9 +157,8 @@ def _not_in_history(record: Record, init: str, section: Scores) -> Iterator[str]
     Witnesses are the lines that the section came after, and of several of the same run the last: it is what was kept.
     """
     told: dict[tuple[str, str], float | None] = {}
-    for line in fine_tuned(record, init, named=True):
-        if made_with(line) == made_with(section):
-            told |= {(entry, str(line.seed)): value for entry, value in line.scores.items()}
+    for line in kept(record, init):
+        told |= {(entry, str(line.seed)): value for entry, value in line.scores.items()}
     for entry, task in section.tasks.items():
         for seed, value in zip(section.seeds, task.main.per_seed):
             if value is not None and not agree(value, told.get((entry, str(seed)))):

@@ -125,7 +125,7 @@ class TestHeartbeat:
 
         def count_a_step(frame: FrameType, kind: str, _: object) -> Any:
             sys.settrace(None)
-            work.add_step(sequences=2, tokens=8, flops=16.0, skipped=False)
+            work.add(Work(steps=1, sequences=2, tokens=8, flops=16.0))
             sys.settrace(count_a_step)
             return count_a_step
 
@@ -136,6 +136,18 @@ class TestHeartbeat:
         event = read_journal(tmp_path / "budget.jsonl")[1]
         assert 0 < event["steps"] < work.steps
         assert (event["tokens"], event["charged_flops"]) == (8 * event["steps"], 16 * event["steps"])
+
+    def test_a_heartbeat_that_is_made_while_a_step_is_counted_has_it_whole_or_not_at_all(self) -> None:
+        work, seen, before = Work(), [], sys.gettrace()
+
+        def look(*_: object) -> Any:
+            seen.append((work.steps, work.tokens, work.flops))
+            return look
+
+        sys.settrace(look)
+        work.add(Work(steps=1, tokens=8, flops=16.0))
+        sys.settrace(before)
+        assert set(seen) == {(0, 0, 0.0), (1, 8, 16.0)}
 
 
 def _no_space(_: int) -> None:
@@ -162,7 +174,7 @@ class TestClock:
         while clock.has_room_for(**cost):
             if unit == "hours":
                 clock._began -= 0.99  # instead of waiting
-            work.add_step(sequences=1, tokens=cost.get("tokens", 1), flops=cost.get("flops", 1.0), skipped=False)
+            work.add(Work(steps=1, sequences=1, tokens=cost.get("tokens", 1), flops=cost.get("flops", 1.0)))
             done += 1
         clock.close("finished")
         assert done == 2 if unit != "hours" else done in (1, 2)
@@ -189,7 +201,7 @@ class TestClock:
             work = Work(flops=saved)
             clock.attach(work)
             assert clock.spent() == pytest.approx(60 * process)
-            work.add_step(sequences=1, tokens=1, flops=60e18, skipped=False)
+            work.add(Work(steps=1, sequences=1, tokens=1, flops=60e18))
             saved = work.flops - 10e18
             clock._write("heartbeat")
             clock.close("failed")

@@ -9,20 +9,24 @@ import torch
 
 from cramming import checkpoint
 from cramming.budget import Work
-from cramming.checkpoint import CheckpointConfig
 from cramming.config import UserError, file_sha256
+from cramming.engine import Engine
 from cramming.journal import Saved
+from cramming.parallel.mesh import Mesh
+from cramming.precision import Precision, PrecisionConfig
+from cramming.schedule import CheckpointConfig
 
 KNOWN: list[Saved] = []  # by all tests here: no two files are the same
+CPU = torch.device("cpu")
 
 
-class State:
+class State(Engine):
     """A model, an optimizer with history, a scaler."""
 
     def __init__(self, model: torch.nn.Module, steps: int):
-        self.model = model
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        precision = Precision(PrecisionConfig("fp32", tf32=False), CPU)
+        super().__init__(model, torch.optim.AdamW(model.parameters(), lr=0.1), precision, None, Mesh.solo(CPU), CPU)
+        self.precision.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(steps):
             torch.manual_seed(step)
             for p in model.parameters():
@@ -32,20 +36,17 @@ class State:
     def everything(self) -> list[Any]:
         state = self.optimizer.state_dict()
         tensors = [t for s in state["state"].values() for t in s.values()]
-        return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.scaler.state_dict()]
+        return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.precision.scaler.state_dict()]
 
     def save(self, folder: Path, steps: int, *, kept: bool = False) -> Path:
         def enter(sha256: str) -> None:
             KNOWN.append(Saved(steps, sha256))
 
-        state = (self.model, self.optimizer, self.scaler)
-        return checkpoint.save(folder, *state, Work(steps=steps, sequences=7 * steps), enter, kept=kept)
+        return checkpoint.save(folder, self, Work(steps=steps, sequences=7 * steps), enter, kept=kept)
 
     def load(self, folder: Path) -> Work | None:
         found = checkpoint.newest_of(folder, KNOWN)
-        if found is None:
-            return None
-        return checkpoint.load(checkpoint.path_of(folder, found), self.model, self.optimizer, self.scaler)
+        return checkpoint.load(checkpoint.path_of(folder, found), self) if found else None
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
@@ -54,8 +55,8 @@ def same(a: list[Any], b: list[Any]) -> bool:
 
 def test_roundtrip(tmp_path: Path, make_model: Callable[..., Any]) -> None:
     saved = State(make_model(0), 3)
-    saved.scaler.scale(torch.ones(1))
-    saved.scaler.update(4.0)
+    saved.precision.scaler.scale(torch.ones(1))
+    saved.precision.scaler.update(4.0)
     torch.manual_seed(99)
     saved.save(tmp_path, 3)
     expected = torch.rand(5)
@@ -74,11 +75,12 @@ def test_a_loss_scale_begins_anew_where_the_format_changes(
 ) -> None:
     """With precision=auto a resume on an older GPU is in fp16, and the run may have begun in bf16, or on a CPU."""
     saved, other = State(make_model(0), 3), State(make_model(1), 0)
-    saved.scaler, other.scaler = (torch.amp.GradScaler("cpu", enabled=is_fp16) for is_fp16 in (before, now))
-    fresh = other.scaler.state_dict()
+    for state, is_fp16 in ((saved, before), (other, now)):
+        state.precision.scaler = torch.amp.GradScaler("cpu", enabled=is_fp16)
+    fresh = other.precision.scaler.state_dict()
     saved.save(tmp_path, 3)
     assert other.load(tmp_path) == Work(steps=3, sequences=21)
-    assert other.scaler.state_dict() == fresh
+    assert other.precision.scaler.state_dict() == fresh
 
 
 def test_no_checkpoint_is_not_an_error(tmp_path: Path, make_model: Callable[..., Any]) -> None:
@@ -150,7 +152,7 @@ def test_a_checkpoint_is_an_entry_before_it_has_its_name(tmp_path: Path, make_mo
         (temporary,) = tmp_path.iterdir()
         seen.append((temporary.suffix, file_sha256(temporary) == sha256))
 
-    path = checkpoint.save(tmp_path, state.model, state.optimizer, state.scaler, Work(steps=1), enter)
+    path = checkpoint.save(tmp_path, state, Work(steps=1), enter)
     assert seen == [(".tmp", True)]
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 

@@ -54,9 +54,8 @@ def test_low_bit_states_are_near_and_resume_exactly(
         )
         found, expected = (train(e, tiny_source, range(5)) for e in (unbroken, plain))
         train(first, tiny_source, range(3))
-        saved = (first.model, first.optimizer, first.precision.scaler)
-        path = checkpoint.save(tmp_path, *saved, Work(steps=3), lambda _: None)
-        checkpoint.load(path, second.model, second.optimizer, second.precision.scaler)
+        path = checkpoint.save(tmp_path, first, Work(steps=3), lambda _: None)
+        checkpoint.load(path, second)
         train(second, tiny_source, range(3, 5))
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], rel=tolerance)
     assert [s.loss for s in found] != [s.loss for s in expected]

@@ -77,10 +77,8 @@ def test_resumed_equals_unbroken(
 
 
 def resume(first: Engine, second: Engine, folder: Path) -> None:
-    state = (first.model, first.optimizer, first.precision.scaler)
-    saved = checkpoint.save(folder, *state, Work(steps=3), lambda _: None)
-    work = checkpoint.load(saved, second.model, second.optimizer, second.precision.scaler)
-    assert work == Work(steps=3)
+    saved = checkpoint.save(folder, first, Work(steps=3), lambda _: None)
+    assert checkpoint.load(saved, second) == Work(steps=3)
 
 
 def test_a_checkpoint_fits_a_plain_run(

@@ -6,14 +6,13 @@ from typing import Any, get_args
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from cramming.budget import BudgetConfig
 from cramming.checks import Config
 from cramming.config import UserError, build, config_folder
 from cramming.journal import Unit
-from cramming.overrides import compose, literal, one_line, parse, with_implied, with_quotes
+from cramming.overrides import compose, literal, parse, points_of, with_implied, with_quotes
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 UNITS = (*get_args(Unit), "minutes")
@@ -35,9 +34,9 @@ def test_the_budget_that_is_typed_wins_over_an_experiments(base: list[str], unit
 )
 def test_text_that_needs_quotes_is_refused_with_the_way_to_quote_it(value: str) -> None:
     """What the message proposes, typed into a shell, is that text."""
-    with pytest.raises(HydraException) as error:
+    with pytest.raises(UserError) as error:
         compose(["data=text", f"data.paths={value}"])
-    said = one_line(error.value)
+    said = str(error.value)
     assert said.startswith(f"data.paths={value}: cannot be read as one setting") and "\n" not in said
     (word,) = shlex.split(said.partition(", as in ")[2])
     items = value.strip("[]").split(",")
@@ -97,6 +96,11 @@ def test_a_compression_may_be_typed_by_its_name_and_brings_its_own_settings() ->
         Config.of(compose(["parallel.compression=null"]))
 
 
+def test_of_a_setting_that_is_given_twice_in_a_multirun_the_last_one_counts() -> None:
+    """As for Hydra, which starts the jobs: no other points are checked than will run."""
+    assert points_of(["seed=1,2", "name=a,b", "seed=3"]) == [["seed=3", "name=a"], ["seed=3", "name=b"]]
+
+
 def test_a_setting_of_another_choice_is_refused() -> None:
-    with pytest.raises(HydraException, match=r"Could not override 'schedule\.decay'"):
+    with pytest.raises(UserError, match=r"Could not override 'schedule\.decay'"):
         compose(["schedule=linear", "schedule.decay=0.3"])

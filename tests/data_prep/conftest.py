@@ -2,11 +2,10 @@
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cramming.data.corpus import Corpus
@@ -39,30 +38,30 @@ def text_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def text_config(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The root configuration that reads these paths; keywords override `data`, `tokenizer={...}` the tokenizer."""
+@pytest.fixture(scope="session")
+def text_config_in() -> Callable[..., dict[str, Any]]:
+    """The root configuration with its `corpora` in this folder that reads these paths; keywords override `data`,
+    `tokenizer={...}` the tokenizer."""
 
-    def make(*paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
+    def make(folder: Path, *paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
         section = {"name": "test", "source": "text", **BASE, "paths": list(map(str, paths)), **data}
-        return {"corpora": str(tmp_path / "corpora"), "data": section, "tokenizer": {**TOKENIZER, **(tokenizer or {})}}
+        return {"corpora": str(folder / "corpora"), "data": section, "tokenizer": {**TOKENIZER, **(tokenizer or {})}}
 
     return make
+
+
+@pytest.fixture
+def text_config(tmp_path: Path, text_config_in: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same in the test's folder."""
+    return partial(text_config_in, tmp_path)
 
 
 def decoded_documents(corpus: Corpus) -> list[str]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
-    texts = []
-    for split in ("train", "validation"):
-        stream = corpus.stream(split)  # type: ignore[arg-type]
-        bounds = [*stream.document_starts.tolist(), stream.num_tokens]
-        texts += [
-            tokenizer.decode(stream.gather(np.array([start]), end - start)[0].tolist())
-            for start, end in pairwise(bounds)
-        ]
-    return texts
+    streams = corpus.stream("train"), corpus.stream("validation")
+    return [tokenizer.decode(stream.document(n).tolist()) for stream in streams for n in range(stream.num_documents)]
 
 
 @pytest.fixture

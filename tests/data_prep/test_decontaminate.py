@@ -10,7 +10,7 @@ import pytest
 from cramming.config import UserError
 from cramming.data.task_files import texts_sha256
 from data_prep.dedup import decontaminate
-from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
+from data_prep.dedup.decontaminate import BETWEEN_TASKS, DecontaminationConfig, Decontaminator
 from data_prep.filters.normalise import CleanConfig, normalize
 
 CONFIG = DecontaminationConfig()
@@ -22,7 +22,7 @@ FILLER = "Nobody knew the way to the lake, and nobody asked. It rained all day. 
 
 
 def tasks_in(search: Decontaminator, text: str) -> tuple[str, ...]:
-    return search.tasks_in([text])[0]
+    return tuple(filter(None, search([text]).get(0, "").split(BETWEEN_TASKS)))
 
 
 def write(folder: Path, task: str, name: str, *rows: str) -> None:
@@ -113,9 +113,10 @@ def test_texts_are_searched_together_as_alone(found: Decontaminator, monkeypatch
     texts = [FILLER, LONG, "", TINY, " ".join(words[:9]), " ".join(words[9:]), f"{FILLER}{SHORT}", PARSED, "What is"]
     alone = [tasks_in(found, text) for text in texts]
     assert [len(tasks) for tasks in alone] == [0, 2, 0, 2, 0, 0, 2, 1, 0]
-    assert found.tasks_in(texts) == alone and found.tasks_in([]) == []
+    together = {place: BETWEEN_TASKS.join(tasks) for place, tasks in enumerate(alone) if tasks}
+    assert found(texts) == together and found([]) == {}
     monkeypatch.setattr(decontaminate, "BATCH_CHARACTERS", 100)
-    assert found.tasks_in(texts) == alone
+    assert found(texts) == together
 
 
 def test_what_anybody_says_is_no_evidence() -> None:

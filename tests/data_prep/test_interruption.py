@@ -27,6 +27,17 @@ Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
 
 
+def stopped(config: dict[str, Any]) -> None:
+    """Prepare, but for the card and the manifest: an interruption comes when all shards are finished."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare.corpus_card, "complete", interrupt)
+        main(config)
+
+
 @pytest.mark.parametrize("moment", ["first write", "giving up"])
 def test_a_kill_while_the_folder_has_no_state_does_not_block_it(
     tmp_path: Path, text_file: Path, text_config: Config, moment: str, run: Run
@@ -67,19 +78,13 @@ def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_setti
     with monkeypatch.context() as earlier:
         earlier.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION - 1)
         name_before = corpus_folder(unnamed)
-        with earlier.context() as stopped, pytest.raises(KeyboardInterrupt):
-            stopped.setattr(prepare.corpus_card, "complete", interrupt)
-            main(config)
+        stopped(config)
     assert corpus_folder(unnamed) != name_before
     run(config)
     assert "has changed: settings, or the rules for text); starting over" in capsys.readouterr().out
     monkeypatch.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION + 1)
     main(config)
     assert "by an earlier version's rules for text" in capsys.readouterr().out and Corpus.open(tmp_path / "c")
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_resuming_does_not_tokenize_finished_shards_again(
@@ -109,19 +114,18 @@ def test_resuming_does_not_tokenize_finished_shards_again(
 
 
 def test_a_resume_reads_no_finished_shard_and_counts_what_is_in_it(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run
 ) -> None:
     """What stands in the shards is exchanged for other tokens: nothing that a resume counts tells of it."""
     manifests = []
     for name in ("whole", "broken"):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(prepare.corpus_card, "complete", interrupt)
-            main(text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000))
+        config = text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000)
+        stopped(config)
         shards = json.loads((tmp_path / name / UNFINISHED).read_text())["shards"]
         files = [tmp_path / name / shard["file"] for of_split in shards.values() for shard in of_split]
         for file in files if name == "broken" else []:
             file.write_bytes(bytes(file.stat().st_size))
-        main(text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000))
+        main(config)
         manifests.append(manifest.Manifest.load(tmp_path / name / manifest.MANIFEST))
     whole, broken = manifests
     assert whole.splits == broken.splits and whole.counts == broken.counts and whole.stages == broken.stages
@@ -132,18 +136,10 @@ def test_a_resume_reads_no_finished_shard_and_counts_what_is_in_it(
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
 def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
-    tmp_path: Path,
-    text_file: Path,
-    text_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
-    capsys: Any,
-    damage: Callable[[Path], None],
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Any, damage: Callable[[Path], None]
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.corpus_card, "complete", interrupt)
-        main(config)
+    stopped(config)
     damage(tmp_path / "c" / "train-00002.bin")
     run(config)
     said = capsys.readouterr().out
@@ -151,12 +147,10 @@ def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
 
 
 def test_a_changed_source_says_how_much_finished_work_is_made_anew(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: Any
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Any
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.corpus_card, "complete", interrupt)
-        main(config)
+    stopped(config)
     finished = sum(map(len, json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"].values()))
     text_file.write_text(text_file.read_text(encoding="utf-8") + "\n\none more document, added since", encoding="utf-8")
     run(config)
@@ -165,12 +159,10 @@ def test_a_changed_source_says_how_much_finished_work_is_made_anew(
 
 
 def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, text_file: Path, text_config: Config
 ) -> None:
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.corpus_card, "complete", interrupt)
-        main(config)
+    stopped(config)
     state = json.loads((tmp_path / "c" / "unfinished.json").read_text())
     del state["token_use"]  # as an earlier version wrote it
     (tmp_path / "c" / "unfinished.json").write_text(json.dumps(state))
@@ -182,13 +174,11 @@ def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(
 
 @pytest.mark.parametrize("change", [lambda path: path.write_text("{"), lambda path: path.unlink()])
 def test_another_tokenizer_in_an_interrupted_run_is_named_and_all_made_anew(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run,
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run,
     capsys: pytest.CaptureFixture[str], change: Callable[[Path], object],
 ) -> None:  # fmt: skip
     config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.corpus_card, "complete", interrupt)
-        main(config)
+    stopped(config)
     whole = (tmp_path / "c" / "tokenizer.json").read_bytes()
     change(tmp_path / "c" / "tokenizer.json")
     run(config)
@@ -223,7 +213,7 @@ def test_a_damaged_state_is_named(tmp_path: Path, text_file: Path, text_config: 
 
 
 def test_an_error_keeps_what_was_finished_before(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: Any
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Any
 ) -> None:
     """Of an earlier run, as when a disk is not there for a moment; and of a first one, whatever takes long."""
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
@@ -233,9 +223,7 @@ def test_an_error_keeps_what_was_finished_before(
     with pytest.raises(UserError, match=rf"vocab_size=12 is too small: .*; what is finished stays in {tmp_path}/c$"):
         main({**config, "tokenizer": {**config["tokenizer"], "vocab_size": 12}})
     assert (tmp_path / "c" / NEAR).is_file()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.corpus_card, "complete", interrupt)
-        main(config)
+    stopped(config)
     (tmp_path / "glue").rename(tmp_path / "unmounted")
     with pytest.raises(UserError, match=r"no folder that holds one of CoLA.*; what is finished stays"):
         main(config)

@@ -11,7 +11,7 @@ import pytest
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import corpus_folder
-from data_prep.prepare import main, parse
+from data_prep.prepare import _sample_texts, main, parse
 
 Config = Callable[..., dict[str, Any]]
 
@@ -85,24 +85,23 @@ def test_a_mix_that_a_short_part_ends_says_so_where_too_little_is_left(mixed: Co
 def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     mixed: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts' own samples by weight, as long as asked for; where no part is costly, all of the text."""
+    """The parts' own samples by weight, as long as is set; where no part is costly, all of the text."""
     folder = tmp_path / "set"
     folder.mkdir()
     (tmp_path / "2.jsonl").rename(folder / "train.jsonl")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    config = mixed([1, 3, 1])
+    config = mixed([1, 3, 1], tokenizer={"sample_mb": 0.04})
     hub = {"weight": 3, "source": "hub", "dataset": str(folder)}
     config["data"]["parts"] = [*config["data"]["parts"][:1], hub]
-    source = parse(config).source
-    sample = list(source.sample_documents(40_000))
-    assert 40_000 <= sum(len(document.text) for document in sample) < 42_000
-    of_hub = [document.text for document in sample if "set" in document.source]
-    assert 0.65 < sum(map(len, of_hub)) / sum(len(document.text) for document in sample) < 0.85
-    first = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()[: len(of_hub)]]
-    assert set(of_hub) != set(first)  # shuffled, as the hub's own sample is
+    sample = list(_sample_texts(parse(config)))
+    assert 40_000 <= sum(map(len, sample)) < 42_000
+    in_set = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
+    of_hub = [text for text in sample if text in in_set]
+    assert 0.65 < sum(map(len, of_hub)) / sum(map(len, sample)) < 0.85
+    assert set(of_hub) != set(in_set[: len(of_hub)])  # shuffled, as the hub's own sample is
     config["data"]["parts"][1]["max_documents"] = 150  # then it is small enough to be read twice
-    whole = parse(config).source
-    assert list(whole.sample_documents(12_000)) == list(whole.documents())
+    whole = [document.text for document in parse(config).source.documents()]
+    assert list(_sample_texts(parse(config))) == whole and sum(map(len, whole)) > 50_000
 
 
 def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,27 +208,15 @@ def start(config: dict[str, Any], stop: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def unbroken(
-    tmp_path_factory: pytest.TempPathFactory, contents: Contents
+    tmp_path_factory: pytest.TempPathFactory, text_config_in: Config, contents: Contents
 ) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
     """Settings of a corpus of many shards from the faulty text, and what an unbroken run makes of them."""
     place = tmp_path_factory.mktemp("planted")
     text, tasks = plant(place, 300)
 
-    def make(*paths: Path, tokenizer: dict[str, Any], **data: Any) -> dict[str, Any]:
-        section = {
-            "name": "test",
-            "source": "text",
-            "paths": list(map(str, paths)),
-            "validation_fraction": 0.05,
-            **data,
-        }
-        return {"corpora": str(place), "data": section, "tokenizer": tokenizer}
-
     def settings(name: str, workers: int = 2) -> dict[str, Any]:
-        clean = {"max_characters": 20_000}
-        return everything(
-            text, tasks, make, clean=clean, corpus=str(place / name), workers=workers, shard_tokens=10_000
-        )
+        given = {"clean": {"max_characters": 20_000}, "corpus": str(place / name), "shard_tokens": 10_000}
+        return everything(text, tasks, partial(text_config_in, place), workers=workers, **given)
 
     main(settings("whole", workers=1))
     return settings, contents(place / "whole")

@@ -13,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError, build
+from cramming.data.manifest import SpecialIds
 from data_prep import prepare
-from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, characters_by_entry, load, special_ids
+from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, characters_by_entry, describe, load
 from data_prep.tokenizer.train import TRAINERS, sample_text, train
 
 Config = Callable[..., dict[str, Any]]
@@ -62,7 +63,7 @@ def test_loads_in_stock_transformers_and_encodes_pairs(tmp_path: Path, kind: Any
     fast = PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"), **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()}
     )
-    ids = special_ids(tokenizer)
+    ids = SpecialIds(**describe(tokenizer, tmp_path / "tokenizer.json").special_ids)
     assert ids == (0, 1, 2, 3, 4)
     first, second = (fast(text, add_special_tokens=False)["input_ids"] for text in ("Kalo mi", "rentas"))
     pair = fast("Kalo mi", "rentas")

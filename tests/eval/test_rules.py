@@ -360,6 +360,7 @@ def test_each_rule_can_be_broken(number: str, glue: Record) -> None:
     [
         "coca-cola/articles.txt", "rte/2024/news.txt", "mycola/a.txt", "cb/train.txt", "ax/test.txt", "record/a.tsv",
         "hot-glue/all.txt", "cola-wars/train.jsonl", "diagnostic/train.tsv", "text/squadron.txt", "a/train-v1.1.json",
+        "quorate/a.txt", "rte/train/news.txt", "squad5/a.txt",
     ],
 )  # fmt: skip
 def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, name: str) -> None:
@@ -376,6 +377,8 @@ def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, 
         "glue/all_train.json", "glue_data/a.txt", "cola_public_1.1/a.txt", "glue_rte.csv", "boolq/a.txt", "MultiRC.xz",
         "RTE/train.tsv", "CB/val.jsonl", "ax/test-00000-of-00001.parquet", "diagnostic/diagnostic.tsv", "AX-b/AX-b.csv",
         "datasets--stanfordnlp--sst2/snapshots/1/data/train-00000-of-00001.parquet", "datasets--x--my-rte/a.parquet",
+        "SQuAD2.0/a.json", "squad_v2/a.json", "msr_paraphrase_train.txt", "quora_duplicate_questions.tsv",
+        "rte/train/0000.parquet",
     ],
 )  # fmt: skip
 def test_a_file_in_a_folder_of_a_task_or_called_so_is_downstream(glue: Record, name: str) -> None:
@@ -386,6 +389,7 @@ def test_a_file_in_a_folder_of_a_task_or_called_so_is_downstream(glue: Record, n
 def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_local_one_by_its_path(glue: Record) -> None:
     for name, folder, ok in [
         ("x/QQP_triplets/train", None, False), ("google/boolq/train", None, False), ("x/copa/train", None, False),
+        ("SetFit/sst5/train", None, False), ("quora/train", None, False), ("x/squad2/train", None, False),
         ("x/cocacola/train", None, True), ("./squad/train", "./squad", False), ("./my-squad/train", "./my-squad", True),
     ]:  # fmt: skip
         source = {

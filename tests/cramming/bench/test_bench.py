@@ -52,10 +52,10 @@ def test_tricks_are_measured_judged_and_written(measured: Any, tmp_path: Path) -
     assert len(row["raw_seconds"]["base"]) == len(row["raw_seconds"]["other"]) == 2
     assert row["tokens_per_second"] > 0 and row["peak_bytes"] > 0
     (here,) = gate.load(tmp_path / "gates.json").values()
-    assert here["verdicts"]["checkpoint all"]["passed"] and here["verdicts"]["checkpoint all"]["steps"] == 40
+    assert here.verdicts["checkpoint all"].passed and here.verdicts["checkpoint all"].steps == 40
     (floor,) = raw["floors"]
     assert len(floor["distances"]) == gate.REPETITIONS
-    assert here["floors"]["1.19e-07"]["distances"] == floor["distances"]
+    assert here.floors["1.19e-07"]["distances"] == floor["distances"]
     assert any("3 repetitions of the reference with weights perturbed by 1.2e-07" in line for line in lines)
 
 
@@ -147,7 +147,7 @@ def test_the_best_stack_is_judged_and_leaves_nothing_compiled_behind(
     monkeypatch.setattr(tricks, "best", lambda *_: stack)
     measured(tricks.BEST)
     (here,) = gate.load(tmp_path / "gates.json").values()
-    assert here["verdicts"][tricks.BEST]["passed"]
+    assert here.verdicts[tricks.BEST].passed
     assert not list(temporary.iterdir())
 
 

@@ -47,6 +47,13 @@ def test_a_curve_that_is_not_finite_fails() -> None:
     assert not verdict.passed and verdict.distance is None and verdict.at_step == 40
 
 
+def test_steps_that_are_left_over_are_a_window_too() -> None:
+    curve = [3.0] * 13
+    assert gate.distances(curve, [3.5] * 10 + [5.0] * 3) == [0.5, 2.0]
+    verdict = gate.judge(PLAIN, curve, [*curve[:-1], 4.5], NoiseFloor(SAME, [[0.0] * 2]))
+    assert not verdict.passed and (verdict.distance, verdict.at_step) == (0.5, 13)
+
+
 @pytest.mark.parametrize("diverged", [math.inf, math.nan])
 def test_a_repetition_that_diverged_judges_nothing(diverged: float, tmp_path: Path) -> None:
     """It would allow whatever there is, and a number that JSON has not would cost the whole file."""
@@ -146,11 +153,11 @@ def test_noise_floors_are_kept_with_the_verdicts(tmp_path: Path) -> None:
     gate.save(gates, "here", [FAILED], [NoiseFloor(SAME, [[1e-7, 2e-3]]), NoiseFloor(COARSE, [[1e-3, 0.01]])])
     gate.save(gates, "here", [], [NoiseFloor(SAME, [[1e-7, 3e-3]])])
     here = gate.load(gates)["here"]
-    assert here["verdicts"]["checkpoint all"]["passed"] is False
-    assert {name: floor["distances"] for name, floor in here["floors"].items()} == {
+    assert here.verdicts["checkpoint all"].passed is False
+    assert {name: floor["distances"] for name, floor in here.floors.items()} == {
         "1.19e-07": [[1e-7, 3e-3]], "0.00391": [[1e-3, 0.01]]
     }  # fmt: skip
-    assert here["floors"]["1.19e-07"]["tolerance"] == pytest.approx([9e-3, 9e-3])
+    assert here.floors["1.19e-07"]["tolerance"] == pytest.approx([9e-3, 9e-3])
 
 
 def test_every_trick_names_settings_that_exist_and_builds(compose: Compose) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -93,8 +92,7 @@ def test_any_split_into_batches_gives_the_same_rows(tiny_corpus: Path, packing: 
 def test_a_curriculum_comes_in_its_order_and_again_in_each_epoch(tiny_corpus: Path, order: str) -> None:
     one = source(tiny_corpus, order=order)
     stream = Corpus.open(tiny_corpus).stream("train")
-    bounds = [*stream.document_starts.tolist(), stream.num_tokens]
-    documents = [stream.gather(np.array([a]), b - a)[0] for a, b in pairwise(bounds)]
+    documents = [stream.document(number) for number in range(stream.num_documents)]
     flat = np.concatenate(documents if order == "source" else documents[::-1])
     offsets = set()
     for epoch in range(3):
@@ -196,7 +194,7 @@ def test_a_corpus_below_two_windows_is_refused(tiny_corpus: Path) -> None:
 
 class TestPrefetch:
     def running(self) -> int:
-        return sum(t.name == "prefetch" for t in threading.enumerate())
+        return sum(t.name.startswith("prefetch") for t in threading.enumerate())
 
     @pytest.fixture(autouse=True)
     def _no_thread_is_left(self) -> Iterator[None]:
@@ -207,11 +205,11 @@ class TestPrefetch:
     def test_equals_direct_calls_and_resumes_anywhere(self, tiny_corpus: Path) -> None:
         one = source(tiny_corpus)
         make: Callable[[int], Batch] = lambda k: one.batch(4 * k, 4)  # noqa: E731
-        stream = prefetch(make)
+        stream = prefetch(make, 3)
         ahead = [next(stream) for _ in range(10)]
         stream.close()
         assert all(same(batch, make(k)) for k, batch in enumerate(ahead))
-        resumed = prefetch(lambda k: make(6 + k))
+        resumed = prefetch(lambda k: make(6 + k), 3)
         assert all(same(next(resumed), batch) for batch in ahead[6:])
         resumed.close()
 
@@ -228,6 +226,19 @@ class TestPrefetch:
         assert len(made) <= 4  # one taken, two waiting, one in the hand
         stream.close()
 
+    def test_an_end_waits_for_one_batch_only(self, tiny_corpus: Path) -> None:
+        one, made = source(tiny_corpus), list[int]()
+
+        def make(k: int) -> Batch:
+            made.append(k)
+            time.sleep(0.1)
+            return one.batch(k, 1)
+
+        stream = prefetch(make, depth=20)
+        next(stream)
+        stream.close()
+        assert len(made) <= 3
+
     def test_an_error_reaches_the_consumer_in_its_turn(self, tiny_corpus: Path) -> None:
         one = source(tiny_corpus)
 
@@ -236,7 +247,7 @@ class TestPrefetch:
                 raise UserError("shard gone")
             return one.batch(k, 1)
 
-        stream = prefetch(make)
+        stream = prefetch(make, 3)
         assert all(same(next(stream), one.batch(k, 1)) for k in range(3))
         with pytest.raises(UserError, match="shard gone"):
             next(stream)

@@ -145,9 +145,8 @@ def test_resumed_equals_unbroken(
     unbroken, first, second = (make_engine(seed, optim=optim, **memory) for seed in (0, 0, 1))
     train(unbroken, tiny_source, range(5))
     train(first, tiny_source, range(3))
-    state = (first.model, first.optimizer, first.precision.scaler)
-    saved = checkpoint.save(tmp_path, *state, Work(steps=3), lambda _: None)
-    checkpoint.load(saved, second.model, second.optimizer, second.precision.scaler)
+    saved = checkpoint.save(tmp_path, first, Work(steps=3), lambda _: None)
+    checkpoint.load(saved, second)
     train(second, tiny_source, range(3, 5))
     for a, b in zip(unbroken.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)

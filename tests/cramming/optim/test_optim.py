@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cramming.config import choose
-from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig, build_optimizer, parameter_groups
+from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig, parameter_groups
 
 LR, DECAY, EPS, BETAS = 0.1, 0.05, 1e-6, (0.9, 0.98)
 COMMON = {"lr": 1e-2, "lr_scale": None, "lr_width": None, "weight_decay": 0.01, "clip": None}
@@ -21,6 +21,10 @@ OWN |= {"muon": MUON, "normuon": {**MUON, "row_beta": 0.95}}
 
 def config(name: str, **changes: Any) -> OptimConfig:
     return choose(OPTIMIZERS, {"name": name, **COMMON, **OWN.get(name, ADAM), **changes}, "optim")
+
+
+def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    return config.build(config.groups(model))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> 
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     rate = {"sgd": 0.05, "adagrad": 0.5, "lars": 2.0}.get(name, 0.05)
-    optimizer = build_optimizer(model, config(name, lr=rate))
+    optimizer = build(model, config(name, lr=rate))
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(rate, 0.01), (rate, 0.0)]
     x = torch.randn(64, 4)
     y = x @ torch.randn(4, 4) + 1.0
@@ -63,7 +67,7 @@ def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> 
 def test_decoupled_decay_shrinks_weights_without_a_gradient(name: str) -> None:
     model = nn.Linear(4, 4)
     before, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    optimizer = build_optimizer(model, config(name, lr=0.1, weight_decay=0.5))
+    optimizer = build(model, config(name, lr=0.1, weight_decay=0.5))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -137,7 +141,7 @@ def test_layerwise_steps_are_the_papers(name: str) -> None:
     start = [p.detach().clone() for p in model.parameters()]
     first = [0, 0, 2, 2]
     gradients = [[torch.randn_like(p) for p in start] for _ in range(4)]
-    optimizer = build_optimizer(model, layerwise(name))
+    optimizer = build(model, layerwise(name))
     for t, step in enumerate(gradients):
         for p, g, begin in zip(model.parameters(), step, first):
             p.grad = g.clone() if t >= begin else None
@@ -151,7 +155,7 @@ def test_layerwise_steps_are_the_papers(name: str) -> None:
 def test_a_zero_matrix_still_moves(name: str) -> None:
     model = nn.Linear(3, 5)
     nn.init.zeros_(model.weight)
-    optimizer = build_optimizer(model, layerwise(name))
+    optimizer = build(model, layerwise(name))
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert model.weight.isfinite().all() and model.weight.abs().sum() > 0

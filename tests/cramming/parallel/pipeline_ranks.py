@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from cramming import device as devices
 from cramming.checks import Config
 from cramming.data.batches import PINNED
 from cramming.engine import Engine, build_engine
@@ -27,7 +26,7 @@ CPU = torch.device("cpu")
 
 def start(config: Config, mesh: Mesh) -> Engine:
     """An engine with the weights of the seed."""
-    devices.seed_everything(config.seed)
+    torch.manual_seed(config.seed)
     return build_engine(config, mesh, CPU)
 
 

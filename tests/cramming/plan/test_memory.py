@@ -246,7 +246,7 @@ def test_flex_is_planned_on_a_gpu_as_what_runs_uncompiled(
 ) -> None:
     """FlexAttention exists compiled only, and a simulation runs eagerly."""
     simulation = Simulation.__new__(Simulation)
-    simulation.config, simulation.has_flash = Config.of(compose("attention.kernel=flex")), True
+    simulation.config = Config.of(compose("attention.kernel=flex"))
     simulation.place = Place("cuda", "a GPU", mode, (8, 0))
     assert simulation._executed(is_fake=False).attention.kernel == expected
 

@@ -92,6 +92,10 @@ def test_where_nothing_fits_it_says_what_is_missing(
             "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU",
         ),
         (["attention.kernel=varlen", "plan.device=A100", "precision.mode=fp32"], "FlashAttention computes in 16 bits"),
+        (
+            ["attention.kernel=varlen", "plan.device=A100", "model.attention_dropout=0.1"],
+            "attention.kernel=varlen: has no dropout",
+        ),
         (["attention.kernel=varlen", "plan.device=cpu"], "attention.kernel=varlen: runs on CUDA only"),
         (["attention.kernel=flex", "model.attention_dropout=0.1"], "attention.kernel=flex: has no dropout"),
         (["attention.kernel=products"], "attention.kernel=products: is for CPUs only"),
@@ -232,7 +236,7 @@ def test_each_card_gets_a_number_format_and_kernels_that_it_has(compose: Compose
     config = planned_config(compose(*SMALL, *TINY, "precision=auto", "train.packing=documents"))
     target = find_target(PlanConfig(None, card.name, None), "cpu", config)
     old = card.capability < (8, 0)
-    assert (target.place.mode, target.has_flash) == (("fp16", False) if old else ("bf16", True))
+    assert (target.place.mode, target.place.has_flash) == (("fp16", False) if old else ("bf16", True))
     assert 0.9 * card.memory < target.memory_bytes / 2**30 < card.memory
     assert 0 < target.rates.flops < card.tflops * 1e12
     if card.name in ("T4", "A100 40GB"):

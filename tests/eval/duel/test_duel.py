@@ -18,7 +18,7 @@ from cramming.overrides import compose as compose_settings
 from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
 from eval.duel.ledger import TERMS, Duel, Ledger
-from eval.duel.main import DuelConfig, Opponents, Terms, fight, measure_of, needs_scores, on_the_clock
+from eval.duel.main import DuelConfig, Opponent, fight, measure_of, needs_scores, on_the_clock
 from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
 
@@ -47,16 +47,20 @@ class Fought:
 
 
 @pytest.fixture
-def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, Terms, Opponents]]:
-    def begun() -> tuple[Ledger, Terms, Opponents]:
-        ledger, terms = Ledger(config.folder), Terms("d0", "loss", [0, 1])
-        opponents = Opponents((["optim=adamw"], ["optim=sgd"]), (compose("optim=adamw"), compose("optim=sgd")))
+def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, list[Opponent]]]:
+    def begun() -> tuple[Ledger, list[Opponent]]:
+        ledger = Ledger(config.folder)
+        opponents = [Opponent([override], compose(override)) for override in ("optim=adamw", "optim=sgd")]
         judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "loss", "seed": 0}
         if "d0" not in ledger.duels():
             main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
-        return ledger, terms, opponents
+        return ledger, opponents
 
     return begun
+
+
+def against(base: dict[str, Any], candidate: dict[str, Any]) -> list[Opponent]:
+    return [Opponent([], base), Opponent([], candidate)]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +79,13 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     fought = Fought(monkeypatch, loss)
-    ledger, terms, opponents = begin()
-    fight(ledger, terms, opponents, config, seed=0)
+    ledger, opponents = begin()
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     duel = ledger.duels()["d0"]
     assert duel.verdict is not None and duel.verdict["verdict"] == verdict
     assert len(duel.pairs) == pairs == len(fought.trained)
     assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]  # cores change hands
-    fight(ledger, terms, opponents, config, seed=0)
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert len(fought.trained) == pairs, "fought once, shown ever after"
     capsys.readouterr()
     ladder.show(ledger, as_json=False)
@@ -102,7 +106,7 @@ def test_a_kill_between_a_pair_and_its_verdict_costs_neither(
     begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int
 ) -> None:
     fought, write = Fought(monkeypatch, loss), Ledger.write
-    ledger, terms, opponents = begin()
+    ledger, opponents = begin()
 
     def killed(self: Ledger, event: str, **values: Any) -> None:
         if event == "verdict":
@@ -111,9 +115,9 @@ def test_a_kill_between_a_pair_and_its_verdict_costs_neither(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Ledger, "write", killed)
-        fight(ledger, terms, opponents, config, seed=0)
+        fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     monkeypatch.setattr(main, "code", lambda: {"commit": "another"})  # no more of it is needed
-    fight(ledger, terms, opponents, config, seed=0)
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert len(fought.trained) == pairs and ledger.duels()["d0"].verdict is not None
 
 
@@ -121,12 +125,12 @@ def test_another_rule_for_the_same_seeds_is_refused(
     begin: Any, compose: Compose, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
-    ledger, terms, opponents = begin()
+    ledger, opponents = begin()
     corpora = {"corpora": ["c0", "c1"]}
     rule = asdict(SequentialTest(config.pairs, config.error, config.delta)) | {"measure": "loss", "seed": 2} | corpora
     main.begin(ledger, "d1", opponents, ["h0", "h1"], rule, "Test CPU")
-    fight(ledger, terms._replace(id="d1"), opponents, config, seed=2)
-    first, second = opponents.settings
+    fight(ledger, "d1", [0, 1], opponents, config, seed=2)
+    first, second = (side.settings for side in opponents)
     spelt = compose("optim=adamw", "device=cpu", "train.log_every=7")  # the same to whoever trains by it
     for sides_of, corpora_of, why in (
         ([first, second], ["c0", "c1"], "under another rule or fine-tuning"),
@@ -146,8 +150,8 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
     begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
-    ledger, terms, opponents = begin()
-    fight(ledger, terms, opponents, config, seed=0)
+    ledger, opponents = begin()
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert ledger.configurations()["h1"]["optim"]["name"] == "sgd"
     capsys.readouterr()
     ladder.show(ledger, as_json=False)
@@ -238,10 +242,10 @@ def test_a_file_is_no_folder_of_duels(compose: Compose, tmp_path: Path) -> None:
 
 def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     Fought(monkeypatch, lambda name: 5.0)
-    ledger, terms, opponents = begin()
+    ledger, opponents = begin()
     monkeypatch.setattr(main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None})
     with pytest.raises(UserError, match="other code is here now"):
-        fight(ledger, terms, opponents, config, seed=0)
+        fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert ledger.duels()["d0"].starts == 0
 
 
@@ -266,13 +270,13 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
     compose: Compose, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlm, rtd = compose(), compose("objective=rtd")
-    assert not needs_scores(Opponents(([], []), (mlm, mlm)), glue=False)
-    assert needs_scores(Opponents(([], []), (mlm, rtd)), glue=True)
+    assert not needs_scores(against(mlm, mlm), glue=False)
+    assert needs_scores(against(mlm, rtd), glue=True)
     with pytest.raises(UserError, match=r"set duel\.glue=true"):
-        needs_scores(Opponents(([], []), (rtd, mlm)), glue=False)
+        needs_scores(against(rtd, mlm), glue=False)
     other = compose("objective=rtd", "eval.hyperparameters.epochs=2")
     with pytest.raises(UserError, match="fine-tuned otherwise"):
-        needs_scores(Opponents(([], []), (mlm, other)), glue=True)
+        needs_scores(against(mlm, other), glue=True)
     monkeypatch.setattr(sides, "train", lambda *_: None)
     score = {"base-0": 60.0, "base-1": 61.0, "base-2": 60.5}
     monkeypatch.setattr(
@@ -280,11 +284,11 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
             **Fought.result(None), "status": "finished", "score": score.get(side.folder.name, 65.0)
         }
     )  # fmt: skip
-    ledger, terms = Ledger(config.folder), Terms("d0", "score", [0, 1])
+    ledger = Ledger(config.folder)
     judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "score", "seed": 0}
-    opponents = Opponents((["a=1"], ["objective=rtd"]), (mlm, rtd))
+    opponents = [Opponent(["a=1"], mlm), Opponent(["objective=rtd"], rtd)]
     main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
-    fight(ledger, terms, opponents, config, seed=0)
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     duel = ledger.duels()["d0"]
     assert ladder.summary(duel)["verdict"] == "win" and ladder.summary(duel)["higher_is_better"]
     assert "its mean score over the tasks is higher by 4.5000 points" in ladder.sentence(duel)
@@ -316,22 +320,22 @@ def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_cor
     spelled = compose(f"data.corpus={make_corpus(tmp_path / 'c', spelling='<pad>')}")
     assert measure_of(base, spelled) == "bits_per_byte"
     less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
-    clocks = on_the_clock(Opponents(([], []), (more, less)), [0, 1])
-    assert [side["budget"]["clock"] for side in clocks.settings] == ["cpu", "cpu"]
+    timed = on_the_clock(against(more, less), [0, 1])
+    assert [side.settings["budget"]["clock"] for side in timed] == ["cpu", "cpu"]
     for candidate, says in (
         (more, "no more than the base, in one unit"),
         (compose("budget.steps=5"), "no more than the base, in one unit"),
         (compose("budget.minutes=1", "train.validations=0"), "train.validations: 4 and 0"),
     ):
         with pytest.raises(UserError, match=says):
-            on_the_clock(Opponents(([], []), (less, candidate)), [])
+            on_the_clock(against(less, candidate), [])
 
 
 def test_a_run_that_is_no_side_decides_nothing(compose: Compose, config: DuelConfig, tmp_path: Path) -> None:
     """One of the default name, whose model could not be scored."""
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
     side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
-    main.check_sides(Opponents(([], []), (side, side)), replace(config, glue=True))
+    main.check_sides(against(side, side), replace(config, glue=True))
 
 
 @pytest.fixture
