@@ -92,7 +92,7 @@ class Work:
     recompilations: int = 0
 
     def add(self, more: "Work") -> None:
-        """Count `more` too, all at once: a heartbeat may be written from another thread meanwhile."""
+        """Count `more` too, by one `update`: no thread comes between, where a heartbeat may be written from another."""
         vars(self).update({name: amount + vars(more)[name] for name, amount in vars(self).items()})
 
 

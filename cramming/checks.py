@@ -16,7 +16,18 @@ import torch
 
 from cramming import device as devices
 from cramming.budget import BudgetConfig
-from cramming.config import Count, Natural, Positive, RootConfig, UserError, build, expand_home, require, shown
+from cramming.config import (
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    RootConfig,
+    UserError,
+    build,
+    expand_home,
+    require,
+    shown,
+)
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
@@ -29,11 +40,30 @@ from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, Optim
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
 from cramming.precision import DTYPES, FP8_CAPABILITY, Mode, PrecisionConfig, resolve
-from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, CheckpointConfig, Schedule, ramp_step
+from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
 # which on they are said to be unfit is a judgement, not a measurement.
 TINY_STEP_TOKENS, TINY_LEARNING_RATE, LARGE_MODEL_PARAMETERS = 2048, 3e-3, 20_000_000
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save: every so many minutes, every so many steps if given, and to be kept at these shares of the budget,
+    of which 0 is before the first step."""
+
+    every_minutes: Positive
+    every_steps: Count | None
+    keep_at: tuple[Fraction, ...] = ()
+
+    def is_due(self, steps: int, seconds_since_last: float) -> bool:
+        """Whether to save after step number `steps`."""
+        by_steps = self.every_steps is not None and steps % self.every_steps == 0
+        return by_steps or seconds_since_last >= 60 * self.every_minutes
+
+    def is_to_keep(self, before: float, now: float) -> bool:
+        """Whether one of the shares was reached between the ends of two steps, at progress `before` and `now`."""
+        return any(before < share <= now for share in self.keep_at)
 
 
 @dataclass(frozen=True)
@@ -341,6 +371,7 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ("precision.mode", lambda c, p: _is_staged(c) and p.mode == "fp16", STAGES),
     ("runtime.compile", lambda c, p: _is_staged(c) and c.runtime.compile == "model", STAGES),
     ("parallel.tp", lambda c, p: _is_staged(c) and c.parallel.tp > 1, STAGES),
+    ("optim.name", lambda c, p: _is_staged(c) and c.optim.name in NEED_WHOLE_MATRICES, STAGES),
     (
         "parallel.pp",
         lambda c, p: _is_staged(c) and not _has_layers(c),

@@ -126,7 +126,7 @@ def literal(text: str) -> str:
 
 def points_of(overrides: Sequence[str]) -> list[list[str]]:
     """The points of a multirun, as Hydra's own sweeper has them; none where another sweeper chooses them."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the same in 1.3.2 and 1.3.8
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if any(override.startswith("hydra/sweeper=") for override in overrides):

@@ -21,7 +21,7 @@ import torch
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # autocast's
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # of products
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 

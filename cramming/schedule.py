@@ -193,22 +193,3 @@ class AverageConfig:
 
     start: Fraction
     every: Positive
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save: every so many minutes, every so many steps if given, and to be kept at these shares of the budget,
-    of which 0 is before the first step."""
-
-    every_minutes: Positive
-    every_steps: Count | None
-    keep_at: tuple[Fraction, ...] = ()
-
-    def is_due(self, steps: int, seconds_since_last: float) -> bool:
-        """Whether to save after step number `steps`."""
-        by_steps = self.every_steps is not None and steps % self.every_steps == 0
-        return by_steps or seconds_since_last >= 60 * self.every_minutes
-
-    def is_to_keep(self, before: float, now: float) -> bool:
-        """Whether one of the shares was reached between the ends of two steps, at progress `before` and `now`."""
-        return any(before < share <= now for share in self.keep_at)

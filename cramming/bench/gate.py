@@ -58,8 +58,9 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`distance` and `tolerance`, in nats, of the ten steps up to `at_step`, where the curve strayed most relative to
-    what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the trick's."""
+    """`distance` and `tolerance`, in nats, of the ten steps (fewer at the end) up to `at_step`, where the curve strayed
+    most relative to what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the
+    trick's."""
 
     trick: str
     passed: bool
@@ -99,14 +100,13 @@ def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], flo
 
 
 def distances(reference: Sequence[float], losses: Sequence[float]) -> list[float]:
-    """The mean distance between two loss curves over every ten steps, in nats."""
+    """The mean distance between two loss curves over every ten steps and those that are left over, in nats."""
     return _means([abs(a - b) for a, b in zip(reference, losses, strict=True)])
 
 
 def fall(losses: Sequence[float]) -> float:
     """By how much the mean of ten steps has fallen, in nats."""
-    means = _means(losses)
-    return means[0] - means[-1]
+    return _means(losses)[0] - _means(losses[-WINDOW:])[0]
 
 
 def _means(losses: Sequence[float]) -> list[float]:

@@ -15,11 +15,10 @@ kernels have memory for every sequence that there may be (FlashAttention's backw
 """
 
 import copy
-import itertools
 import math
-from collections import deque
+import queue
+import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -313,11 +312,34 @@ def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int) -
 
 def prefetch(make: Callable[[int], Batch], depth: int) -> Generator[Batch]:
     """make(0), make(1), ... computed ahead in one thread, at most `depth` waiting; close() ends it."""
-    pool = ThreadPoolExecutor(1, "prefetch")
+    waiting: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Batch | BaseException) -> None:
+        while not stop.is_set():
+            try:
+                waiting.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        index = 0
+        try:
+            while not stop.is_set():
+                put(make(index))
+                index += 1
+        except BaseException as error:  # delivered to the consumer, which raises it
+            put(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
     try:
-        waiting = deque(pool.submit(make, index) for index in range(depth + 1))  # one of them in the hand
-        for index in itertools.count(depth + 1):
-            waiting.append(pool.submit(make, index))
-            yield waiting.popleft().result()
+        while True:
+            item = waiting.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
-        pool.shutdown(cancel_futures=True)
+        stop.set()
+        thread.join(timeout=10)

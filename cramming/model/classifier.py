@@ -47,15 +47,17 @@ class SequenceClassifier(nn.Module):
     ) -> Tensor:
         """Logits [S, C], one row per sequence. Where only the first tokens count, the late layers compute no others."""
         bounds_S = packing.bounds_S
-        firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1) if self.pooling == "cls" else None
-        hidden_XD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)  # X: those, or all tokens
-        if self.pooling == "cls":
-            pooled_SD = hidden_XD * (bounds_S.diff() > 0)[:, None]
-        elif self.pooling == "mean":
-            pooled_SD = _mean_pooling(hidden_XD, bounds_S)
+        if self.pooling == "cls" and packing.aligned_length is None:  # which may have other numbers of them in each row
+            firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
+            hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
+            pooled_SD = hidden_SD * (bounds_S.diff() > 0)[:, None]
         else:
-            assert token_types_T is not None
-            pooled_SD = _pair_pooling(hidden_XD, bounds_S, token_types_T)
+            hidden_TD = self.encoder(ids_T, positions_T, packing, token_types_T)
+            if self.pooling == "pairs":
+                assert token_types_T is not None
+                pooled_SD = _pair_pooling(hidden_TD, bounds_S, token_types_T)
+            else:
+                pooled_SD = POOLINGS[self.pooling](hidden_TD, bounds_S)
         if self.pooler is not None:
             pooled_SD = self.pooler(pooled_SD).tanh()
         return self.classifier(self.dropout(pooled_SD))

@@ -88,19 +88,19 @@ def main(settings: dict[str, Any]) -> None:
     check_sides(opponents, config)
     by_score = needs_scores(opponents, config.glue)
     prepare(opponents, config.json)
-    found = [side.settings for side in opponents]
-    measure: Measure = "score" if by_score else measure_of(*found)
+    both = [side.settings for side in opponents]
+    measure: Measure = "score" if by_score else measure_of(*both)
     seed = int(settings["seed"])
     judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
-    hashes = [settings_hash(compared(side)) for side in found]
-    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in found]
-    scored = [side["eval"] for side in found] if config.glue else None
-    name = settings_hash(hashes, corpora, judged, scored, device)
+    hashes = [settings_hash(compared(side)) for side in both]
+    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in both]
+    scored = [side["eval"] for side in both] if config.glue else None
+    duel_id = settings_hash(hashes, corpora, judged, scored, device)
     with lock(config.folder, "fighting a duel"):
-        if name not in ledger.duels():
-            check_seeds(ledger, found, corpora, device, range(seed, seed + config.pairs))
-            begin(ledger, name, opponents, hashes, {**judged, "corpora": corpora}, device)
-        fight(ledger, name, cores, opponents, config, seed)
+        if duel_id not in ledger.duels():
+            check_seeds(ledger, both, corpora, device, range(seed, seed + config.pairs))
+            begin(ledger, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
+        fight(ledger, duel_id, cores, opponents, config, seed)
 
 
 def read_opponents(config: DuelConfig) -> Opponents:
@@ -122,12 +122,15 @@ def read_opponents(config: DuelConfig) -> Opponents:
 def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     try:
         own = shlex.split(text)
+    except ValueError as error:  # quotes that do not close
+        raise UserError(f"duel.{name}={text}: {error}") from None
+    try:
         typed = {word.lstrip("+").partition("=")[0] for word in own}
         overrides = [word for word in shared if word.lstrip("+").partition("=")[0] not in typed] + own
         forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
         require(not forbidden, f"{' '.join(forbidden)} is for the whole duel; write it outside")
         return Opponent(overrides, compose(overrides))
-    except ValueError as error:  # quotes that do not close, too
+    except UserError as error:
         raise UserError(f"duel.{name}: {error}") from None
 
 
@@ -249,7 +252,7 @@ def _recipe(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
 
 
 def begin(
-    ledger: Ledger, name: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
+    ledger: Ledger, duel_id: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
 ) -> None:
     """The ledger's lines of a new duel."""
     for sha, side in zip(hashes, opponents):
@@ -258,7 +261,7 @@ def begin(
     described = [{"hash": sha, "overrides": side.overrides} for sha, side in zip(hashes, opponents)]
     budgets = [side.settings["budget"] for side in opponents]
     ledger.write(
-        "duel", id=name, base=described[0], candidate=described[1], **judged, device=device,
+        "duel", id=duel_id, base=described[0], candidate=described[1], **judged, device=device,
         clock=budgets[0]["clock"], budgets=list(map(limits_of, budgets)), code=code(),
     )  # fmt: skip
 
@@ -269,22 +272,24 @@ def code() -> dict[str, Any]:
     return {key: state[key] for key in ("commit", "dirty", "diff_sha256")}
 
 
-def fight(ledger: Ledger, name: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int) -> None:
+def fight(
+    ledger: Ledger, duel_id: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
+) -> None:
     """Pair after pair until the test has its verdict; one that is there already is shown."""
-    duel = ledger.duels()[name]
+    duel = ledger.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
     while not decide(ledger, duel):  # first what is there: a kill may have come between a pair and its verdict
         require(
             duel.terms["code"] == code(),
-            f"duel {name}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
+            f"duel {duel_id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
             " out to go on, or begin another duel with seed=<another>",
         )
-        ledger.write("start", id=name, seed=seed + len(duel.pairs))
-        fight_pair(ledger, name, cores, opponents, config, seed + len(duel.pairs))
-        duel = ledger.duels()[name]
+        ledger.write("start", id=duel_id, seed=seed + len(duel.pairs))
+        fight_pair(ledger, duel_id, cores, opponents, config, seed + len(duel.pairs))
+        duel = ledger.duels()[duel_id]
         say_pair(duel, len(duel.pairs))
-    duel = ledger.duels()[name]
+    duel = ledger.duels()[duel_id]
     say(ladder.sentence(duel))
     if config.json:
         print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
@@ -304,25 +309,25 @@ def decide(ledger: Ledger, duel: Duel) -> bool:
 
 
 def fight_pair(
-    ledger: Ledger, name: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
+    ledger: Ledger, duel_id: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
 ) -> None:
     """Train, and perhaps score, both sides with this seed; then their line of the ledger."""
     base, candidate = (
-        Side(config.folder / name / f"{side}-{seed}", [*own.overrides, f"seed={seed}"])
+        Side(config.folder / duel_id / f"{side}-{seed}", [*own.overrides, f"seed={seed}"])
         for side, own in zip(("base", "candidate"), opponents)
     )
     turned = seed % 2 == 1  # the other core, or the other order
     order = [candidate, base] if turned else [base, candidate]
-    sides.train(order, cores, f"duel {name}, seed {seed}")
+    sides.train(order, cores, f"duel {duel_id}, seed {seed}")
     if config.glue:
         scoring = ["eval.init=[pretrained]", "eval.baselines=false"]
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
-        sides.score(order, cores, f"duel {name}, seed {seed}: fine-tuning")
+        sides.score(order, cores, f"duel {duel_id}, seed {seed}: fine-tuning")
     results = {"base": base.result(), "candidate": candidate.result()}
     if not config.keep:  # before the line of the ledger, behind which no call looks at this pair's runs again
         base.drop_weights()
         candidate.drop_weights()
-    ledger.write("pair", id=name, seed=seed, turned=turned, code=code(), **results)
+    ledger.write("pair", id=duel_id, seed=seed, turned=turned, code=code(), **results)
 
 
 def failure(duel: Duel) -> str | None:

@@ -33,7 +33,7 @@ DOWNSTREAM_PATH = re.compile(
 )
 # A file as the official folder and the hub have it (`CB/val.jsonl`, `ax/test-00000-of-00001.parquet`).
 DOWNSTREAM_FILE = re.compile(
-    rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:-[^/.]*|/\d+)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?$"
+    rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:(?:-[^/.]*)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?|/\d{{4}}\.parquet)$"
 )
 
 

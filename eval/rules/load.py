@@ -25,7 +25,9 @@ from eval.rules.evidence import few
 from eval.rules.journal import journal_evidence
 from eval.rules.table import Verdict, judge
 
-BYTES_PER_PROCESS = 5_000_000  # that many take half a second to read and judge, and a process as long to start
+BYTES_PER_PROCESS = (
+    25_000_000  # two seconds to read and judge; below that a process takes longer to start than it saves
+)
 READER_DIED = (
     "a process that reads the runs died, likely because memory ran out; give it more, or a folder of fewer runs"
 )

@@ -172,16 +172,17 @@ def _passed(was: Mapping[str, Any], now: Mapping[str, Any]) -> float:
     return float(min(now[clock] - was[clock] for clock in ("elapsed", "wall")))
 
 
-def _standing(events: Sequence[Any]) -> list[Any]:
-    """The events of the work that was kept: no step behind a checkpoint that a later process went on from."""
+def standing(events: Sequence[Any]) -> list[Any]:
+    """The events of the work that was kept: no step behind a checkpoint that a later process went on from, and of a
+    process that began anew none of those before it. Heartbeats come before `resume` while a checkpoint is loaded."""
     kept: list[Any] = []
-    began = False
+    began = False  # a process that has said neither what it goes on from nor that it has made a step
     for event in events:
         if event["event"] == "resume":
             kept = [one for one in kept if one["steps"] <= event["steps"]]
-        elif began and event["event"] != "start":
+        elif began and event["steps"]:
             kept = []
-        began = event["event"] == "start"
+        began = event["event"] == "start" or (began and event["event"] != "resume" and not event["steps"])
         kept.append(event)
     return kept
 
@@ -202,12 +203,12 @@ def metrics_disagree(e: Evidence) -> Iterator[str]:
     every, steps = e.config["train"]["log_every"], {row["step"] for row in losses}
     if lacking := [str(n) for n in range(every, training["steps"] + 1, every) if n not in steps]:
         yield f"no row of step {', '.join(lacking[:3])}"
-    standing = _standing(e.events)
-    saved = {event["steps"]: event["last_step_seconds"] for event in standing if event["event"] == "checkpoint"}
+    kept = standing(e.events)
+    saved = {event["steps"]: event["last_step_seconds"] for event in kept if event["event"] == "checkpoint"}
     at = {row["step"]: row["seconds"] for row in losses}
     yield from (f"no row of the checkpoint after step {step}, at {seconds:.2f} s"
                 for step, seconds in saved.items() if step and not _same(at.get(step), seconds))  # fmt: skip
-    yield from out_of_order(losses, standing)
+    yield from out_of_order(losses, kept)
 
 
 def out_of_order(losses: Sequence[Mapping[str, Any]], events: Sequence[Any]) -> Iterator[str]:

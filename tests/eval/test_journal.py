@@ -14,7 +14,7 @@ from cramming.journal import Journal, first_line_sha256, read_lines
 from eval.rules.journal import config_limit, foreign_checkpoints, trained_after_the_end, uncharged_seconds
 from eval.rules.load import load_run
 from eval.rules.table import RULES
-from eval.rules.training_agrees import out_of_order
+from eval.rules.training_agrees import out_of_order, standing
 
 SAVED = {"sha256": "ab" * 32}
 NONE_ELSE = "{hours: null, tokens: null, exaflops: null"
@@ -205,3 +205,19 @@ def test_each_row_is_compared_with_every_line_of_the_journal() -> None:
             )
         ]
         assert [int(line.split()[1]) for line in out_of_order(rows, events)] == wrong
+
+
+@pytest.mark.parametrize(
+    ("events", "kept"),
+    [
+        ("start 0, beat 5, saved 6, beat 9, start 0, beat 0, resume 6, beat 8",
+         "beat 5 saved 6 start 0 beat 0 resume 6 beat 8"),
+        ("start 0, saved 6, beat 9, start 0, start 0, resume 6, beat 8", "saved 6 start 0 start 0 resume 6 beat 8"),
+        ("start 0, saved 6, start 0, beat 0, beat 2, beat 4", "beat 2 beat 4"),
+        ("start 0, beat 3, resume 2, beat 4", "resume 2 beat 4"),
+    ],
+    ids=["beat while loading", "killed before it resumed", "begun anew", "within a process"],
+)  # fmt: skip
+def test_work_stands_up_to_the_checkpoint_that_was_gone_on_from(events: str, kept: str) -> None:
+    made = [{"event": kind, "steps": int(steps)} for kind, steps in (one.split() for one in events.split(", "))]
+    assert " ".join(f"{one['event']} {one['steps']}" for one in standing(made)) == kept

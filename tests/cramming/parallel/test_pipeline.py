@@ -71,6 +71,7 @@ def test_losses_are_those_of_one_process(
         (["model.unet_skips=true"], "model.unet_skips=true: not with parallel=pp, where"),
         (["train.micro_batch=auto"], "train.micro_batch=auto: not with parallel=pp"),
         (["runtime.compile=model"], "runtime.compile=model: not with parallel=pp"),
+        (["optim=muon"], "optim.name=muon: not with parallel=pp"),
         (["parallel.pp=4"], "parallel.pp=4: model.num_layers=2 are too few for the stages"),
         (["parallel.schedule=zbv"], "parallel.pp=2: model.num_layers=2 are too few for the stages"),
         (["model.late_layers=2"], "at least model.late_layers=2"),
